@@ -1,0 +1,175 @@
+"""The errors that Adjunct raises on purpose, as one tree.
+
+    AdjunctError
+    |-- PermanentError                 the same call fails again: change something first
+    |   |-- ConfigurationError         a setting, a name, a declaration
+    |   |   `-- InvalidNameError
+    |   |-- SchemaMismatchError        data or a declaration does not fit the schema
+    |   |-- NullKeyError               a null where a key is needed
+    |   |-- MalformedDocumentError     a pointer, manifest or index that can't be read
+    |   |-- ManifestMismatchError      stored objects differ from what the manifest lists
+    |   |-- ConditionalWritesUnsupportedError
+    |   |-- ObjectNotFoundError
+    |   |-- ObjectExistsError          put-if-absent met an object
+    |   |-- PreconditionFailedError    put-if-match met another ETag
+    |   |-- CommitConflict             somebody else committed: re-read and decide again
+    |   |-- CommitStateUnknown         the store never said whether the commit happened
+    |   |-- ProducerConflict           one producer and sequence, two different contents
+    |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
+    |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
+    |   |-- PlanningError, PartitionCountMismatch
+    |   `-- TableError, RecordNotFoundError, TableAccessError
+    `-- TransientError                 the same call may succeed later: retry it
+        |-- StoreUnavailableError
+        `-- TableUnavailableError
+
+Every message names the thing, what was found, what was expected and the next step. Retry logic
+looks at `TransientError` only, so whoever adds an error decides there whether it is retried.
+"""
+
+from __future__ import annotations
+
+
+class AdjunctError(Exception):
+    """Base of all errors that Adjunct raises on purpose.
+
+    `problem` says what was found where; `next_step` says what to do about it.
+    """
+
+    def __init__(self, problem: str, next_step: str = "") -> None:
+        self.problem = problem
+        self.next_step = next_step
+        super().__init__(f"{problem} {next_step}" if next_step else problem)
+
+    def __reduce__(self) -> tuple[type[AdjunctError], tuple[str, str], dict[str, object]]:
+        # Errors cross process borders (Spark workers): keep both parts apart when pickled, and let
+        # subclasses with constructors of their own travel too.
+        return (_rebuild, (self.problem, self.next_step), {"cls": type(self), **self.__dict__})  # type: ignore[return-value]
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__class__ = state.pop("cls")  # type: ignore[assignment]
+        self.__dict__.update(state)
+
+
+def _rebuild(problem: str, next_step: str) -> AdjunctError:
+    return AdjunctError(problem, next_step)
+
+
+class PermanentError(AdjunctError):
+    """The same call fails again until something is changed."""
+
+
+class TransientError(AdjunctError):
+    """The same call may succeed later."""
+
+
+class ConfigurationError(PermanentError):
+    """A setting or declaration that can't work."""
+
+
+class InvalidNameError(ConfigurationError):
+    """A name that is not safe as part of a path or key."""
+
+
+class SchemaMismatchError(PermanentError):
+    """Data, or a declaration, does not fit the schema."""
+
+
+class NullKeyError(PermanentError):
+    """A record without a key where one is needed."""
+
+
+class MalformedDocumentError(PermanentError):
+    """A stored pointer, manifest or index that can't be read as what it should be."""
+
+
+class ManifestMismatchError(PermanentError):
+    """The stored objects are not exactly those that the manifest lists."""
+
+
+class ConditionalWritesUnsupportedError(PermanentError):
+    """The object store accepts conditional writes but does not honour them."""
+
+
+class ObjectNotFoundError(PermanentError):
+    """No object has this key."""
+
+
+class ObjectExistsError(PermanentError):
+    """`put_if_absent` met an object that is there already."""
+
+
+class PreconditionFailedError(PermanentError):
+    """`put_if_match` met an object with another ETag, or none."""
+
+
+class CommitConflict(PermanentError):
+    """Somebody else committed first: nothing of ours is visible. Re-read and decide again."""
+
+
+class CommitStateUnknown(PermanentError):
+    """The store never answered whether our commit happened: read the current state before acting."""
+
+
+class ProducerConflict(PermanentError):
+    """One producer and sequence came twice, with different contents."""
+
+
+class StreamNotFoundError(PermanentError):
+    """No stream has this name."""
+
+
+class StreamExistsError(PermanentError):
+    """A stream of this name exists and is declared otherwise."""
+
+
+class OffsetOutOfRangeError(PermanentError):
+    """An offset that the stream does not hold, or not any more."""
+
+
+class DatasetError(PermanentError):
+    """A dataset that can't be built or read as declared."""
+
+
+class DatasetNotFoundError(DatasetError):
+    """No dataset has this name."""
+
+
+class NoSealedVersionError(DatasetError):
+    """The dataset has no sealed version (or finished bootstrap) yet."""
+
+
+class MarkerConflictError(DatasetError):
+    """An end-of-dataset marker contradicts a version that is sealed, or the records before it."""
+
+
+class PlanningError(PermanentError):
+    """The application can't be planned."""
+
+
+class PartitionCountMismatch(PlanningError):
+    """Streams of one join have partition counts that can't agree."""
+
+
+class TableError(PermanentError):
+    """A table refused a request for good."""
+
+
+class RecordNotFoundError(TableError):
+    """An update met no record. `keys` names those without one."""
+
+    def __init__(self, problem: str, next_step: str = "", keys: tuple[object, ...] = ()) -> None:
+        super().__init__(problem, next_step)
+        self.keys = keys
+
+
+class TableAccessError(TableError):
+    """The table's server refused the connection or the credentials, or lacks the table."""
+
+
+class StoreUnavailableError(TransientError):
+    """The object store did not answer, or asked to slow down."""
+
+
+class TableUnavailableError(TransientError):
+    """The table's server is busy, restarting or out of reach for a moment."""

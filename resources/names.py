@@ -1,0 +1,35 @@
+"""Names that are safe as one segment of a path or an object key."""
+
+from __future__ import annotations
+
+import re
+
+from resources.errors import InvalidNameError
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it is safe; `kind` says in the error what it names ("dataset", "stream").
+
+    Safe is: 1 to 100 letters, digits, `-` and `_`, the first one a letter or digit. Dots are left out
+    because `system.stream.3` is how a stream partition is written.
+    """
+    if not isinstance(name, str) or not _SAFE.fullmatch(name):
+        raise InvalidNameError(
+            f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
+            "beginning with a letter or digit.",
+            "Rename it.",
+        )
+    return name
+
+
+def split_stream_name(qualified: str) -> tuple[str, str]:
+    """Split "system.stream" into its two checked names."""
+    system, dot, stream = str(qualified).partition(".")
+    if not dot:
+        raise InvalidNameError(
+            f"stream {qualified!r} names no system: expected SYSTEM.STREAM.",
+            f'Write "lake.{qualified}" for a stream of the lake.',
+        )
+    return check_name("system", system), check_name("stream", stream)
