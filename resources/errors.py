@@ -29,6 +29,8 @@ looks at `TransientError` only, so whoever adds an error decides there whether i
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AdjunctError(Exception):
     """Base of all errors that Adjunct raises on purpose.
@@ -46,8 +48,9 @@ class AdjunctError(Exception):
         # subclasses with constructors of their own travel too.
         return (_rebuild, (self.problem, self.next_step), {"cls": type(self), **self.__dict__})  # type: ignore[return-value]
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__class__ = state.pop("cls")  # type: ignore[assignment]
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        state = dict(state or {})
+        self.__class__ = state.pop("cls", type(self))
         self.__dict__.update(state)
 
 

@@ -1,0 +1,1 @@
+"""Sealed Parquet files, one a bucket: written by tasks, read back as one bucketed table."""

@@ -1,0 +1,85 @@
+"""Sealed bucket files written by Spark tasks, whose result is the manifest's content.
+
+No committer, no rename and no listing: each task writes its bucket's file with pyarrow, uploads it, and
+returns the file's facts as the stage's only row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from resources.bucketing.files import BucketFile, BucketLayout
+from resources.bucketing.writer import BUCKET, DIGEST, BucketFileWriter, WriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from resources.objects.store import ObjectStore, StoreDescriptor
+
+
+def write_buckets(
+    df: DataFrame,
+    store: ObjectStore,
+    folder: str,
+    layout: BucketLayout,
+    options: WriteOptions,
+    *,
+    order_by: Sequence[str],
+    partitioned: bool = False,
+) -> list[BucketFile]:
+    """Run one Spark job that writes `df` into one file a bucket; return the files' facts, by bucket.
+
+    `folder` is the attempt's own: its last segment is the attempt's id.
+
+    `df` has the layout's columns (without `__row`, which the writer adds) and may have more, which serve
+    `order_by` only. `partitioned=True` says that partition i of `df` holds exactly bucket i already, so no
+    exchange is added; each row is checked, so a wrong claim is an error and never a wrong file.
+    """
+    from pyspark.sql import functions as F
+
+    data = [F.col(_quoted(name)) for name in layout.schema.names]
+    df = df.withColumn(DIGEST, F.xxhash64(*data))
+    if layout.bucket_by:
+        keys = [F.col(_quoted(name)) for name in layout.bucket_by]
+        df = df.withColumn(BUCKET, F.pmod(F.hash(*keys), F.lit(layout.partitions)))
+        if not partitioned:
+            df = df.repartition(layout.partitions, *keys)
+    elif not partitioned:
+        df = df.coalesce(1)
+    if order_by:
+        df = df.sortWithinPartitions(*[_quoted(name) for name in order_by])
+    wanted = [name for name in (*layout.columns, DIGEST, BUCKET) if name in df.columns]
+    df = df.select(*[_quoted(name) for name in wanted])
+    task = _task(store.descriptor, folder, layout, options)
+    rows = df.mapInArrow(task, "facts string").collect()
+    files = [BucketFile.from_json(json.loads(row.facts)) for row in rows]
+    return sorted(files, key=lambda file: file.bucket)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _task(
+    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        bucket = context.partitionId() if context is not None else 0
+        writer = BucketFileWriter(descriptor.open(), folder, bucket, layout, options)
+        try:
+            for batch in batches:
+                writer.write(pa.Table.from_batches([batch]))
+            file = writer.finish()
+        finally:
+            writer.discard()
+        facts = [json.dumps(file.to_json())] if file else []
+        yield pa.RecordBatch.from_pydict({"facts": pa.array(facts, pa.string())})
+
+    return write

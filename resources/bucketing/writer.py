@@ -1,0 +1,271 @@
+"""Writes the rows of one bucket into one sealed Parquet file, in a Spark task or in plain Python.
+
+Rows arrive in Arrow batches, already sorted. The file is written locally and uploaded under a name that
+only this (attempt, bucket) uses; a retried or speculative task finds the object there and returns its
+facts, so it changes nothing (design section 13, rule 3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+from resources.bucketing.files import BucketFile, BucketLayout, attempt_of, bucket_file_name, encode_key
+from resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from resources.objects.store import ObjectStore
+
+ROW = "__row"
+DIGEST = "__digest"
+BUCKET = "__bucket"
+TOMBSTONE = "__tombstone"
+ROWS_PER_GROUP = 65_536
+_FOOTER_KEY = b"adjunct"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What the writer does on the way.
+
+    `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key (they
+    must be adjacent); `drop_tombstones` then leaves deleted keys out. `number_rows` adds `__row`, counted
+    from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
+    microseconds since the epoch.
+    """
+
+    what: str
+    last_per_key: bool = False
+    drop_tombstones: bool = False
+    number_rows: bool = False
+    range_of: str | None = None
+
+
+class BucketFileWriter:
+    """One bucket's file: `write` batches, then `finish`, which uploads it and returns its facts."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: str,
+        bucket: int,
+        layout: BucketLayout,
+        options: WriteOptions,
+    ) -> None:
+        self._store, self._folder, self._bucket = store, folder, bucket
+        self._layout, self._options = layout, options
+        self._name = bucket_file_name(bucket, attempt_of(folder))
+        self._path = Path(mkdtemp(dir=store.staging_dir())) / self._name
+        self._writer: Any = None
+        self._held: pa.Table | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._rows = self._superseded = self._deleted = 0
+        self._digest: int | None = None
+        self._min: list[Any] | None = None
+        self._last: pa.Table | None = None
+        self._range: tuple[int, int] | None = None
+
+    def write(self, batch: pa.Table) -> None:
+        """Take rows in order; columns are the layout's, and `__digest` and `__bucket` where Spark sent them."""
+        if not batch.num_rows:
+            return
+        self._check(batch)
+        if self._options.last_per_key:
+            import pyarrow as pa
+
+            batch = pa.concat_tables([self._held, batch]) if self._held is not None else batch
+            self._held = batch.slice(batch.num_rows - 1)
+            batch = self._without_superseded(batch)
+        self._take(batch)
+
+    def finish(self) -> BucketFile | None:
+        """Close and upload the file; None (and no object) when no row came."""
+        try:
+            if self._held is not None:
+                self._take(self._held)
+            self._flush()
+            if self._writer is None:
+                return None
+            facts = {
+                "rows": self._rows,
+                "min_key": self._min,
+                "max_key": self._key_at(self._last, 0),
+                "digest": self._digest,
+                "stats": self._stats(),
+            }
+            self._writer.add_key_value_metadata({_FOOTER_KEY: json.dumps(facts).encode()})
+            self._writer.close()
+            return self._upload(facts)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Drop the local file; what was uploaded stays."""
+        if self._writer is not None and self._writer.is_open:
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
+        if self._path.parent.exists():
+            self._path.parent.rmdir()
+
+    def _check(self, batch: pa.Table) -> None:
+        for name in self._layout.key:
+            nulls = batch.column(name).null_count
+            if nulls:
+                raise NullKeyError(
+                    f"{self._options.what}: {nulls} record(s) have no {name!r}, which is part of the key "
+                    f"({', '.join(self._layout.key)}).",
+                    "Filter them out before, or give them a key.",
+                )
+        if BUCKET in batch.column_names:
+            import numpy as np
+
+            from resources.hashing import buckets
+
+            found = batch.column(BUCKET).to_numpy()
+            first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
+            wrong = np.nonzero(found != self._bucket)[0]
+            if wrong.size or int(buckets(first, self._layout.partitions)[0]) != self._bucket:
+                raise ManifestMismatchError(
+                    f"{self._options.what}: a row of bucket {found[wrong[0] if wrong.size else 0]} reached the task of "
+                    f"bucket {self._bucket}: rows are not partitioned by {', '.join(self._layout.bucket_by)}.",
+                    "Nothing was committed. Report this with the physical plan.",
+                )
+
+    def _without_superseded(self, batch: pa.Table) -> pa.Table:
+        """Return the rows whose successor has another key; the last row is held back for the next batch."""
+        import pyarrow.compute as pc
+
+        count = batch.num_rows - 1
+        differs = None
+        for name in self._layout.key:
+            column = batch.column(name)
+            step = pc.not_equal(column.slice(0, count), column.slice(1))
+            differs = step if differs is None else pc.or_(differs, step)
+        kept = batch.slice(0, count).filter(differs)
+        self._superseded += count - kept.num_rows
+        return kept
+
+    def _take(self, batch: pa.Table) -> None:
+        import pyarrow.compute as pc
+
+        if self._options.drop_tombstones and batch.num_rows:
+            kept = batch.filter(pc.invert(batch.column(TOMBSTONE)))
+            self._deleted += batch.num_rows - kept.num_rows
+            batch = kept
+        if not batch.num_rows:
+            return
+        if DIGEST in batch.column_names:
+            import numpy as np
+
+            with np.errstate(over="ignore"):
+                part = int(batch.column(DIGEST).to_numpy().view(np.uint64).sum(dtype=np.uint64))
+            self._digest = ((self._digest or 0) + part) % 2**64
+        if self._options.range_of:
+            bounds = pc.min_max(batch.column(self._options.range_of).cast("int64")).as_py()
+            if bounds["min"] is not None:
+                low, high = self._range or (bounds["min"], bounds["max"])
+                self._range = (min(low, bounds["min"]), max(high, bounds["max"]))
+        if self._min is None:
+            self._min = self._key_at(batch, 0)
+        self._last = batch.slice(batch.num_rows - 1)
+        if self._options.number_rows:
+            import numpy as np
+            import pyarrow as pa
+
+            numbers = np.arange(self._rows, self._rows + batch.num_rows, dtype=np.int64)
+            batch = batch.append_column(ROW, pa.array(numbers))
+        self._rows += batch.num_rows
+        self._waiting.append(batch.select(self._layout.columns))
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= ROWS_PER_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what waits as row groups; small Arrow batches would make small, slow groups."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._waiting:
+            return
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._path,
+                self._layout.arrow_schema(),
+                compression="zstd",
+                use_dictionary=[name for name in self._layout.columns if name != ROW],
+                column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
+            )
+        table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
+        self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+        self._waiting, self._waiting_rows = [], 0
+
+    def _key_at(self, table: pa.Table | None, row: int) -> list[Any] | None:
+        if table is None or not self._layout.key:
+            return None
+        return encode_key([table.column(name)[row].as_py() for name in self._layout.key])
+
+    def _stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        if self._options.last_per_key:
+            stats["superseded"] = self._superseded
+        if self._options.drop_tombstones:
+            stats["deleted"] = self._deleted
+        if self._range is not None:
+            stats["range"] = list(self._range)
+        return stats
+
+    def _upload(self, facts: dict[str, Any]) -> BucketFile:
+        key = f"{self._folder}/{self._name}"
+        try:
+            self._store.upload(self._path, key)
+        except ObjectExistsError:
+            # An earlier try of this very task got through: its object is the one that counts.
+            import pyarrow.parquet as pq
+
+            self._path.unlink()
+            self._store.download(key, self._path)
+            facts = json.loads(pq.read_metadata(self._path).metadata[_FOOTER_KEY])
+        with self._path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return BucketFile(self._bucket, self._name, size=self._path.stat().st_size, sha256=sha256, **facts)
+
+
+def write_arrow_buckets(
+    table: pa.Table, store: ObjectStore, folder: str, layout: BucketLayout, options: WriteOptions
+) -> list[BucketFile]:
+    """Write a table that fits in memory into its buckets without Spark; rows keep their order in each bucket."""
+    import numpy as np
+
+    if layout.bucket_by:
+        from resources.hashing import buckets
+
+        numbers = buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
+    else:
+        numbers = np.zeros(table.num_rows, dtype=np.int32)
+    files: list[BucketFile | None] = []
+    for bucket in np.unique(numbers).tolist():
+        writer = BucketFileWriter(store, folder, bucket, layout, options)
+        try:
+            rows = table.take(np.nonzero(numbers == bucket)[0])
+            for start in range(0, rows.num_rows, ROWS_PER_GROUP):
+                writer.write(rows.slice(start, ROWS_PER_GROUP))
+            files.append(writer.finish())
+        finally:
+            writer.discard()
+    return sorted((file for file in files if file), key=lambda file: file.bucket)
+
+
+def rows_of(files: Sequence[BucketFile], partitions: int) -> list[int]:
+    """Return the row count of every bucket, 0 where it has no file."""
+    counts = [0] * partitions
+    for file in files:
+        counts[file.bucket] = file.rows
+    return counts
