@@ -1,0 +1,50 @@
+# Two commands matter: `make demo` and `make test`. Both set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST_ARGS ?=
+
+.PHONY: demo test unit lint types layers ui bench servers java clean
+
+demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no server and no account
+	@$(BIN)/adjunct demo
+
+test: java $(READY) lint types layers servers unit  ## Everything that must hold
+
+unit: java $(READY)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
+
+types: $(READY)
+	@$(BIN)/mypy
+
+layers: $(READY)
+	@$(BIN)/lint-imports
+
+ui: java $(READY)  ## The Dagster UI over the lake and the runs of `make demo`
+	@$(BIN)/adjunct ui
+
+bench: java $(READY)  ## Speed against bare baselines, as ratios
+	@$(BIN)/python -m benchmarks
+
+servers: $(READY)  ## Real servers for the tests, where this machine can have them
+	@sh .ci/install-servers.sh
+
+java:
+	@command -v java >/dev/null 2>&1 || { echo "Adjunct needs Java 17 or newer and found none: install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17)."; exit 1; }
+	@version=$$(java -version 2>&1 | sed -nE 's/.*version "(1\.)?([0-9]+).*/\2/p' | head -n 1); \
+	[ "$${version:-0}" -ge 17 ] || { echo "Adjunct needs Java 17 or newer and found $${version:-an unknown version}: install a newer one (Debian, Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17)."; exit 1; }
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Adjunct needs Python 3.11 or newer and found %d.%d: run make PYTHON=python3.11" % sys.version_info[:2])'
+	@echo "Setting up $(VENV) (once, some minutes) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .adjunct .cache build *.egg-info
