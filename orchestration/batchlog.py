@@ -1,0 +1,175 @@
+"""The application's batch log: intents, checkpoints and their history, behind one pointer.
+
+Each batch commits twice: its intent before anything is read, its close when every sink has flushed. The
+close is the checkpoint, and the only authority on where to go on. An intent that a crash left open is run
+again exactly as written, so that the same input meets the same versions and gives the same output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field as Default
+
+from resources.errors import CommitConflict, MalformedDocumentError
+
+if TYPE_CHECKING:
+    from resources.objects.commit import Commit
+    from resources.objects.lake import Lake
+
+KIND = "application"
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Range(_Document):
+    """The offsets [start, end) of one stream partition; opaque strings that only its system orders."""
+
+    start: str
+    end: str
+
+
+class Intent(_Document):
+    """What one batch is going to do, written before it reads anything."""
+
+    batch: int
+    run: str
+    clock: datetime
+    ranges: dict[str, Range]
+    versions: dict[str, str | None]
+
+
+class ClosedBatch(_Document):
+    """What one batch did: its intent, and the counters of each output and join."""
+
+    intent: Intent
+    closed_at: datetime
+    counters: dict[str, dict[str, int]]
+    seconds: dict[str, float]
+
+
+class ApplicationState(_Document):
+    """The whole state of an application.
+
+    `checkpoint` is the next offset to read of each stream partition (`lake.flights.3`); `totals` adds up the
+    counters of all closed batches; `outputs` counts what each output got.
+    """
+
+    checkpoint: dict[str, str] = Default(default_factory=dict)
+    batch: int = 0
+    open: Intent | None = None
+    last: ClosedBatch | None = None
+    totals: dict[str, dict[str, int]] = Default(default_factory=dict)
+
+
+class BatchLog:
+    """The batch log of one application in one lake.
+
+    Every change is a compare-and-swap on the application's pointer: a second run of the application that
+    commits in between makes ours fail with CommitConflict, and nothing of ours counts.
+    """
+
+    def __init__(self, lake: Lake, application: str) -> None:
+        self._application = application
+        self._log = lake.commit_log(f"applications/{application}", KIND)
+
+    def read(self) -> tuple[Commit | None, ApplicationState]:
+        """Return the newest commit and the state it holds (an empty one before the first)."""
+        commit = self._log.current()
+        return commit, self._parse(commit)
+
+    def start(self, parent: Commit | None, state: ApplicationState, checkpoint: dict[str, str], run: str) -> Commit:
+        """Store resolved default positions before anything is read from them (rule 13)."""
+        return self._commit(parent, state.model_copy(update={"checkpoint": checkpoint}), run)
+
+    def open(self, parent: Commit | None, state: ApplicationState, intent: Intent) -> Commit:
+        """Commit an intent: a new one, or one left open that `intent.run` takes over."""
+        return self._commit(parent, state.model_copy(update={"open": intent}), intent.run)
+
+    def close(self, parent: Commit, state: ApplicationState, done: ClosedBatch) -> Commit:
+        """Commit the end of a batch: its ends become the checkpoint."""
+        ends = {ssp: span.end for ssp, span in done.intent.ranges.items()}
+        closed = ApplicationState(
+            checkpoint={**state.checkpoint, **ends},
+            batch=done.intent.batch,
+            open=None,
+            last=done,
+            totals=add_counters(state.totals, done.counters),
+        )
+        return self._commit(parent, closed, done.intent.run)
+
+    def hold(self, commit: Commit) -> None:
+        """Raise CommitConflict if another run has committed since: it owns the batch now.
+
+        Called before each sink, so that a run that was presumed dead stops writing as early as it can.
+        """
+        now = self._log.current()
+        if now is None or now.id != commit.id:
+            raise self._fenced(now)
+
+    def history(self, limit: int) -> Iterator[tuple[Commit, ApplicationState]]:
+        """Yield the newest commits first: who moved the checkpoint, when, from where to where."""
+        for commit in self._log.history(limit):
+            yield commit, self._parse(commit)
+
+    def _commit(self, parent: Commit | None, state: ApplicationState, run: str) -> Commit:
+        try:
+            return self._log.commit(parent, state.model_dump(mode="json"), by=run)
+        except CommitConflict as conflict:
+            raise self._fenced(self._log.current()) from conflict
+
+    def _fenced(self, now: Commit | None) -> CommitConflict:
+        by = f"{now.by} at {now.created_at}" if now else "nobody"
+        return CommitConflict(
+            f"application {self._application!r} was taken over by another run (last commit by {by}).",
+            "Nothing of this batch counts here; let the other run finish, or stop it and start again.",
+        )
+
+    def _parse(self, commit: Commit | None) -> ApplicationState:
+        if commit is None:
+            return ApplicationState()
+        try:
+            return ApplicationState.model_validate(commit.body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise MalformedDocumentError(
+                f"the batch log of application {self._application!r} is malformed in {commit.manifest_key}: "
+                f"{'.'.join(map(str, first['loc']))}: {first['msg']}.",
+                "Restore that object from a backup; outputs and checkpoints before it are untouched.",
+            ) from error
+
+
+def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return the sums of two sets of counters, by output or join and counter."""
+    total: dict[str, dict[str, int]] = {name: dict(counters) for name, counters in left.items()}
+    for name, counters in right.items():
+        mine = total.setdefault(name, {})
+        for counter, value in counters.items():
+            mine[counter] = mine.get(counter, 0) + value
+    return total
+
+
+def spread(lags: dict[str, int], limit: int) -> dict[str, int]:
+    """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
+
+    Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
+    """
+    total = sum(lags.values())
+    if total <= limit:
+        return dict(lags)
+    shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
+    left = limit - sum(shares.values())
+    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), ssp))
+    for ssp in by_remainder[:left]:
+        shares[ssp] += 1
+    return shares
+
+
+def as_json(state: ApplicationState) -> dict[str, Any]:
+    """Return the state as plain JSON values, for `--json` and run metadata."""
+    return state.model_dump(mode="json")
