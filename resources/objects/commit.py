@@ -1,0 +1,308 @@
+"""The one commit protocol: immutable manifests, and a pointer that is swapped by compare-and-swap.
+
+    {prefix}/CURRENT                              pointer: number, commit id, manifest key, nonce
+    {prefix}/manifests/{number:012d}-{id}.json    manifest: the same, parent's id, time, by whom, body
+
+The swap of `CURRENT` is the commit. A process that dies before it leaves an unreachable manifest and
+nothing else. Reading costs two GETs, committing two PUTs, however long the history is.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    ConfigurationError,
+    MalformedDocumentError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    TransientError,
+)
+from resources.names import check_name
+from resources.objects.documents import Manifest, Pointer, decode, encode
+from resources.objects.store import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from resources.objects.store import ObjectStore
+
+_ATTEMPTS = 6
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit. `number` counts from 1 without holes; `parent` is the id of the commit before, or None.
+
+    `etag` is the pointer's, known only where this commit was read as the current one or just made.
+    """
+
+    number: int
+    id: str
+    parent: str | None
+    manifest_key: str
+    created_at: datetime
+    by: str
+    body: dict[str, Any]
+    etag: str | None = field(default=None, compare=False)
+
+
+class CommitLog:
+    """The history of one committed thing (a stream, a dataset, a batch log) below `prefix`.
+
+    `kind` ("stream", "dataset", …) is stored and checked, so that one thing is never read as another.
+    Safe to use from threads; holds no state but the store.
+    """
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, kind: str, *, clock: Callable[[], datetime] | None = None
+    ) -> None:
+        self.store = store
+        self.prefix = check_key(prefix)
+        self.kind = check_name("kind", kind)
+        self._clock = clock or _now
+
+    @property
+    def pointer_key(self) -> str:
+        return f"{self.prefix}/CURRENT"
+
+    def current(self) -> Commit | None:
+        """Return the current commit, or None when nothing was committed. Two GETs."""
+        found = self._pointer()
+        return None if found is None else self._at(*found)
+
+    def read(self, manifest_key: str) -> Commit:
+        """Return the commit of this manifest, whatever `CURRENT` says (also when it can't be read).
+
+        Raises `ObjectNotFoundError` and `MalformedDocumentError`.
+        """
+        data = self.store.get(manifest_key).data
+        manifest = decode(
+            Manifest,
+            data,
+            f"manifest {manifest_key!r} in {self.store.url}",
+            f"Restore this object from a backup or an older object version; the other commits of {self.prefix} "
+            "are not affected.",
+        )
+        expected = self._manifest_key(manifest.number, manifest.commit)
+        if manifest.kind != self.kind or manifest_key != expected:
+            raise MalformedDocumentError(
+                f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
+                f"{expected!r}; expected kind {self.kind!r} here.",
+                "It was copied or renamed: restore the original object.",
+            )
+        return Commit(
+            manifest.number,
+            manifest.commit,
+            manifest.parent,
+            manifest_key,
+            manifest.created_at,
+            manifest.by,
+            manifest.body,
+        )
+
+    def history(self, limit: int | None = None) -> Iterator[Commit]:
+        """Yield the current commit, its parent and so on; ends early where the manifests were collected."""
+        commit = self.current()
+        count = 0
+        while commit is not None and (limit is None or count < limit):
+            yield commit
+            count += 1
+            commit = self._parent_of(commit)
+
+    def commit(
+        self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None
+    ) -> Commit:
+        """Make `body` the next commit after `parent` (None: the first one) and return it.
+
+        Raises `CommitConflict` when somebody else committed after `parent`: nothing of this is visible.
+        Raises `CommitStateUnknown` when the store never said whether it happened, and `StoreUnavailableError`
+        when it failed before the swap, so that it certainly did not. `commit_id` must be new for each attempt.
+        """
+        number = 1 if parent is None else parent.number + 1
+        new_id = check_name("commit", commit_id or uuid.uuid4().hex)
+        key = self._manifest_key(number, new_id)
+        if not by:
+            raise ConfigurationError(f"a commit to {self.prefix} does not say who commits.", "Pass by=….")
+        manifest = Manifest(
+            kind=self.kind,
+            number=number,
+            commit=new_id,
+            parent=None if parent is None else parent.id,
+            created_at=self._clock(),
+            by=by,
+            body=body,
+        )
+        pointer = Pointer(kind=self.kind, number=number, commit=new_id, manifest=key, nonce=uuid.uuid4().hex)
+        expected = self._etag_of(parent)
+        try:
+            self.store.put_if_absent(key, encode(manifest))
+        except ObjectExistsError:
+            raise ConfigurationError(
+                f"commit id {new_id!r} was used before in {self.prefix}, at number {number}.",
+                "Give every attempt an id of its own.",
+            ) from None
+        etag = self._swap(parent, expected, pointer)
+        return Commit(number, new_id, manifest.parent, key, manifest.created_at, by, body, etag)
+
+    def transact(
+        self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str, attempts: int = 20
+    ) -> Commit | None:
+        """Commit what `decide(current)` returns, deciding again after every conflict; return what is current.
+
+        `decide` may be called several times, so it must have no side effects; its None means that there is
+        nothing to do. Raises `CommitConflict` after `attempts`, and what `commit` raises.
+        """
+        for attempt in range(attempts):
+            current = self.current()
+            body = decide(current)
+            if body is None:
+                return current
+            try:
+                return self.commit(current, body, by=by)
+            except CommitConflict:
+                if attempt + 1 == attempts:
+                    raise
+                _pause(attempt)
+        raise ConfigurationError(f"a transaction on {self.prefix} has {attempts} attempts.", "Allow at least one.")
+
+    # -- the swap
+
+    def _swap(self, parent: Commit | None, expected: str | None, pointer: Pointer) -> str | None:
+        """Swap the pointer and return its new ETag (None if the winning reply was lost and history went on)."""
+        data = encode(pointer)
+        problem: Exception | None = None
+        for attempt in range(_ATTEMPTS):
+            try:
+                if expected is None:
+                    return self.store.put_if_absent(self.pointer_key, data)
+                return self.store.put_if_match(self.pointer_key, data, expected)
+            except (ObjectExistsError, PreconditionFailedError, TransientError) as error:
+                # Even a refusal may be our own success: something between us and the store may have
+                # repeated the request.
+                problem = error
+            won, etag = self._settle(parent, expected, pointer, problem)
+            if won:
+                return etag
+            _pause(attempt)  # the pointer still is our parent's: the identical request again
+        raise self._unknown(pointer, problem)
+
+    def _settle(
+        self, parent: Commit | None, expected: str | None, pointer: Pointer, problem: Exception
+    ) -> tuple[bool, str | None]:
+        """Look whether our commit is part of history: (True, ETag if known), (False, None) to repeat, or raise."""
+        try:
+            found = self._pointer()
+            if found is None:
+                if parent is None:
+                    return False, None
+                raise self._conflict(pointer, "nothing")
+            now, etag = found
+            if now.commit == pointer.commit and now.number == pointer.number:
+                return True, etag
+            if etag == expected:
+                return False, None
+            if now.number > pointer.number and self._descends_from(self._at(now, etag), pointer):
+                return True, None
+        except (TransientError, ObjectNotFoundError, MalformedDocumentError) as error:
+            raise self._unknown(pointer, error) from problem
+        raise self._conflict(pointer, f"number {now.number} ({now.commit})")
+
+    def _descends_from(self, commit: Commit, pointer: Pointer) -> bool:
+        while commit.number > pointer.number:
+            parent = self._parent_of(commit)
+            if parent is None:
+                raise ObjectNotFoundError(f"commits before {commit.manifest_key!r} were collected.")
+            commit = parent
+        return commit.id == pointer.commit
+
+    def _conflict(self, pointer: Pointer, found: str) -> CommitConflict:
+        return CommitConflict(
+            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected at "
+            f"number {pointer.number - 1}.",
+            "Read the current commit and decide again.",
+        )
+
+    def _unknown(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknown:
+        return CommitStateUnknown(
+            f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
+            f"say ({error}).",
+            f"Look whether {pointer.commit!r} is in the history before acting again.",
+        )
+
+    # -- documents
+
+    def _pointer(self) -> tuple[Pointer, str] | None:
+        try:
+            stored = self.store.get(self.pointer_key)
+        except ObjectNotFoundError:
+            return None
+        where = f"pointer {self.pointer_key!r} in {self.store.url}"
+        next_step = (
+            "Restore this object from a backup or an older object version. The commits under "
+            f"{self.prefix}/manifests/ are intact: CommitLog.read(KEY) reads each of them."
+        )
+        pointer = decode(Pointer, stored.data, where, next_step)
+        expected = self._manifest_key(pointer.number, pointer.commit)
+        if pointer.kind != self.kind or pointer.manifest != expected:
+            raise MalformedDocumentError(
+                f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind {self.kind!r} "
+                f"and {expected!r}.",
+                next_step,
+            )
+        return pointer, stored.etag
+
+    def _at(self, pointer: Pointer, etag: str) -> Commit:
+        try:
+            found = self.read(pointer.manifest)
+        except ObjectNotFoundError:
+            raise MalformedDocumentError(
+                f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing.",
+                "Restore that object from a backup or an older object version; older commits under "
+                f"{self.prefix}/manifests/ are intact.",
+            ) from None
+        return Commit(
+            found.number, found.id, found.parent, found.manifest_key, found.created_at, found.by, found.body, etag
+        )
+
+    def _parent_of(self, commit: Commit) -> Commit | None:
+        if commit.parent is None:
+            return None
+        try:
+            return self.read(self._manifest_key(commit.number - 1, commit.parent))
+        except ObjectNotFoundError:
+            return None
+
+    def _etag_of(self, parent: Commit | None) -> str | None:
+        """Return the pointer's ETag while it stands at `parent`; a commit from history has to look it up."""
+        if parent is None or parent.etag is not None:
+            return None if parent is None else parent.etag
+        found = self._pointer()
+        if found is None or found[0].commit != parent.id or found[0].number != parent.number:
+            raise CommitConflict(
+                f"commit {parent.number} ({parent.id}) of {self.prefix} is not the current one any more.",
+                "Read the current commit and decide again.",
+            )
+        return found[1]
+
+    def _manifest_key(self, number: int, commit_id: str) -> str:
+        return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _pause(attempt: int) -> None:
+    # Jitter, so that writers who met once do not meet again.
+    time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))

@@ -1,0 +1,95 @@
+"""The JSON documents of a commit: how pointers and manifests are written, and read with suspicion."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from resources.errors import ConfigurationError, MalformedDocumentError
+
+FORMAT = 1
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Document(BaseModel):
+    """A stored JSON document. `format` changes whenever the fields do, so unknown fields are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+
+
+class Pointer(Document):
+    """`CURRENT`: which commit is current. `nonce` keeps two pointers from ever having equal bytes."""
+
+    kind: Text
+    number: int = Field(ge=1)
+    commit: Text
+    manifest: Text
+    nonce: Text
+
+
+class Manifest(Document):
+    """One commit: who, when, after which commit (`parent` is its id), and the body, which `kind` defines."""
+
+    kind: Text
+    number: int = Field(ge=1)
+    commit: Text
+    parent: Text | None
+    created_at: AwareDatetime
+    by: Text
+    body: dict[str, Any]
+
+
+class LakeDocument(Document):
+    """`_adjunct/lake.json`: that this is a lake, and when its store passed the probe."""
+
+    kind: Literal["lake"] = "lake"
+    id: Text
+    probed_at: AwareDatetime
+
+
+D = TypeVar("D", bound=Document)
+
+
+def encode(document: Document) -> bytes:
+    """Return the document's bytes. A body that JSON can't hold exactly is a `ConfigurationError`."""
+    fields = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in document}
+    try:
+        text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"a {type(document).__name__.lower()} can't be written as JSON: {error}.",
+            "Use strings, numbers, booleans, None, lists and dictionaries only.",
+        ) from error
+    return text.encode()
+
+
+def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
+    """Return the document in `data`, or raise `MalformedDocumentError` saying what is wrong `where`."""
+    try:
+        return cls.model_validate_json(data)
+    except ValidationError as error:
+        found = _format_of(data)
+        if isinstance(found, int) and found > FORMAT:
+            raise MalformedDocumentError(
+                f"{where} has format {found}; this version of Adjunct reads format {FORMAT}.",
+                "Upgrade dagster-adjunct: a newer version wrote this.",
+            ) from None
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the whole document"
+        raise MalformedDocumentError(
+            f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {field}: {first['msg']} "
+            f"({len(data)} bytes found).",
+            next_step,
+        ) from None
+
+
+def _format_of(data: bytes) -> object:
+    try:
+        return json.loads(data)["format"]
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,154 @@
+"""A lake: one root in an object store, below which streams, datasets and applications live."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+from urllib.parse import unquote, urlsplit
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from resources.errors import ConfigurationError, ObjectExistsError, ObjectNotFoundError
+from resources.names import check_name
+from resources.objects.commit import CommitLog
+from resources.objects.documents import LakeDocument, decode, encode
+from resources.objects.probe import probe_conditional_writes
+from resources.objects.store import S3Options, StoreDescriptor
+
+if TYPE_CHECKING:
+    from resources.objects.store import ObjectStore
+
+DEFAULT_LAKE = ".adjunct/lake"
+_DOCUMENT = "_adjunct/lake.json"
+
+
+class LakeSettings(BaseSettings):
+    """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own chain.
+
+    boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) hold where these are not set.
+    Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) says that all machines see a local
+    lake under the same path.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ADJUNCT_S3_", frozen=True, populate_by_name=True)
+
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    sse_kms_key_id: str | None = None
+    multipart_threshold: int = Field(default=64 * 1024 * 1024, ge=5 * 1024 * 1024)
+    part_size: int = Field(default=16 * 1024 * 1024, ge=5 * 1024 * 1024)
+    connect_timeout: float = Field(default=5.0, gt=0)
+    read_timeout: float = Field(default=60.0, gt=0)
+    attempts: int = Field(default=6, ge=1)
+    shared: bool = Field(default=False, validation_alias="ADJUNCT_LAKE_SHARED")
+
+    @model_validator(mode="after")
+    def _kms_key_needs_kms(self) -> Self:
+        if self.sse_kms_key_id and self.sse not in ("aws:kms", "aws:kms:dsse"):
+            raise ValueError('sse_kms_key_id needs sse "aws:kms" or "aws:kms:dsse"')
+        return self
+
+    def s3_options(self) -> S3Options:
+        """Return the part that a store needs, as a plain value."""
+        return S3Options(**self.model_dump(exclude={"shared"}))
+
+
+class Lake:
+    """An opened lake. Picklable: it travels as its store's descriptor and is not probed again."""
+
+    def __init__(self, store: ObjectStore, lake_id: str, *, shared: bool = False) -> None:
+        self.store = store
+        self.id = lake_id
+        self.shared = shared
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    def stream_prefix(self, name: str) -> str:
+        return f"streams/{check_name('stream', name)}"
+
+    def dataset_prefix(self, name: str) -> str:
+        return f"datasets/{check_name('dataset', name)}"
+
+    def application_prefix(self, name: str) -> str:
+        return f"applications/{check_name('application', name)}"
+
+    def commit_log(self, prefix: str, kind: str) -> CommitLog:
+        """Return the log of what is committed below `prefix`."""
+        return CommitLog(self.store, prefix, kind)
+
+    def __reduce__(self) -> tuple[object, tuple[StoreDescriptor, str, bool]]:
+        return (_reopen, (self.store.descriptor, self.id, self.shared))
+
+    def __repr__(self) -> str:
+        return f"Lake({self.url!r})"
+
+
+def open_lake(url: str | os.PathLike[str] | None = None, *, settings: LakeSettings | None = None) -> Lake:
+    """Return the lake at `url`: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`.
+
+    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. The first opening probes the store's conditional
+    writes (`ConditionalWritesUnsupportedError`) and writes `_adjunct/lake.json`; later ones read it: one GET.
+    """
+    settings = settings or LakeSettings()
+    store = StoreDescriptor(
+        *_address(os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE, settings)
+    ).open()
+    return lake_in(store, shared=settings.shared)
+
+
+def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
+    """Return the lake at a store's root, created after a probe if there is none yet."""
+    try:
+        data = store.get(_DOCUMENT).data
+    except ObjectNotFoundError:
+        probe_conditional_writes(store)
+        data = _create(store)
+    document = decode(
+        LakeDocument,
+        data,
+        f"lake document {_DOCUMENT!r} in {store.url}",
+        "Restore this object from a backup or an older object version; nothing else in the lake is affected.",
+    )
+    return Lake(store, document.id, shared=shared)
+
+
+def _create(store: ObjectStore) -> bytes:
+    data = encode(LakeDocument(id=uuid.uuid4().hex, probed_at=datetime.now(UTC)))
+    try:
+        store.put_if_absent(_DOCUMENT, data)
+    except ObjectExistsError:  # another process opened it at the same time
+        return store.get(_DOCUMENT).data
+    return data
+
+
+def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme in ("s3", "s3a"):
+        return f"s3://{url.partition('://')[2].strip('/')}", settings.s3_options()
+    if scheme == "memory":
+        return url, None
+    if scheme == "file" or url.startswith("file:/"):
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigurationError(
+                f"lake {url!r} names the host {parts.netloc!r}: expected file:///FOLDER.", "Write three slashes."
+            )
+        return unquote(parts.path), None
+    if scheme:
+        raise ConfigurationError(
+            f"lake {url!r} has the unknown scheme {scheme!r}: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
+            "Write the lake's URL in one of these forms.",
+        )
+    return str(Path(url).expanduser().absolute()), None
+
+
+def _reopen(descriptor: StoreDescriptor, lake_id: str, shared: bool) -> Lake:
+    return Lake(descriptor.open(), lake_id, shared=shared)
