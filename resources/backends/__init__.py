@@ -1,0 +1,12 @@
+"""Table functions for real stores. Drivers are imported when a connection is opened, not before."""
+
+from resources.backends.postgres import PostgresTable
+from resources.backends.registry import describe, function_from, register_backend
+from resources.backends.sqlite import SqliteTable
+from resources.tables.memory import MemoryTable
+
+register_backend("memory", MemoryTable)
+register_backend("postgres", PostgresTable)
+register_backend("sqlite", SqliteTable)
+
+__all__ = ["PostgresTable", "SqliteTable", "describe", "function_from", "register_backend"]

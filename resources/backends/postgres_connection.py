@@ -1,0 +1,170 @@
+"""Connecting to PostgreSQL, and what its errors mean: what passes, what must be changed first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+
+if TYPE_CHECKING:
+    import psycopg
+
+_SECRETS = ("password", "sslpassword", "sslkey", "oauth_client_secret")
+
+# SQLSTATE classes and codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_PASSING = {
+    "40001",  # serialization failure
+    "40P01",  # deadlock
+    "55P03",  # lock not available
+    "53300",  # too many connections
+    "57P01",  # an administrator ends connections, as a restart does
+    "57P02",  # crash of another backend
+    "57P03",  # starting up or shutting down
+}
+_NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
+# A refused login has no SQLSTATE in libpq, only the server's words. Where they are in another language
+# the request is tried again in vain, and then ends as TableAccessError all the same.
+_FOR_GOOD = (
+    "password authentication failed",
+    "no password supplied",
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "is not permitted to log in",
+    "certificate",
+    "definition of service",
+    "could not translate host name",
+)
+_FOR_NOW = ("starting up", "shutting down", "in recovery mode", "too many clients", "remaining connection slots")
+
+
+class ServerUnreachableError(TableAccessError):
+    """No connection came about, for a reason that may pass, such as a server that restarts."""
+
+
+def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
+    """libpq's connection keywords, refused when a secret is among them."""
+    for name in keywords:
+        if name in _SECRETS:
+            raise ConfigurationError(
+                f"a PostgreSQL table was declared with {name!r}, which would travel in pickles and logs.",
+                "Put the whole DSN into an environment variable and give its name as dsn_env, or keep the "
+                "password in libpq's password file, service file or PGPASSWORD.",
+            )
+    return {name: str(value) for name, value in keywords.items()}
+
+
+def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, str]) -> dict[str, Any]:
+    """What to connect with: the DSN in the environment, then `keywords`, then libpq's own defaults.
+
+    The result may hold a password: it is for `connect` and nothing else.
+    """
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    dsn = ""
+    if dsn_env is not None:
+        dsn = os.environ.get(dsn_env, "")
+        if not dsn:
+            raise ConfigurationError(
+                f"{label}: the environment variable {dsn_env}, which should hold its DSN, is not set here.",
+                f"Set {dsn_env}=postgresql://user@host:port/dbname, on executors too.",
+            )
+    try:
+        settings = conninfo_to_dict(dsn, **keywords)
+    except ProgrammingError:
+        # The driver's own message may quote the DSN, and with it the password.
+        raise ConfigurationError(
+            f"{label}: {dsn_env or 'its connection keywords'} can't be read as a DSN.",
+            "Expected postgresql://user:password@host:port/dbname, or key=value pairs.",
+        ) from None
+    settings.setdefault("connect_timeout", 10)
+    settings.setdefault("application_name", "adjunct")
+    return dict(settings)
+
+
+def where(settings: Mapping[str, Any]) -> str:
+    """host:port/dbname of a connection, without user or password."""
+    if "service" in settings and "host" not in settings:
+        return f"service {settings['service']}"
+    host = settings.get("host") or settings.get("hostaddr") or os.environ.get("PGHOST", "local socket")
+    port = settings.get("port") or os.environ.get("PGPORT", "5432")
+    user = settings.get("user") or os.environ.get("PGUSER", "")
+    return f"{host}:{port}/{settings.get('dbname') or os.environ.get('PGDATABASE') or user}"
+
+
+async def connect(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
+    """A connection in autocommit mode whose times are UTC.
+
+    TableUnavailableError while the server starts, stops or is full; ServerUnreachableError for what may
+    pass too, but looks like a wrong address; TableAccessError for what needs a change.
+    """
+    import psycopg
+
+    try:
+        connection = await psycopg.AsyncConnection.connect(autocommit=True, **settings)
+    except psycopg.Error as error:
+        said = _without_secrets(str(error), settings)
+        place = where(settings)
+        if any(words in said for words in _FOR_NOW):
+            raise TableUnavailableError(
+                f"{label}: PostgreSQL at {place} takes no connections now ({said}).",
+                "It is tried again; if that goes on, look at the server.",
+            ) from None
+        if any(words in said for words in _FOR_GOOD):
+            raise TableAccessError(
+                f"{label}: PostgreSQL at {place} refused the login ({said}).",
+                "Check user, password and database of the connection, and the server's pg_hba.conf.",
+            ) from None
+        raise ServerUnreachableError(
+            f"{label}: can't connect to PostgreSQL at {place} ({said}).",
+            "Check that the server runs, listens on this address, and can be reached from here.",
+        ) from None
+    try:
+        await connection.execute("SET TIME ZONE 'UTC'")
+    except psycopg.Error as error:
+        await connection.close()
+        raise translated(error, label, where(settings)) from error
+    return connection
+
+
+def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
+    """`error` as one of Adjunct's: transient where the same transaction may succeed later."""
+    import psycopg
+
+    state = error.sqlstate or ""
+    said = " ".join(str(error).split())
+    lost = isinstance(error, psycopg.InterfaceError) or (
+        isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+    )
+    if lost or state in _PASSING or state.startswith("08"):
+        return TableUnavailableError(
+            f"{label} at {place}: the request did not get through ({said}).",
+            "The whole transaction is tried again; if that goes on, look at the server's log.",
+        )
+    if state in _NO_ACCESS:
+        return TableAccessError(
+            f"{label} at {place} can't be used ({said}).", "Check that it exists and that the user may use it."
+        )
+    if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
+        return SchemaMismatchError(
+            f"{label} at {place}: the values don't fit its columns ({said}).", "Correct the values or the table."
+        )
+    return TableError(f"{label} at {place} refused the request ({said}).", "Correct the data or the table.")
+
+
+def _without_secrets(text: str, settings: Mapping[str, Any]) -> str:
+    for name in _SECRETS:
+        secret = str(settings.get(name) or "")
+        if secret:
+            text = text.replace(secret, "***")
+    return " ".join(text.split())

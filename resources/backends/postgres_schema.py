@@ -1,0 +1,117 @@
+"""The columns and keys of PostgreSQL tables: making them, and checking those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resources.backends.values import Column, Kind, column_of
+from resources.errors import SchemaMismatchError, TableAccessError
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+_TYPES = {
+    Kind.STRING: "text",
+    Kind.BOOLEAN: "boolean",
+    Kind.TIMESTAMP: "timestamp with time zone",
+    Kind.DATE: "date",
+    Kind.DECIMAL: "numeric",
+    Kind.BINARY: "bytea",
+}
+_WIDTHS = {
+    **dict.fromkeys(("tinyint", "byte", "smallint", "short", "int2"), "smallint"),
+    **dict.fromkeys(("int", "integer", "int4"), "integer"),
+    **dict.fromkeys(("bigint", "long", "int8"), "bigint"),
+    **dict.fromkeys(("float", "real", "float4"), "real"),
+    **dict.fromkeys(("double", "double precision", "float8"), "double precision"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A table's columns in the order of the table, and the type that a cast of each must name."""
+
+    columns: tuple[Column, ...]
+    casts: Mapping[str, str]
+
+
+async def create_table(
+    connection: AsyncConnection[Any], schema: str, table: str, key: Sequence[str], columns: Sequence[Column]
+) -> None:
+    """Make schema and table with `key` as its primary key, unless they are there."""
+    from psycopg import sql
+
+    parts = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_type_of(column))) for column in columns]
+    parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
+    name = sql.Identifier(schema, table)
+    async with connection.transaction():
+        # IF NOT EXISTS alone fails when two sessions create the same table at once.
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}.{table}",))
+        exists = await connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
+        if (await exists.fetchone() or (None,))[0] is not None:
+            return
+        await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        await connection.execute(sql.SQL("CREATE TABLE {} ({})").format(name, sql.SQL(", ").join(parts)))
+
+
+async def read_shape(
+    connection: AsyncConnection[Any],
+    label: str,
+    place: str,
+    schema: str,
+    table: str,
+    key: Sequence[str],
+    declared: Sequence[Column],
+) -> TableShape:
+    """The table's shape, checked: declared columns are there, and `key` is unique.
+
+    TableAccessError where there is no such table; SchemaMismatchError where it does not fit.
+    """
+    cursor = await connection.execute(
+        """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1)
+           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+           WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+           ORDER BY a.attnum""",
+        (schema, table),
+    )
+    found = await cursor.fetchall()
+    if not found:
+        raise TableAccessError(
+            f"{label} at {place}: there is no such table.", "Correct schema and name, or declare create=True."
+        )
+    names = [name for name, _, _ in found]
+    for column in declared:
+        if column.name not in names:
+            raise SchemaMismatchError(
+                f"{label} at {place} has no column {column.name!r}, which is declared; it has {', '.join(names)}.",
+                "Correct the declaration, or add the column.",
+            )
+    cursor = await connection.execute(
+        """SELECT array_agg(a.attname::text)
+           FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+           WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indpred IS NULL
+           GROUP BY i.indexrelid""",
+        (schema, table),
+    )
+    if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
+        raise SchemaMismatchError(
+            f"{label} at {place} has no primary key or unique index on {', '.join(key)}, so records can't "
+            "be told apart.",
+            "Add one, or correct the key.",
+        )
+    wanted = {column.name for column in declared} or set(names)
+    return TableShape(
+        tuple(column_of(name, type_) for name, type_, _ in found if name in wanted),
+        {name: cast for name, _, cast in found},
+    )
+
+
+def _type_of(column: Column) -> Any:
+    base = _WIDTHS.get(column.type) or _TYPES[column.kind]
+    sized = column.kind is Kind.DECIMAL or column.type in ("varchar", "character varying")
+    if column.size and sized:
+        return ("varchar" if column.kind is Kind.STRING else base) + column.size
+    return base

@@ -1,0 +1,328 @@
+"""`SqliteTable`: records in a table of an SQLite file, for one machine and many processes.
+
+How values are stored, beside SQLite's own text, integer, real and blob:
+
+    boolean    0 or 1
+    timestamp  text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only where there is one
+    date       text, `2013-07-01`
+    decimal    text with all its digits (a column made elsewhere as DECIMAL keeps about 15 of them)
+
+A float that isn't a number would silently become null in SQLite, so it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resources.backends.rows import (
+    Key,
+    Record,
+    RowCodec,
+    encode_puts,
+    encode_updates,
+    key_columns,
+    plan_updates,
+)
+from resources.backends.sqlite_schema import create_table, quoted, read_columns
+from resources.backends.values import Column, Kind, check_identifier, declared_column, encoder_of
+from resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+from resources.tables.functions import TableReadFunction, TableWriteFunction
+from resources.tables.update import UpdateMessage
+
+T = TypeVar("T")
+
+
+class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
+    """Read and write function over one table of an SQLite file; every request is one transaction.
+
+    `key` names one column or several (then keys are tuples); it must be the primary key or unique.
+    `columns` gives the columns' types (see `resources.backends.values`); without it they are read from
+    the table. `create` makes file and table where they are missing, and needs `columns`. The file is
+    kept in write-ahead mode, which needs a local disk. A writer waits up to `busy_timeout` seconds for
+    others; then TableUnavailableError, which retries. Extra arguments of requests have no meaning here.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        table: str,
+        key: str | Sequence[str],
+        *,
+        columns: Mapping[str, str] | None = None,
+        create: bool = False,
+        busy_timeout: float = 10.0,
+    ) -> None:
+        self.path = str(path)
+        self.table = check_identifier("table", table)
+        self.key = key_columns(key)
+        self.columns = None if columns is None else dict(columns)
+        self.create = create
+        self.busy_timeout = busy_timeout
+        if self.path in ("", ":memory:"):
+            raise ConfigurationError(
+                f"SQLite table {table!r} has the path {self.path!r}: each connection would have its own.",
+                "Give it a file, or use MemoryTable.",
+            )
+        if create and columns is None:
+            raise ConfigurationError(
+                f"SQLite table {table!r} can't be created without its columns.",
+                'Give columns={"name": "type", …}.',
+            )
+        self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
+        self._label = f"SQLite table {table!r} in {self.path}"
+        self._thread: ThreadPoolExecutor | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._codec: RowCodec | None = None
+
+    def __repr__(self) -> str:
+        return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values."""
+        return {
+            "path": self.path,
+            "table": self.table,
+            "key": list(self.key),
+            "columns": self.columns,
+            "create": self.create,
+            "busy_timeout": self.busy_timeout,
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An executor has another working directory, so a relative path travels as an absolute one.
+        return (_rebuild, ({**self.to_dict(), "path": str(Path(self.path).absolute())},))
+
+    async def open(self) -> None:
+        if self._connection is None:
+            await self._in_thread(self._connect)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._in_thread(self._disconnect)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    async def get(self, key: Key, *args: object) -> Record | None:
+        return (await self.get_all([key], *args)).get(key)
+
+    async def get_all(self, keys: Sequence[Key], *args: object) -> dict[Key, Record]:
+        return await self._in_thread(lambda: self._get_all(keys))
+
+    async def put(self, key: Key, value: Record, *args: object) -> None:
+        await self.put_all([(key, value)], *args)
+
+    async def put_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> None:
+        await self._in_thread(lambda: self._insert(entries, replace=True))
+
+    async def put_if_absent_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> int:
+        return await self._in_thread(lambda: self._insert(entries, replace=False))
+
+    async def delete(self, key: Key, *args: object) -> None:
+        await self.delete_all([key], *args)
+
+    async def delete_all(self, keys: Sequence[Key], *args: object) -> None:
+        await self._in_thread(lambda: self._delete(keys))
+
+    async def update(self, key: Key, update: Record, *args: object) -> None:
+        await self.update_all([(key, update)], *args)
+
+    async def update_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> None:
+        bare: list[tuple[Key, UpdateMessage[Record, Record]]] = [(k, UpdateMessage(u)) for k, u in entries]
+        await self._in_thread(lambda: self._update(bare))
+
+    async def update_with_defaults_all(
+        self, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]], *args: object
+    ) -> int:
+        return await self._in_thread(lambda: self._update(entries))
+
+    # What follows runs in the table's own thread, one request after another.
+
+    async def _in_thread(self, request: Callable[[], T]) -> T:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{self.table}")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, request)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        except OverflowError as error:
+            raise SchemaMismatchError(
+                f"{self._label}: an integer does not fit into 64 bits.", "Use a decimal column."
+            ) from error
+
+    def _connect(self) -> None:
+        path = Path(self.path)
+        if self.create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        elif not path.exists():
+            raise TableAccessError(
+                f"{self._label}: there is no such file.", "Correct the path, or declare it with create=True."
+            )
+        connection = sqlite3.connect(path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False)
+        try:
+            if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                connection.execute("PRAGMA journal_mode = WAL")
+            # The batch that a write belongs to is committed after it, so the write must be on the disk.
+            connection.execute("PRAGMA synchronous = FULL")
+            if self.create:
+                with _transaction(connection, "IMMEDIATE"):
+                    create_table(connection, self.table, self.key, self._declared)
+            found = read_columns(connection, self._label, self.table, self.key, self._declared)
+        except BaseException:
+            connection.close()
+            raise
+        columns: Sequence[Column] = self._declared or found
+        self._codec = RowCodec(self._label, self.key, columns, encoders=_ENCODERS, decoders=_DECODERS)
+        self._connection = connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _live(self) -> tuple[sqlite3.Connection, RowCodec]:
+        if self._connection is None or self._codec is None:
+            self._connect()
+        assert self._connection is not None
+        assert self._codec is not None
+        return self._connection, self._codec
+
+    def _get_all(self, keys: Sequence[Key]) -> dict[Key, Record]:
+        connection, codec = self._live()
+        query = f"SELECT {_listed(codec.names)} FROM {quoted(self.table)} WHERE {_is_key(self.key)}"
+        found: dict[Key, Record] = {}
+        with _transaction(connection, "DEFERRED"):
+            for key in keys:
+                row = connection.execute(query, codec.key_row(key)).fetchone()
+                if row is not None:
+                    found[key] = codec.record(row)
+        return found
+
+    def _insert(self, entries: Sequence[tuple[Key, Record]], *, replace: bool) -> int:
+        connection, codec = self._live()
+        rows = encode_puts(codec, entries, first=not replace)
+        with _transaction(connection, "IMMEDIATE"):
+            return connection.executemany(self._insert_statement(codec, replace=replace), rows.values()).rowcount
+
+    def _insert_statement(self, codec: RowCodec, *, replace: bool) -> str:
+        rest = [name for name in codec.names if name not in self.key]
+        changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in rest)
+        action = f"UPDATE SET {changes}" if replace and rest else "NOTHING"
+        marks = ", ".join("?" * len(codec.names))
+        return (
+            f"INSERT INTO {quoted(self.table)} ({_listed(codec.names)}) VALUES ({marks}) "
+            f"ON CONFLICT ({_listed(self.key)}) DO {action}"
+        )
+
+    def _delete(self, keys: Sequence[Key]) -> None:
+        connection, codec = self._live()
+        with _transaction(connection, "IMMEDIATE"):
+            connection.executemany(
+                f"DELETE FROM {quoted(self.table)} WHERE {_is_key(self.key)}",
+                [codec.key_row(key) for key in keys],
+            )
+
+    def _update(self, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]]) -> int:
+        connection, codec = self._live()
+        updates = encode_updates(codec, entries)
+        table, is_key = quoted(self.table), _is_key(self.key)
+        look_up = f"SELECT 1 FROM {table} WHERE {is_key}"
+        with _transaction(connection, "IMMEDIATE"):
+            # The write lock is held from here on, so what exists stays true until the commit.
+            keys = {update.row_key for update in updates}
+            existing = {key for key in keys if connection.execute(look_up, key).fetchone()}
+            plan = plan_updates(updates, existing)
+            insert = self._insert_statement(codec, replace=False)
+            connection.executemany(insert, plan.inserts.values())
+            for group in plan.groups():
+                changes = ", ".join(f"{quoted(name)} = ?" for name in group.columns)
+                connection.executemany(f"UPDATE {table} SET {changes} WHERE {is_key}", group.rows)
+        plan.raise_missing(self._label)
+        return len(plan.inserts)
+
+    def _translated(self, error: sqlite3.Error) -> Exception:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return TableUnavailableError(
+                f"{self._label} is locked by another process ({error}).",
+                "It is tried again; if that goes on, find the long transaction, or raise busy_timeout.",
+            )
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+            return TableAccessError(
+                f"{self._label} can't be used ({error}).", "Check that it is an SQLite file and may be written."
+            )
+        return TableError(f"{self._label} refused the request: {error}.", "Correct the data or the table.")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
+
+
+def _is_key(names: Sequence[str]) -> str:
+    return " AND ".join(f"{quoted(name)} = ?" for name in names)
+
+
+def _rebuild(settings: dict[str, Any]) -> SqliteTable:
+    return SqliteTable(**settings)
+
+
+def _number(value: Any) -> float:
+    number: float = encoder_of(Kind.FLOAT)(value)
+    if math.isnan(number):
+        raise TypeError("SQLite has no NaN; write None")
+    return number
+
+
+def _instant(value: Any) -> str:
+    moment: datetime = encoder_of(Kind.TIMESTAMP)(value)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+_ENCODERS: dict[Kind, Callable[[Any], Any]] = {
+    Kind.FLOAT: _number,
+    Kind.TIMESTAMP: _instant,
+    Kind.BOOLEAN: lambda value: int(encoder_of(Kind.BOOLEAN)(value)),
+    Kind.DATE: lambda value: encoder_of(Kind.DATE)(value).isoformat(),
+    Kind.DECIMAL: lambda value: str(encoder_of(Kind.DECIMAL)(value)),
+}
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+_DECODERS: dict[Kind, Callable[[Any], Any]] = {
+    Kind.BOOLEAN: bool,
+    Kind.TIMESTAMP: _moment,
+    Kind.DATE: date.fromisoformat,
+    Kind.DECIMAL: lambda value: Decimal(str(value)),
+    Kind.FLOAT: float,
+}

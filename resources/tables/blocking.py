@@ -1,0 +1,109 @@
+"""`BlockingTable`: a remote table for code that isn't async."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from resources.tables.update import UpdateContract, UpdateMessage
+
+if TYPE_CHECKING:
+    from resources.tables.metrics import TableMetrics
+    from resources.tables.remote import RemoteTable
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+U = TypeVar("U")
+T = TypeVar("T")
+
+
+class BlockingTable(Generic[K, V, U]):
+    """The operations of a `RemoteTable`, each returning when it is done.
+
+    They run on an event loop of its own in a thread of its own, so they may be called from any thread,
+    also from one whose event loop is running (which they block meanwhile). Use it in a `with` block,
+    or `close()` it; arguments, results and errors are those of `RemoteTable`.
+    """
+
+    def __init__(self, table: RemoteTable[K, V, U]) -> None:
+        self.table = table
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> BlockingTable[K, V, U]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def metrics(self) -> TableMetrics:
+        """What the table has done so far."""
+        return self.table.metrics
+
+    def get(self, key: K, *args: object) -> V | None:
+        return self._run(self.table.get(key, *args))
+
+    def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
+        return self._run(self.table.get_all(keys, *args))
+
+    def put(self, key: K, value: V, *args: object) -> None:
+        self._run(self.table.put(key, value, *args))
+
+    def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
+        self._run(self.table.put_all(entries, *args))
+
+    def delete(self, key: K, *args: object) -> None:
+        self._run(self.table.delete(key, *args))
+
+    def delete_all(self, keys: Sequence[K], *args: object) -> None:
+        self._run(self.table.delete_all(keys, *args))
+
+    def update(self, key: K, update: U, *args: object) -> None:
+        self._run(self.table.update(key, update, *args))
+
+    def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
+        self._run(self.table.update_all(entries, *args))
+
+    def update_messages(
+        self,
+        entries: Sequence[tuple[K, UpdateMessage[U, V]]],
+        contract: UpdateContract = UpdateContract.UPDATE_ONLY,
+        *args: object,
+    ) -> None:
+        self._run(self.table.update_messages(entries, contract, *args))
+
+    def close(self) -> None:
+        """Close the table and end the thread. The next operation starts them again."""
+        with self._starting:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self.table.close(), loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    def _run(self, operation: Coroutine[Any, Any, T]) -> T:
+        pending = asyncio.run_coroutine_threadsafe(operation, self._started())
+        try:
+            return pending.result()
+        except BaseException:
+            pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
+            raise
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name=f"table-{self.table.name}", daemon=True
+                )
+                self._thread.start()
+            return self._loop
