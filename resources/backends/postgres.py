@@ -161,7 +161,7 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         async with self._session() as (connection, codec, statements):
             updates = encode_updates(codec, entries)
             keys = sorted({update.row_key for update in updates})
-            plan = plan_updates(updates, await self._locked(connection, statements, keys))
+            plan = plan_updates(codec, updates, await self._locked(connection, statements, keys))
             inserted = 0
             if plan.inserts:
                 begun = sorted(plan.inserts)

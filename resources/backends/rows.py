@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from resources.backends.values import Column, Kind, encoder_of
 from resources.errors import ConfigurationError, SchemaMismatchError
@@ -103,13 +103,16 @@ class RowCodec:
                 f"{self.table} got a {type(record).__name__}; expected a mapping of columns to values.",
                 "Send dicts.",
             )
-        return {name: self._value(name, value) for name, value in record.items()}
+        encode = self._encode
+        try:
+            return {name: None if value is None else encode[name](value) for name, value in record.items()}
+        except (KeyError, TypeError):
+            return {name: self._value(name, value) for name, value in record.items()}  # says which one
 
     def _value(self, name: str, value: Any) -> Any:
-        if value is None:
-            return None
         try:
-            return self._encode[name](value)
+            encode = self._encode[name]
+            return None if value is None else encode(value)
         except KeyError:
             raise SchemaMismatchError(
                 f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
@@ -156,40 +159,46 @@ class UpdatePlan:
             raise record_not_found(self.missing, table)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedUpdate:
-    """One message, checked and encoded before any request is sent."""
+class EncodedUpdate(NamedTuple):
+    """One message whose update is checked and encoded."""
 
     key: Key
     row_key: Row
     changes: Changes
-    default: Row | None
+    default: Record | None
 
 
 def encode_updates(
     codec: RowCodec, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]]
 ) -> list[EncodedUpdate]:
-    """Check and encode all messages, so that bad input is found before anything is written."""
+    """Check and encode all updates, so that bad ones are found before anything is written."""
     encoded = []
     for key, message in entries:
         row_key = codec.key_row(key)
-        default = None if message.default is None else codec.whole_row(row_key, message.default)
-        encoded.append(EncodedUpdate(key, row_key, codec.changes(row_key, message.update), default))
+        changes = codec.changes(row_key, message.update)
+        encoded.append(EncodedUpdate(key, row_key, changes, message.default))
     return encoded
 
 
-def plan_updates(updates: Sequence[EncodedUpdate], existing: Collection[Row]) -> UpdatePlan:
-    """Decide in order, message by message, what each finds and does. `existing`: keys with a record."""
+def plan_updates(codec: RowCodec, updates: Sequence[EncodedUpdate], existing: Collection[Row]) -> UpdatePlan:
+    """Decide in order, message by message, what each finds and does. `existing`: keys with a record.
+
+    Only defaults that are needed get encoded: they are whole records, and most messages meet one.
+    """
     inserts: dict[Row, Row] = {}
     changes: dict[Row, Changes] = {}
     missing: dict[Key, None] = {}
-    for update in updates:
-        if update.row_key not in existing and update.row_key not in inserts:
-            if update.default is None:
-                missing[update.key] = None
+    for key, row_key, update, default in updates:
+        known = changes.get(row_key)
+        if known is not None:
+            known.update(update)
+            continue
+        if row_key not in existing:
+            if default is None:
+                missing[key] = None
                 continue
-            inserts[update.row_key] = update.default
-        changes.setdefault(update.row_key, {}).update(update.changes)
+            inserts[row_key] = codec.whole_row(row_key, default)
+        changes[row_key] = dict(update)
     return UpdatePlan(inserts, changes, tuple(missing))
 
 

@@ -246,7 +246,7 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             # The write lock is held from here on, so what exists stays true until the commit.
             keys = {update.row_key for update in updates}
             existing = {key for key in keys if connection.execute(look_up, key).fetchone()}
-            plan = plan_updates(updates, existing)
+            plan = plan_updates(codec, updates, existing)
             insert = self._insert_statement(codec, replace=False)
             connection.executemany(insert, plan.inserts.values())
             for group in plan.groups():

@@ -52,7 +52,10 @@ _WORDS = {
     Kind.BINARY: "binary|bytea|blob|varbinary",
 }
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split("|")}
-_SPELLED = re.compile(r"\s*([a-z][a-z0-9_ ]*?)\s*(\(\s*\d+\s*(?:,\s*\d+\s*)?\))?\s*([a-z ]*?)\s*", re.I)
+# "character varying(10)", "timestamp(3) with time zone", "int": words, perhaps a size, perhaps more words.
+_SPELLED = re.compile(
+    r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def column_of(name: str, declared: str) -> Column:
     match = _SPELLED.fullmatch(declared)
     if match is None:
         return Column(check_identifier("column", name), declared.strip().lower())
-    word = " ".join(f"{match[1]} {match[3]}".lower().split())
+    word = " ".join(f"{match[1]} {match[3] or ''}".lower().split())
     size = (match[2] or "").replace(" ", "")
     return Column(check_identifier("column", name), word, size, _KINDS.get(word, Kind.OTHER))
 
