@@ -1,0 +1,164 @@
+"""Real S3 servers on 127.0.0.1, one of each kind a test session: versitygw, and moto's over a socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from resources.objects import LakeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCESS_KEY = "adjunct-test"
+SECRET_KEY = "adjunct-test-secret-key"
+REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server. `env` is what a process needs to reach it with boto3 and `open_lake("s3://…")`."""
+
+    name: str
+    endpoint: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "ADJUNCT_S3_ENDPOINT": self.endpoint,
+            "ADJUNCT_S3_REGION": REGION,
+            "ADJUNCT_S3_PATH_STYLE": "true",
+        }
+
+    @property
+    def settings(self) -> LakeSettings:
+        return LakeSettings(endpoint=self.endpoint, region=REGION, path_style=True)
+
+    def client(self):  # type: ignore[no-untyped-def]
+        import boto3
+
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+
+    def bucket(self) -> str:
+        """Return the name of a new, empty bucket."""
+        name = f"adjunct-{uuid.uuid4().hex[:12]}"
+        self.client().create_bucket(Bucket=name)
+        return name
+
+    def url(self) -> str:
+        """Return a lake URL in a bucket of its own."""
+        return f"s3://{self.bucket()}/a/lake"
+
+
+@pytest.fixture(scope="session")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """versitygw over a folder; skipped where its binary is missing, unless CI is set."""
+    binary = _find_versitygw()
+    if binary is None:
+        _missing("versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set ADJUNCT_VERSITYGW.")
+    folder = tmp_path_factory.mktemp("versitygw")
+    port = free_port()
+    env = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    command = [str(binary), "--port", f"127.0.0.1:{port}", "posix", str(folder)]
+    with _running(command, env, folder.parent / "versitygw.log", port):
+        yield S3Server("versitygw", f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture(scope="session")
+def moto_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """moto's server in a process of its own, so that requests cross a real socket."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _running(command, dict(os.environ), tmp_path_factory.mktemp("moto") / "moto.log", port):
+        yield S3Server("moto", f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture(params=["versitygw", "moto"])
+def s3_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """Each of the S3 servers in turn, with its environment set, so that `open_lake(server.url())` works."""
+    name = {"versitygw": "versitygw", "moto": "moto_s3"}[request.param]
+    server: S3Server = request.getfixturevalue(name)
+    for variable, value in server.env.items():
+        monkeypatch.setenv(variable, value)
+    return server
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _find_versitygw() -> Path | None:
+    candidates = [os.environ.get("ADJUNCT_VERSITYGW"), ROOT / ".cache/bin/versitygw", shutil.which("versitygw")]
+    go = shutil.which("go")
+    if go:
+        gopath = subprocess.run([go, "env", "GOPATH"], capture_output=True, text=True, check=False).stdout.strip()
+        candidates.append(Path(gopath) / "bin/versitygw")
+    return next((Path(found) for found in candidates if found and os.access(found, os.X_OK)), None)
+
+
+def _missing(reason: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class _running:
+    """A server process that answers on its port; ended, and killed if it does not end, on leaving."""
+
+    def __init__(self, command: list[str], env: dict[str, str], log: Path, port: int) -> None:
+        self.command, self.env, self.log, self.port = command, env, log, port
+
+    def __enter__(self) -> None:
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(self.command, env=self.env, stdout=log, stderr=log)
+        deadline = time.monotonic() + 30
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                pytest.fail(f"{self.command[0]} did not start:\n{self.log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.05)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=2).close()
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
