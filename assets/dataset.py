@@ -1,0 +1,170 @@
+"""What an adjunct dataset is, said once: name, source stream, key and how it is spread.
+
+A specification is a pure declaration: making one reads nothing and writes nothing. Kinds: a
+*bounded* dataset arrives in versions, each closed by end-of-dataset markers (SAMZA-2012); an
+*unbounded* one follows a change stream (SAMZA-1278).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from resources.errors import ConfigurationError
+from resources.names import check_name, split_stream_name
+
+Kind = Literal["bounded", "unbounded"]
+MAX_PARTITIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class AdjunctDataset:
+    """One adjunct dataset: entries by key, sealed from `input`, joined by applications.
+
+    `partitions` is the number of buckets, None for one broadcast copy. `partition_by` are the key
+    columns that choose the bucket, () for a broadcast copy. `columns` are the columns to store, None
+    for all of the input's. `bootstrap` holds an application back until the dataset can be read for
+    the first time. `owners` and `group` are what Dagster shows. Raises ConfigurationError.
+    """
+
+    name: str
+    kind: Kind
+    input: str
+    key: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    partitions: int | None
+    bootstrap: bool = True
+    columns: tuple[str, ...] | None = None
+    description: str = ""
+    owners: tuple[str, ...] = ()
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name("dataset", self.name)
+        split_stream_name(self.input)
+        if self.kind not in ("bounded", "unbounded"):
+            raise self._wrong(f"has kind {self.kind!r}: expected bounded or unbounded", "Choose one of them.")
+        if not self.key:
+            raise self._wrong("has no key", "Name the columns that identify an entry: key=[…].")
+        self._check_columns("key", self.key)
+        self._check_columns("partition_by", self.partition_by)
+        if self.columns is not None:
+            self._check_columns("columns", self.columns)
+            missing = [column for column in self.key if column not in self.columns]
+            if missing:
+                raise self._wrong(f"does not store its key column {missing[0]!r}", "Add it to columns=.")
+        self._check_spread()
+
+    @property
+    def broadcast(self) -> bool:
+        """Whether every task reads one whole copy."""
+        return self.partitions is None
+
+    def _check_spread(self) -> None:
+        if self.partitions is None:
+            if self.partition_by:
+                raise self._wrong("is broadcast and has partition_by", "Drop one of the two.")
+            return
+        if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
+            raise self._wrong(f"has partitions={self.partitions!r}: expected a whole number", "Change it.")
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise self._wrong(
+                f"has {self.partitions} partitions: expected 1 to {MAX_PARTITIONS:,}", "Change partitions=."
+            )
+        if not self.partition_by:
+            raise self._wrong("is partitioned and has no partition_by", "Name one or more columns of its key.")
+        outside = [column for column in self.partition_by if column not in self.key]
+        if outside:
+            raise self._wrong(
+                f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
+                "one key could lie in two buckets",
+                "Partition by columns of the key only, or add the column to the key.",
+            )
+
+    def _check_columns(self, what: str, columns: tuple[str, ...]) -> None:
+        for column in columns:
+            if not isinstance(column, str) or not column or column.startswith("__"):
+                raise self._wrong(
+                    f"names {column!r} in {what}: expected a column name that does not begin with '__'",
+                    "Correct it.",
+                )
+        folded = [column.lower() for column in columns]
+        twice = [column for column in columns if folded.count(column.lower()) > 1]
+        if twice:
+            raise self._wrong(f"names column {twice[0]!r} twice in {what}", "Name it once.")
+
+    def _wrong(self, problem: str, next_step: str) -> ConfigurationError:
+        return ConfigurationError(f"dataset {self.name!r} {problem}.", next_step)
+
+
+def bounded_dataset(
+    name: str,
+    *,
+    input: str,
+    key: str | Sequence[str],
+    partitions: int | None = None,
+    partition_by: str | Sequence[str] | None = None,
+    broadcast: bool = False,
+    bootstrap: bool = True,
+    columns: Sequence[str] | None = None,
+    description: str = "",
+    owners: str | Sequence[str] = (),
+    group: str | None = None,
+) -> AdjunctDataset:
+    """Return a dataset that arrives in versions on the stream `input` ("lake.planes").
+
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given.
+    """
+    spread = _partition_by(name, key, partitions, partition_by, broadcast)
+    return AdjunctDataset(
+        name, "bounded", input, _names(key), spread, partitions, bootstrap,
+        None if columns is None else _names(columns), description, _names(owners), group,
+    )  # fmt: skip
+
+
+def unbounded_dataset(
+    name: str,
+    *,
+    input: str,
+    key: str | Sequence[str],
+    partitions: int | None = None,
+    partition_by: str | Sequence[str] | None = None,
+    broadcast: bool = False,
+    bootstrap: bool = True,
+    columns: Sequence[str] | None = None,
+    description: str = "",
+    owners: str | Sequence[str] = (),
+    group: str | None = None,
+) -> AdjunctDataset:
+    """Return a dataset that follows the change stream `input`: the last change of a key wins.
+
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given.
+    """
+    spread = _partition_by(name, key, partitions, partition_by, broadcast)
+    return AdjunctDataset(
+        name, "unbounded", input, _names(key), spread, partitions, bootstrap,
+        None if columns is None else _names(columns), description, _names(owners), group,
+    )  # fmt: skip
+
+
+def _partition_by(
+    name: str,
+    key: str | Sequence[str],
+    partitions: int | None,
+    partition_by: str | Sequence[str] | None,
+    broadcast: bool,
+) -> tuple[str, ...]:
+    if broadcast == (partitions is not None):
+        found = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
+        raise ConfigurationError(
+            f"dataset {name!r} has {found}: expected exactly one.",
+            "Write partitions=N to spread it by key, or broadcast=True for one copy on every task.",
+        )
+    if partition_by is not None:
+        return _names(partition_by)
+    return () if broadcast else _names(key)
+
+
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)

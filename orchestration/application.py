@@ -1,0 +1,232 @@
+"""`Application`: a user's description of streams, tables and what happens between them.
+
+Describing reads and writes nothing: every call adds a node to a graph, which the planner proves and
+the Spark step compiles later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from assets.dataset import AdjunctDataset
+from orchestration.declarations import column_names, partition_count
+from orchestration.graph import Input, Join, KeyedTable, Operator, SendToStream, SendToTable, Spec
+from orchestration.message_stream import DatasetTable, MessageStream, OutputStream, RemoteTableHandle
+from resources.errors import ConfigurationError, PlanningError
+from resources.names import check_name, split_stream_name
+
+if TYPE_CHECKING:
+    from typing import overload
+
+    from orchestration.graph import DefaultOffset
+
+
+class Application:
+    """One job: its inputs, outputs, tables and operators.
+
+    `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
+    `intermediate_partitions` is the count of intermediate streams that nothing else decides.
+    `max_batch_records` bounds how many input records the step reads in one batch, over all inputs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        owners: str | Sequence[str] = (),
+        auto_repartition: bool = False,
+        intermediate_partitions: int | None = None,
+        max_batch_records: int = 100_000,
+    ) -> None:
+        self.name = check_name("application", name)
+        self.description = description
+        self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
+        self.auto_repartition = auto_repartition
+        self.intermediate_partitions = partition_count(
+            f"application {name!r}: intermediate_partitions", intermediate_partitions
+        )
+        if isinstance(max_batch_records, bool) or not isinstance(max_batch_records, int) or max_batch_records < 1:
+            raise ConfigurationError(
+                f"application {name!r}: max_batch_records is {max_batch_records!r}: expected 1 or more.",
+                "Change it.",
+            )
+        self.max_batch_records = max_batch_records
+        self._operators: dict[str, Operator] = {}
+        self._outputs: dict[str, OutputStream] = {}
+        self._datasets: dict[str, DatasetTable] = {}
+        self._remote_tables: dict[str, RemoteTableHandle] = {}
+
+    def __repr__(self) -> str:
+        return f"Application({self.name!r}, {len(self._operators)} operators)"
+
+    # -- declaring streams and tables
+
+    def input_stream(self, name: str, *, default_offset: DefaultOffset | None = None) -> MessageStream:
+        """Return the records of the stream "system.stream".
+
+        `default_offset` is where to begin when neither a checkpoint nor a startpoint says so; None
+        leaves that to the stream.
+        """
+        split_stream_name(name)
+        if default_offset not in (None, "oldest", "upcoming"):
+            raise ConfigurationError(
+                f"input stream {name!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
+                "Choose one, or leave it out.",
+            )
+        if name in self.inputs:
+            raise PlanningError(
+                f"application {self.name!r} declares the input stream {name!r} twice.",
+                "Keep what the first input_stream() returned, and use it in both places.",
+            )
+        self._refuse_reading(name)
+        return self._add(Input(name, default_offset), ())
+
+    def output_stream(
+        self, name: str, *, partitions: int, key: str | Sequence[str] | None = None
+    ) -> OutputStream:
+        """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
+
+        Without a key, records keep whatever partitioning they have, and count as unpartitioned after.
+        """
+        split_stream_name(name)
+        what = f"output stream {name!r}"
+        if partition_count(f"{what}: partitions", partitions) is None:
+            raise ConfigurationError(f"{what} has no partitions.", "Write partitions=N.")
+        if name in self._outputs:
+            raise PlanningError(
+                f"application {self.name!r} declares the {what} twice.", "Keep what the first call returned."
+            )
+        output = OutputStream(self, name, partitions, column_names(f"{what}: key", key))
+        self._refuse_writing(name, "an output stream")
+        self._outputs[name] = output
+        self._refuse_two_ways()
+        return output
+
+    if TYPE_CHECKING:
+
+        @overload
+        def table(self, table: AdjunctDataset) -> DatasetTable: ...  # type: ignore[overload-overlap]
+        @overload
+        def table(self, table: KeyedTable) -> RemoteTableHandle: ...
+
+    def table(self, table: AdjunctDataset | KeyedTable) -> DatasetTable | RemoteTableHandle:
+        """Declare a table: an adjunct dataset can be joined, a remote table can be sent to."""
+        name = getattr(table, "name", None)
+        if name is None or not hasattr(table, "key"):
+            raise ConfigurationError(
+                f"application {self.name!r}: {table!r} is no table.",
+                "Pass a dataset (bounded_dataset, unbounded_dataset) or a RemoteTable.",
+            )
+        check_name("table", name)
+        if name in self._datasets or name in self._remote_tables:
+            raise PlanningError(
+                f"application {self.name!r} declares the table {name!r} twice.",
+                "Keep what the first table() returned; two different tables need different names.",
+            )
+        if isinstance(table, AdjunctDataset):
+            dataset = DatasetTable(self, table)
+            self._datasets[name] = dataset
+            self._refuse_two_ways()
+            return dataset
+        remote = RemoteTableHandle(self, table, column_names(f"remote table {name!r}: key", table.key))
+        if not remote.key:
+            raise ConfigurationError(f"remote table {name!r} has no key.", "Name its key columns.")
+        self._remote_tables[name] = remote
+        return remote
+
+    # -- what was declared, in the order of declaration
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """All operators as they were defined; an operator stands after its inputs."""
+        return tuple(self._operators.values())
+
+    def operator(self, operator_id: str) -> Operator:
+        """Return the operator of this id."""
+        return self._operators[operator_id]
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """The input streams by name, each with its default offset."""
+        specs = [operator.spec for operator in self._operators.values()]
+        return {spec.stream: spec for spec in specs if isinstance(spec, Input)}
+
+    @property
+    def outputs(self) -> dict[str, OutputStream]:
+        """The output streams by name."""
+        return dict(self._outputs)
+
+    @property
+    def datasets(self) -> tuple[AdjunctDataset, ...]:
+        return tuple(table.dataset for table in self._datasets.values())
+
+    def dataset(self, name: str) -> AdjunctDataset:
+        """Return the declared dataset of this name."""
+        return self._datasets[name].dataset
+
+    @property
+    def tables(self) -> dict[str, KeyedTable]:
+        """The remote tables by name, as they were declared."""
+        return {name: handle.table for name, handle in self._remote_tables.items()}
+
+    def table_key(self, name: str) -> tuple[str, ...]:
+        """Return the key columns of a declared remote table."""
+        return self._remote_tables[name].key
+
+    # -- for MessageStream
+
+    def _next_id(self, kind: str, name: str = "") -> str:
+        return f"{kind}-{len(self._operators) + 1}" + (f"-{name}" if name else "")
+
+    def _add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> MessageStream:
+        if isinstance(spec, SendToTable) and spec.dataset:
+            self._refuse_writing(self._datasets[spec.table].dataset.input, f"the input of dataset {spec.table!r}")
+        operator = Operator(self._next_id(spec.kind, name), inputs, spec)
+        self._operators[operator.id] = operator
+        return MessageStream(self, operator.id)
+
+    def _named_joins(self) -> Iterator[tuple[str, Join]]:
+        for operator in self._operators.values():
+            if isinstance(operator.spec, Join):
+                yield operator.id, operator.spec
+
+    def _writes_to(self, stream: str) -> str | None:
+        """The id of the operator that sends to this output stream, if one does."""
+        for operator in self._operators.values():
+            if isinstance(operator.spec, SendToStream) and operator.spec.stream == stream:
+                return operator.id
+        return None
+
+    def _refuse_reading(self, stream: str) -> None:
+        """Refuse an input stream that this application writes: its records would come back for ever."""
+        fed = [
+            self.dataset(spec.table).input
+            for spec in (operator.spec for operator in self._operators.values())
+            if isinstance(spec, SendToTable) and spec.dataset
+        ]
+        if stream in self._outputs or stream in fed:
+            what = "an output stream" if stream in self._outputs else "fed to a dataset"
+            raise self._loop(stream, what)
+
+    def _refuse_writing(self, stream: str, what: str) -> None:
+        if stream in self.inputs:
+            raise self._loop(stream, what)
+
+    def _loop(self, stream: str, what: str) -> PlanningError:
+        return PlanningError(
+            f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
+            "would come back for ever.",
+            "Go on with what send_to() returns instead of reading the stream again.",
+        )
+
+    def _refuse_two_ways(self) -> None:
+        """Refuse an output stream that feeds a declared dataset: sending to the dataset's table is the way."""
+        for dataset in self.datasets:
+            if dataset.input in self._outputs:
+                raise PlanningError(
+                    f"application {self.name!r}: stream {dataset.input!r} is an output stream and the input of "
+                    f"dataset {dataset.name!r}.",
+                    "Send to the dataset's table instead of declaring its input as an output stream.",
+                )
