@@ -1,0 +1,94 @@
+"""With `auto_repartition=True`: puts the cheapest exchanges where a join could not be proven without.
+
+A dataset lies in its buckets already, so it is always the stream that moves. One exchange serves all
+later joins that need the same. An intermediate stream whose count is open gets the count that most
+of the branches behind it ask for first, so that the fewest of them need another exchange.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from orchestration.graph import Join, PartitionBy, SendToTable
+from orchestration.planner.analysis import exchange_node
+from orchestration.planner.catalog import SPARK, Catalog
+from orchestration.planner.counts import declared_counts
+from orchestration.planner.flow import Flow, Flows, Requirement, follow, requirement
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from orchestration.graph import Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """An exchange before `operator` by `columns` into `partitions`, and why it is needed."""
+
+    operator: str
+    columns: tuple[str, ...]
+    partitions: int
+    why: str
+
+
+def repartitioned(app: Application, catalog: Catalog) -> tuple[Flows, dict[str, Inserted]]:
+    """Return the flows with exchanges in place, and the exchanges by the operator that they stand before."""
+    counts = declared_counts(app, catalog)
+    for stream, partitions in _preferred(app, follow(app, catalog)).items():
+        if counts[stream] is None:
+            counts[stream] = partitions
+    joined = {op.spec.dataset for op in app.operators if isinstance(op.spec, Join)}
+    inserted: dict[str, Inserted] = {}
+
+    def decide(operator: Operator, needed: Requirement, flow: Flow) -> Flow:
+        if isinstance(operator.spec, SendToTable) and needed.dataset not in joined:
+            return flow
+        why = mismatch(needed, flow)
+        if not why and counts[flow.stream] != needed.partitions:
+            why = f"it has {counts[flow.stream]} partitions"
+        if not why:
+            return flow
+        dataset = app.dataset(needed.dataset)
+        columns = needed.columns or dataset.partition_by
+        node = exchange_node(operator.id)
+        counts[node] = needed.partitions
+        inserted[operator.id] = Inserted(operator.id, columns, needed.partitions, why)
+        return replace(flow, stream=node, partitioned_by=columns, partitioner=SPARK)
+
+    return follow(app, catalog, decide), inserted
+
+
+def mismatch(needed: Requirement, flow: Flow) -> str:
+    """Return in words why the stream does not lie as the dataset does, "" when it does (counts aside)."""
+    if needed.columns is None or (flow.partitioned_by == needed.columns and flow.partitioner == SPARK):
+        return ""
+    if flow.lost_at:
+        return f"{flow.lost_at} leaves open how it is partitioned"
+    if not flow.partitioned_by:
+        return "it is partitioned by no key"
+    return f"it is partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
+
+
+def _preferred(app: Application, flows: Flows) -> dict[str, int]:
+    """Return the count that most first joins behind each intermediate stream need; the earliest on a tie."""
+    votes: dict[str, Counter[int]] = {}
+    met: set[str] = set()  # operators whose records have met a partitioned dataset since their stream began
+    for operator in app.operators:
+        source = operator.inputs[0] if operator.inputs else ""
+        if operator.begins_stream:
+            if isinstance(operator.spec, PartitionBy):
+                votes[operator.id] = Counter()
+            continue
+        if source in met:
+            met.add(operator.id)
+            continue
+        needed = requirement(app, operator)
+        if needed is None:
+            continue
+        flow = flows.before[operator.id]
+        if flow.stream in votes and not mismatch(needed, flow):
+            votes[flow.stream][needed.partitions] += 1
+        if isinstance(operator.spec, Join):
+            met.add(operator.id)
+    return {stream: count.most_common(1)[0][0] for stream, count in votes.items() if count}

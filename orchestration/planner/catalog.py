@@ -1,0 +1,64 @@
+"""What the planner is told about the world: facts of streams, and settings. Plain data, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from orchestration.declarations import partition_count
+from resources.errors import ConfigurationError, PlanningError
+
+Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
+SPARK: Partitioner = "spark-murmur3"
+UNKNOWN: Partitioner = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """A stream as it exists: `name` is "system.stream"; `key` are the columns that choose the partition.
+
+    `schema` holds the names of the record's columns, None where they are not known.
+    """
+
+    name: str
+    partitions: int
+    key: tuple[str, ...] = ()
+    partitioner: Partitioner = UNKNOWN
+    schema: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
+            raise ConfigurationError(f"stream {self.name!r} has no partition count.", "Give it one.")
+
+
+Catalog: TypeAlias = Mapping[str, StreamFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """Settings of a deployment, which an application's own settings come before.
+
+    `intermediate_partitions` is for intermediate streams that neither a join nor the application
+    decides. Without it they get the most partitions of any input or output, at most `partition_cap`.
+    """
+
+    intermediate_partitions: int | None = None
+    partition_cap: int = 256
+
+    def __post_init__(self) -> None:
+        partition_count("intermediate_partitions of the planner", self.intermediate_partitions)
+        if partition_count("partition_cap of the planner", self.partition_cap) is None:
+            raise ConfigurationError("the planner has no partition_cap.", "Leave it out for 256.")
+
+
+def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
+    """Return the facts of a stream that has to exist; `what` says in the error who needs it."""
+    facts = catalog.get(stream)
+    if facts is None:
+        there = ", ".join(sorted(catalog)) or "none"
+        raise PlanningError(
+            f"{what} reads stream {stream!r}, which does not exist; streams there: {there}.",
+            "Correct the name, or create the stream by appending to it.",
+        )
+    return facts

@@ -1,0 +1,87 @@
+"""Refuses what can't be proven, naming every stream of the conflict and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestration.graph import Join
+from orchestration.planner.analysis import Groups, dataset_node
+from orchestration.planner.auto import mismatch
+from orchestration.planner.catalog import SPARK
+from orchestration.planner.flow import Flows, requirement
+from resources.errors import PartitionCountMismatch, PlanningError
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from orchestration.planner.counts import Counts
+    from orchestration.planner.execution_plan import StreamEdge
+
+_AUTO = "or set auto_repartition=True on the application"
+
+
+def check_counts(
+    app: Application, groups: Groups, counts: Counts, edges: Mapping[str, StreamEdge], flows: Flows
+) -> None:
+    """Raise PartitionCountMismatch for the first join whose streams have different counts."""
+    join = counts.conflict
+    if join is None:
+        return
+    needed = requirement(app, app.operator(join))
+    assert needed is not None
+    found = ", ".join(_counted(edges[member]) for member in _involved(join, groups, counts))
+    left = flows.before[join].stream
+    if counts.partitions[left] != needed.partitions:
+        where, columns = "before this join", needed.columns or ()
+        other = f", declare dataset {needed.dataset!r} with partitions={counts.partitions[left]}"
+    else:
+        where, columns, other = f"before send_to({needed.dataset})", app.dataset(needed.dataset).partition_by, ""
+    raise PartitionCountMismatch(
+        f"{join} needs equal partition counts: {found}.",
+        f"Repartition the stream {where} with {_partition_by(columns)}{other}, {_AUTO}.",
+    )
+
+
+def check_co_partitioned(app: Application, flows: Flows, edges: Mapping[str, StreamEdge]) -> None:
+    """Raise PlanningError for the first join whose stream does not lie in the buckets of its dataset.
+
+    Equal counts are not enough: the same columns have to choose the partition, by the same hash.
+    """
+    for operator in app.operators:
+        if not isinstance(operator.spec, Join):
+            continue
+        needed, flow = requirement(app, operator), flows.before[operator.id]
+        why = mismatch(needed, flow) if needed else ""
+        if needed is None or not why:
+            continue
+        dataset = app.dataset(needed.dataset)
+        columns = needed.columns or ()
+        raise PlanningError(
+            f"{operator.id}: stream {edges[flow.stream].name} does not lie as dataset {dataset.name} does, "
+            f"which is partitioned by ({', '.join(dataset.partition_by)}) with {SPARK}: {why}; needed is "
+            f"({', '.join(columns)}) with {SPARK}.",
+            f"Write {_partition_by(columns)} before this join, {_AUTO}.",
+        )
+
+
+def _involved(join: str, groups: Groups, counts: Counts) -> list[str]:
+    """The members of a group, and whatever the inferred ones got their counts from."""
+    involved: list[str] = []
+    waiting = list(groups[join])
+    while waiting:
+        member = waiting.pop(0)
+        if member in involved:
+            continue
+        involved.append(member)
+        if member in counts.inferred:
+            waiting.append(counts.inferred[member].source)
+    return sorted(involved, key=lambda member: member.startswith(dataset_node("")))
+
+
+def _counted(edge: StreamEdge) -> str:
+    return f"{edge.name} has {edge.partitions} ({edge.count_from})"
+
+
+def _partition_by(columns: tuple[str, ...]) -> str:
+    quoted = ", ".join(f'"{name}"' for name in columns)
+    return f".partition_by({quoted})"

@@ -1,0 +1,100 @@
+"""Partition counts: what is declared, what follows from joins, and what is left to a default.
+
+The rules are SAMZA-1889's. In every join group all counts must be equal. A stream whose count is open
+and that is joined with one whose count is known gets that count; this may decide another group, so
+it goes on until nothing changes. What is still open then gets the default.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.graph import Input, PartitionBy, SendToStream
+from orchestration.planner.analysis import dataset_node
+from orchestration.planner.catalog import Catalog, PlannerConfig, facts_of
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """Where an inferred count comes from: another member of a join group."""
+
+    source: str
+    join: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The count of every stream; `inferred` says of some where it comes from, `conflict` is the first
+    group (if any) whose members differ."""
+
+    partitions: dict[str, int]
+    inferred: dict[str, Inference]
+    conflict: str | None
+
+
+def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]:
+    """Return the count of every stream of an application and of its datasets, None where it is open."""
+    counts: dict[str, int | None] = {}
+    for operator in app.operators:
+        spec = operator.spec
+        if isinstance(spec, Input):
+            counts[operator.id] = facts_of(catalog, spec.stream, operator.id).partitions
+        elif isinstance(spec, PartitionBy):
+            counts[operator.id] = spec.partitions
+        elif isinstance(spec, SendToStream):
+            counts[operator.id] = app.outputs[spec.stream].partitions
+    for dataset in app.datasets:
+        if dataset.partitions is not None:
+            counts[dataset_node(dataset.name)] = dataset.partitions
+    return counts
+
+
+def default_count(app: Application, catalog: Catalog, config: PlannerConfig) -> tuple[int, str]:
+    """Return the count of streams that nothing else decides, and where it comes from."""
+    if app.intermediate_partitions is not None:
+        return app.intermediate_partitions, "intermediate_partitions of the application"
+    if config.intermediate_partitions is not None:
+        return config.intermediate_partitions, "intermediate_partitions of the planner's settings"
+    inputs = {name: facts_of(catalog, name, "the application").partitions for name in app.inputs}
+    known = inputs | {name: output.partitions for name, output in app.outputs.items()}
+    if not known:
+        return 1, "no input or output has a count"
+    largest = max(known, key=lambda name: known[name])
+    if known[largest] > config.partition_cap:
+        return config.partition_cap, f"most of inputs and outputs, {largest}, capped at {config.partition_cap}"
+    return known[largest], f"most of inputs and outputs, {largest}"
+
+
+def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]], default: int) -> Counts:
+    """Return the count of every stream.
+
+    `counts` holds every member of every group. Groups are looked at in their order, so the answer does
+    not depend on chance.
+    """
+    known = {stream: count for stream, count in counts.items() if count is not None}
+    inferred: dict[str, Inference] = {}
+    containing: dict[str, list[str]] = {}
+    for join, members in groups.items():
+        for member in members:
+            containing.setdefault(member, []).append(join)
+    waiting = deque(groups)
+    while waiting:
+        join = waiting.popleft()
+        source = next((member for member in groups[join] if member in known), None)
+        if source is None:
+            continue
+        for member in groups[join]:
+            if member not in known:
+                known[member] = known[source]
+                inferred[member] = Inference(source, join)
+                waiting.extend(containing[member])
+    for stream in counts:
+        known.setdefault(stream, default)
+    differing = (join for join, members in groups.items() if len({known[member] for member in members}) > 1)
+    return Counts(known, inferred, next(differing, None))

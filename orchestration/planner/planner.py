@@ -1,0 +1,167 @@
+"""Plans an application: proves that its joins need no shuffle, finds the counts that are open, and says
+which task owns what.
+
+    operators -> flows (columns, and where records lie) -> join groups -> counts -> proof -> plan
+
+It is pure: an application, facts and settings in, a plan or an error out. After SAMZA-1889.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestration.graph import Join, PartitionBy, SendToStream, SendToTable
+from orchestration.planner.analysis import Groups, join_groups
+from orchestration.planner.auto import Inserted, repartitioned
+from orchestration.planner.catalog import Catalog, PlannerConfig
+from orchestration.planner.checks import check_co_partitioned, check_counts
+from orchestration.planner.counts import assign, declared_counts, default_count
+from orchestration.planner.edges import stream_edges
+from orchestration.planner.execution_plan import (
+    Exchange,
+    ExecutionPlan,
+    JoinGroup,
+    PlannedOperator,
+    StreamEdge,
+    Task,
+)
+from orchestration.planner.flow import Flows, follow, requirement
+from orchestration.planner.render import summary
+from orchestration.planner.sinks import exchange_before_sink
+from resources.errors import PlanningError
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+
+_DEFAULTS = PlannerConfig()
+
+
+def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) -> ExecutionPlan:
+    """Return the plan of an application; `catalog` has the facts of the streams that exist.
+
+    Inputs and the inputs of datasets have to be in the catalog; outputs may be.
+    Raises PartitionCountMismatch when counts can't agree, and PlanningError for anything else that
+    can't work: a stream that is not there, a missing or double column, a join that is not co-partitioned.
+    """
+    if not app.inputs:
+        raise PlanningError(f"application {app.name!r} has no input stream.", 'Declare one: app.input_stream("…").')
+    inserted: dict[str, Inserted] = {}
+    if app.auto_repartition:
+        flows, inserted = repartitioned(app, catalog)
+    else:
+        flows = follow(app, catalog)
+    groups = join_groups(app, inserted)
+    default, default_from = default_count(app, catalog, config)
+    open_counts = declared_counts(app, catalog)
+    open_counts |= {flows.before[item.operator].stream: item.partitions for item in inserted.values()}
+    counts = assign(open_counts, groups, default)
+    edges = stream_edges(app, catalog, flows, counts, inserted, default_from)
+    check_counts(app, groups, counts, edges, flows)
+    check_co_partitioned(app, flows, edges)
+    exchanges = _exchanges(app, catalog, flows, counts.partitions, edges, inserted)
+    streams = tuple(edges.values())
+    return ExecutionPlan(
+        application=app.name,
+        operators=_operators(app, flows, counts.partitions),
+        streams=streams,
+        join_groups=_groups(app, groups, edges, counts.partitions),
+        exchanges=exchanges,
+        tasks=tasks(streams),
+        notes=_notes(app, flows, edges, inserted),
+    )
+
+
+def tasks(streams: tuple[StreamEdge, ...]) -> tuple[Task, ...]:
+    """Return tasks 0 to n-1; a task owns its partition of all inputs and partitioned datasets.
+
+    n is the largest count of those and of the intermediate streams.
+    """
+    inputs = [edge for edge in streams if edge.role == "input"]
+    datasets = [edge for edge in streams if edge.role == "side-input" and edge.partitions is not None]
+    whole = [edge for edge in streams if edge.role == "side-input" and edge.partitions is None]
+    broadcast = tuple(str(edge.dataset) for edge in whole)
+    total = max((edge.partitions or 0 for edge in streams if edge.role != "output"), default=0)
+    return tuple(
+        Task(
+            f"Partition {number}",
+            tuple(f"{edge.name}.{number}" for edge in inputs if number < (edge.partitions or 0)),
+            tuple(f"{edge.dataset}.{number}" for edge in datasets if number < (edge.partitions or 0)),
+            broadcast,
+        )
+        for number in range(total)
+    )
+
+
+def _exchanges(
+    app: Application,
+    catalog: Catalog,
+    flows: Flows,
+    counts: dict[str, int],
+    edges: dict[str, StreamEdge],
+    inserted: dict[str, Inserted],
+) -> tuple[Exchange, ...]:
+    exchanges: list[Exchange] = []
+    for operator in app.operators:
+        if operator.id in inserted:
+            item = inserted[operator.id]
+            exchanges.append(
+                Exchange(operator.id, "auto_repartition", item.columns, item.partitions, f"the stream: {item.why}")
+            )
+        if isinstance(operator.spec, PartitionBy):
+            edge = edges[operator.id]
+            why = f"count: {edge.count_from}"
+            exchanges.append(
+                Exchange(operator.id, "partition_by", operator.spec.columns, counts[operator.id], why)
+            )
+        sink = exchange_before_sink(app, catalog, operator, flows.before[operator.id], counts)
+        if sink is not None:
+            exchanges.append(sink)
+    return tuple(exchanges)
+
+
+def _operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[PlannedOperator, ...]:
+    planned = []
+    for operator in app.operators:
+        flow = flows.after[operator.id]
+        planned.append(
+            PlannedOperator(
+                operator.id, operator.kind, operator.inputs, summary(operator.spec), counts[flow.stream],
+                flow.partitioned_by, flow.columns,
+            )
+        )  # fmt: skip
+    return tuple(planned)
+
+
+def _groups(
+    app: Application, groups: Groups, edges: dict[str, StreamEdge], counts: dict[str, int]
+) -> tuple[JoinGroup, ...]:
+    result = []
+    for join, members in groups.items():
+        needed = requirement(app, app.operator(join))
+        assert needed is not None
+        names = tuple(edges[member].name for member in members)
+        result.append(JoinGroup(join, needed.dataset, names, needed.partitions, needed.columns or ()))
+    return tuple(result)
+
+
+def _notes(
+    app: Application, flows: Flows, edges: dict[str, StreamEdge], inserted: dict[str, Inserted]
+) -> tuple[str, ...]:
+    notes = []
+    for item in inserted.values():
+        source = flows.after[app.operator(item.operator).inputs[0]].stream
+        notes.append(
+            f"auto_repartition: {edges[source].name} moves before {item.operator} into {item.partitions} "
+            f"partitions by ({', '.join(item.columns)}), because {item.why}."
+        )
+    specs = [operator.spec for operator in app.operators]
+    if not any(isinstance(spec, SendToStream | SendToTable) for spec in specs):
+        notes.append("Nothing is written: no stream ends in send_to().")
+    sent = {spec.stream for spec in specs if isinstance(spec, SendToStream)}
+    written = {spec.table for spec in specs if isinstance(spec, SendToTable)}
+    used = written | {spec.dataset for spec in specs if isinstance(spec, Join)}
+    idle = [name for name in app.outputs if name not in sent]
+    notes += [f"Output stream {name} is declared and nothing is sent to it." for name in idle]
+    notes += [f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used]
+    notes += [f"Table {name} is declared and not used." for name in app.tables if name not in written]
+    return tuple(notes)

@@ -1,0 +1,124 @@
+"""Draws a plan as plain text, for `adjunct plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from orchestration.graph import Filter, Input, Join, Map, PartitionBy, SendToStream, Spec
+
+if TYPE_CHECKING:
+    from orchestration.planner.execution_plan import ExecutionPlan, PlannedOperator, Task
+
+
+def summary(spec: Spec) -> str:
+    """Return what an operator does, in a few words."""
+    if isinstance(spec, Input):
+        return spec.stream
+    if isinstance(spec, Filter):
+        return spec.condition if isinstance(spec.condition, str) else _called(spec.condition)
+    if isinstance(spec, Map):
+        return _called(spec.function) if spec.function else ", ".join(spec.expressions)
+    if isinstance(spec, PartitionBy):
+        return f"by {', '.join(spec.columns)}"
+    if isinstance(spec, Join):
+        on = ", ".join(stream if stream == column else f"{stream} = {column}" for stream, column in spec.on)
+        return f"{spec.how} join {spec.dataset} on {on}"
+    if isinstance(spec, SendToStream):
+        return spec.stream
+    contract = f" ({spec.contract.value})" if spec.contract is not None else ""
+    return f"{'dataset' if spec.dataset else 'table'} {spec.table}{contract}"
+
+
+def render(plan: ExecutionPlan) -> str:
+    """Return the plan as lines: the graph, streams, joins, exchanges, tasks and notes."""
+    lines = [f"Application {plan.application}", "", "Operators", *_graph(plan), "", "Streams"]
+    rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
+    for edge in plan.streams:
+        count = "broadcast" if edge.partitions is None else str(edge.partitions)
+        by = ", ".join(edge.partitioned_by) or "-"
+        rows.append((edge.name, edge.role, count, by, edge.partitioner, edge.count_from))
+    lines += _table(rows)
+    if plan.join_groups:
+        lines += ["", "Joins that need no exchange on the dataset's side"]
+        lines += _table(
+            [("join", "partitions", "by", "streams")]
+            + [
+                (group.join, str(group.partitions), ", ".join(group.partitioned_by), ", ".join(group.streams))
+                for group in plan.join_groups
+            ]
+        )
+    if plan.exchanges:
+        lines += ["", "Exchanges"]
+        lines += _table(
+            [("at", "reason", "partitions", "by", "why")]
+            + [
+                (item.operator, item.reason, str(item.partitions), ", ".join(item.partitioned_by) or "-", item.why)
+                for item in plan.exchanges
+            ]
+        )
+    lines += ["", "Tasks", *_tasks(plan.tasks)]
+    if plan.notes:
+        lines += ["", "Notes", *(f"  - {note}" for note in plan.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _graph(plan: ExecutionPlan) -> list[str]:
+    """Chains go straight down; a branch is drawn deeper."""
+    following: dict[str, list[PlannedOperator]] = {}
+    for operator in plan.operators:
+        for source in operator.inputs:
+            following.setdefault(source, []).append(operator)
+    lines: list[str] = []
+    waiting = [(operator, 0) for operator in reversed(plan.operators) if not operator.inputs]
+    while waiting:
+        operator, depth = waiting.pop()
+        by = f" by {', '.join(operator.partitioned_by)}" if operator.partitioned_by else ""
+        place = f"[{operator.partitions}{by}]"
+        lines.append(f"  {'|  ' * depth}{operator.id}  {place}  {_short(operator.summary)}")
+        after = following.get(operator.id, [])
+        if len(after) == 1:
+            waiting.append((after[0], depth))
+        else:
+            waiting.extend((branch, depth + 1) for branch in reversed(after))
+    return lines
+
+
+def _tasks(tasks: Sequence[Task]) -> list[str]:
+    """Tasks that own the same streams are shown as one line."""
+    lines: list[str] = []
+    start = 0
+    for end in range(1, len(tasks) + 1):
+        if end < len(tasks) and _owned(tasks[end]) == _owned(tasks[start]):
+            continue
+        first, last = start, end - 1
+        start = end
+        name = f"Partition {first}" if first == last else f"Partition {first} to {last}"
+        inputs, buckets = _owned(tasks[first])
+        parts = [f"input {name}" for name in inputs] + [f"dataset {name}" for name in buckets]
+        if tasks[first].broadcast:
+            parts.append(f"all of {', '.join(tasks[first].broadcast)}")
+        lines.append(f"  {name}: {'; '.join(parts) or 'intermediate records only'}")
+    return lines
+
+
+def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return (
+        tuple(ssp.rpartition(".")[0] for ssp in task.ssps),
+        tuple(bucket.rpartition(".")[0] for bucket in task.buckets),
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return [f"  {'  '.join(row)}".rstrip() for row in padded]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 80 else line[:79] + "…"
+
+
+def _called(function: Callable[..., object]) -> str:
+    return f"{getattr(function, '__name__', type(function).__name__)}()"
