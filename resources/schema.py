@@ -196,7 +196,8 @@ def _type_from_arrow(field: pa.Field) -> str:
 def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
     """Return `table` with exactly the schema's columns and Arrow types, or say what does not fit.
 
-    Widening and dictionary decoding are done; anything that would lose a value is refused.
+    Widening and dictionary decoding are done; anything that would lose a value is refused, and so is text where
+    numbers belong (Arrow would parse it) and a timestamp without a zone (Arrow would take it for UTC).
     """
     import pyarrow as pa
 
@@ -211,6 +212,11 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
     columns = []
     for field in schema.fields:
         column = table.column(field.name)
+        if not _same_family(column.type, arrow_type(field.type)):
+            raise SchemaMismatchError(
+                f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}.",
+                "Cast the column before, so that it is seen what becomes of odd values.",
+            )
         try:
             columns.append(column.cast(arrow_type(field.type), safe=True))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -220,3 +226,25 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
                 "Cast the column, or mend the record that does not fit.",
             ) from error
     return pa.table(columns, schema=schema.to_arrow())
+
+
+def _same_family(found: pa.DataType, expected: pa.DataType) -> bool:
+    import pyarrow.types as t
+
+    if t.is_dictionary(found):
+        found = found.value_type
+    if t.is_null(found):
+        return True
+    if t.is_timestamp(expected):
+        return bool(t.is_timestamp(found) and found.tz is not None)
+    if t.is_floating(expected):
+        return bool(t.is_floating(found) or t.is_integer(found))
+    if t.is_string(expected):
+        return bool(t.is_string(found) or t.is_large_string(found) or t.is_string_view(found))
+    if t.is_binary(expected):
+        kinds = (t.is_binary, t.is_large_binary, t.is_binary_view, t.is_fixed_size_binary)
+        return any(kind(found) for kind in kinds)
+    for family in (t.is_integer, t.is_decimal, t.is_date, t.is_boolean):
+        if family(expected):
+            return bool(family(found))
+    return False

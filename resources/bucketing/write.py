@@ -29,6 +29,7 @@ def write_buckets(
     *,
     order_by: Sequence[str],
     partitioned: bool = False,
+    digest_also: Sequence[str] = (),
 ) -> list[BucketFile]:
     """Run one Spark job that writes `df` into one file a bucket; return the files' facts, by bucket.
 
@@ -36,11 +37,12 @@ def write_buckets(
 
     `df` has the layout's columns (without `__row`, which the writer adds) and may have more, which serve
     `order_by` only. `partitioned=True` says that partition i of `df` holds exactly bucket i already, so no
-    exchange is added; each row is checked, so a wrong claim is an error and never a wrong file.
+    exchange is added; each row is checked, so a wrong claim is an error and never a wrong file. The rows' digest
+    covers the schema's columns and those of `digest_also`.
     """
     from pyspark.sql import functions as F
 
-    data = [F.col(_quoted(name)) for name in layout.schema.names]
+    data = [F.col(_quoted(name)) for name in (*layout.schema.names, *digest_also)]
     df = df.withColumn(DIGEST, F.xxhash64(*data))
     if layout.bucket_by:
         keys = [F.col(_quoted(name)) for name in layout.bucket_by]

@@ -38,7 +38,7 @@ class WriteOptions:
     `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key (they
     must be adjacent); `drop_tombstones` then leaves deleted keys out. `number_rows` adds `__row`, counted
     from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
-    microseconds since the epoch.
+    microseconds since the epoch, with the number of its nulls.
     """
 
     what: str
@@ -72,6 +72,7 @@ class BucketFileWriter:
         self._min: list[Any] | None = None
         self._last: pa.Table | None = None
         self._range: tuple[int, int] | None = None
+        self._range_nulls = 0
 
     def write(self, batch: pa.Table) -> None:
         """Take rows in order; columns are the layout's, and `__digest` and `__bucket` where Spark sent them."""
@@ -169,7 +170,9 @@ class BucketFileWriter:
                 part = int(batch.column(DIGEST).to_numpy().view(np.uint64).sum(dtype=np.uint64))
             self._digest = ((self._digest or 0) + part) % 2**64
         if self._options.range_of:
-            bounds = pc.min_max(batch.column(self._options.range_of).cast("int64")).as_py()
+            times = batch.column(self._options.range_of)
+            self._range_nulls += times.null_count
+            bounds = pc.min_max(times.cast("int64")).as_py()
             if bounds["min"] is not None:
                 low, high = self._range or (bounds["min"], bounds["max"])
                 self._range = (min(low, bounds["min"]), max(high, bounds["max"]))
@@ -220,6 +223,8 @@ class BucketFileWriter:
             stats["deleted"] = self._deleted
         if self._range is not None:
             stats["range"] = list(self._range)
+        if self._range_nulls:
+            stats["range_nulls"] = self._range_nulls
         return stats
 
     def _upload(self, facts: dict[str, Any]) -> BucketFile:

@@ -1,0 +1,140 @@
+"""Brings records into the form in which a stream stores them, or says what does not fit; and writes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resources.bucketing.files import BucketFile
+from resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from resources.errors import ConfigurationError, SchemaMismatchError
+from resources.schema import conform
+from resources.streams.system import TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from resources.objects.store import ObjectStore
+    from resources.streams.document import Declaration
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+def write_records(
+    data: DataFrame | pa.Table,
+    store: ObjectStore,
+    folder: str,
+    declaration: Declaration,
+    what: str,
+    order_by: tuple[str, ...],
+    partitioned: bool,
+) -> list[BucketFile]:
+    """Write records into an attempt's folder, one file a partition; a table without Spark, a frame by its tasks."""
+    options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP)
+    if hasattr(data, "to_batches"):  # a table: asking for its class would import Arrow
+        if order_by or partitioned:
+            raise ConfigurationError(
+                f"{what}: order_by and partitioned are for Spark frames; a table keeps its own order.",
+                "Sort the table before, and leave both out.",
+            )
+        table = table_content(data, declaration, what)
+        return write_arrow_buckets(table, store, folder, declaration.layout, options)
+    from resources.bucketing.write import write_buckets
+
+    return write_buckets(
+        frame_content(data, declaration, order_by, what),
+        store,
+        folder,
+        declaration.layout,
+        options,
+        order_by=order_by,
+        partitioned=partitioned,
+        digest_also=(TIMESTAMP, TOMBSTONE),
+    )
+
+
+def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Table:
+    """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
+
+    A null `__timestamp` stands for the time of the append, which is known when it commits.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    plain = conform(
+        table.select([name for name in table.column_names if name not in (TIMESTAMP, TOMBSTONE)]),
+        declaration.schema_,
+        what,
+    )
+    times = _mark(table, TIMESTAMP, pa.timestamp("us", tz="UTC"), what)
+    if declaration.timestamp is not None:
+        times = pc.coalesce(times, plain.column(declaration.timestamp))
+    tombstones = pc.fill_null(_mark(table, TOMBSTONE, pa.bool_(), what), False)
+    # One chunk a column: the bytes of the file, and so its checksum, must not depend on how the table was cut.
+    return plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones).combine_chunks()
+
+
+def _mark(table: pa.Table, name: str, kind: pa.DataType, what: str) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    if name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, kind)])
+    column = table.column(name)
+    aware = not pa.types.is_timestamp(column.type) or column.type.tz is not None
+    if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
+        raise SchemaMismatchError(
+            f"{what}: column {name!r} holds {column.type}, expected {kind}.", "Cast it, or leave the column out."
+        )
+    return column.cast(kind)
+
+
+def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, ...], what: str) -> DataFrame:
+    """Return the frame with the stream's columns and types, marks, and whatever else `order_by` names."""
+    from pyspark.sql import functions as F
+
+    found = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    schema = declaration.schema_
+    missing = [name for name in schema.names if name not in found]
+    extra = [name for name in found if name not in (*schema.names, TIMESTAMP, TOMBSTONE, *order_by)]
+    if missing or extra or len(found) != len(df.schema.fields):
+        raise SchemaMismatchError(
+            f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
+            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
+            "Send records with exactly these columns, each once.",
+        )
+    columns = []
+    for field in schema.fields:
+        if found[field.name] != field.type and not _widens(found[field.name], field.type):
+            raise SchemaMismatchError(
+                f"{what}: column {field.name!r} holds {found[field.name]} where the schema says {field.type}.",
+                f"Cast it: F.col({field.name!r}).cast({field.type!r}).",
+            )
+        columns.append(F.col(_quoted(field.name)).cast(field.type).alias(field.name))
+    for name, kind in ((TIMESTAMP, "timestamp"), (TOMBSTONE, "boolean")):
+        if found.get(name, kind) not in (kind, "void"):
+            raise SchemaMismatchError(
+                f"{what}: column {name!r} holds {found[name]}, expected {kind}.", "Cast it, or leave it out."
+            )
+    times = F.col(TIMESTAMP) if TIMESTAMP in found else F.lit(None)
+    if declaration.timestamp is not None:
+        times = F.coalesce(times, F.col(_quoted(declaration.timestamp)))
+    tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in found else F.lit(False)
+    stored = (*schema.names, TIMESTAMP, TOMBSTONE)
+    rest = [F.col(_quoted(name)) for name in dict.fromkeys(order_by) if name not in stored]
+    return df.select(
+        *columns,
+        times.cast("timestamp").alias(TIMESTAMP),
+        tombstones.cast("boolean").alias(TOMBSTONE),
+        *rest,
+    )
+
+
+def _widens(found: str, expected: str) -> bool:
+    if found == "void":  # F.lit(None): a column without values has every type
+        return True
+    both = found in _INTEGERS and expected in _INTEGERS
+    return both and _INTEGERS.index(found) < _INTEGERS.index(expected)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -1,0 +1,363 @@
+"""LakeStreams: append-only streams in the lake's object store, Adjunct's own.
+
+    streams/_names/NAME                        says that a stream of this name was declared
+    streams/NAME/CURRENT, manifests/…          the commit log (`document.StreamState`)
+    streams/NAME/data/ATTEMPT/part-0000i-…     an append's records, one file a partition
+    streams/NAME/pages/…                       pages of the index
+
+An append writes its files first and then commits offsets, markers and its producer's sequence at once: a crash
+in between leaves files that no manifest lists, which `maintain` collects.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import ConfigurationError, ObjectExistsError, StreamNotFoundError
+from resources.names import check_name
+from resources.schema import Schema
+from resources.streams.appending import Append, NewMarker, decide_append
+from resources.streams.arrow_read import first_offset_at, read_table
+from resources.streams.content import write_records
+from resources.streams.declaring import StreamDescription, check_equal, declare, described, info_of
+from resources.streams.document import (
+    KIND,
+    CompactionPolicy,
+    FileEntry,
+    Retention,
+    StreamState,
+    data_folder,
+)
+from resources.streams.index import Fold, Pages, foldable, markers_in, touches, walk
+from resources.streams.producers import check_producer, content_digest, known, result_of
+from resources.streams.ranges import check_ranges, no_partition, one_stream, parse_offset
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import (
+    AppendResult,
+    Marker,
+    OffsetRange,
+    StreamInfo,
+    StreamSystem,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from resources.objects.commit import Commit, CommitLog
+    from resources.objects.lake import Lake
+
+_NAMES = "streams/_names"
+_COMMIT_ATTEMPTS = 100
+
+
+class LakeStreams(StreamSystem):
+    """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes.
+
+    `clock` gives the time of appends.
+    """
+
+    name = "lake"
+
+    def __init__(self, lake: Lake, *, clock: Callable[[], datetime] | None = None) -> None:
+        self.lake = lake
+        self._clock = clock or _now
+        self._pages: dict[str, Pages] = {}
+
+    # -- declaring
+
+    def create(
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        timestamp: str | None = None,
+        retention: Retention | None = None,
+        compaction: CompactionPolicy | None = None,
+    ) -> StreamInfo:
+        """Create a stream, or do nothing if it is there and declared equally.
+
+        `key` gives a record's partition (Spark's hash of it modulo `partitions`; a null key has one, too); a
+        stream without key has one partition. `timestamp` names the column with the record's time; without one,
+        and where it is null, that is the time of the append.
+        Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
+        """
+        prefix = self.lake.stream_prefix(name)
+        declaration = declare(name, schema, tuple(key), partitions, timestamp, retention, compaction)
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            if commit is None:
+                return StreamState.empty(declaration).body()
+            check_equal(name, self._parse(commit).declaration, declaration)
+            return None
+
+        # The name first: a stream that is there is always listed, and a listed name without commit is left out.
+        with suppress(ObjectExistsError):
+            self.lake.store.put_if_absent(f"{_NAMES}/{name}", b"")
+        self.lake.commit_log(prefix, KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
+        return info_of(name, declaration)
+
+    def list_streams(self) -> list[str]:
+        names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{_NAMES}/")]
+        return sorted(name for name in names if self.lake.store.head(f"{self.lake.stream_prefix(name)}/CURRENT"))
+
+    def info(self, stream: str) -> StreamInfo:
+        return info_of(stream, self._state(stream)[1].declaration)
+
+    def describe(self, stream: str) -> StreamDescription:
+        """Return the whole of what the stream's manifest says in sums."""
+        return described(stream, *self._state(stream))
+
+    # -- offsets
+
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda state: state.oldest)
+
+    def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda state: state.next)
+
+    def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
+        state = self._state_of(ssp)
+        prefix, pages = self.lake.stream_prefix(ssp.stream), self._pages_of(ssp.stream)
+        offset = first_offset_at(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
+        return str(offset)
+
+    def compare(self, left: str, right: str) -> int:
+        a, b = parse_offset(left, "lake"), parse_offset(right, "lake")
+        return (a > b) - (a < b)
+
+    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
+        if not ranges:
+            return 0
+        stream = one_stream(self.name, ranges)
+        _, state = self._state(stream)
+        spans = check_ranges(stream, state, ranges)
+        width = sum(end - start for start, end in spans.values())
+        return width - len(markers_in(state, self._pages_of(stream), spans))
+
+    # -- reading
+
+    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
+        """Return exactly the records of these ranges of one stream, as a scan that is bucketed by its key."""
+        from resources.streams.spark_read import read_frame
+
+        stream = one_stream(self.name, ranges)
+        _, state = self._state(stream)
+        spans = check_ranges(stream, state, ranges)
+        touched = list(walk(state, self._pages_of(stream), lambda entry: touches(entry, spans)))
+        return read_frame(spark, self.lake.store, self.lake.stream_prefix(stream), state, touched, spans)
+
+    def read_arrow(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the records of these ranges (of `columns` only, when given) without Spark.
+
+        With the columns of META, ordered by partition and offset. All of them are held in memory.
+        """
+        stream = one_stream(self.name, ranges)
+        _, state = self._state(stream)
+        spans = check_ranges(stream, state, ranges)
+        names = state.declaration.schema_.names if columns is None else tuple(columns)
+        pages = self._pages_of(stream)
+        return read_table(self.lake.store, self.lake.stream_prefix(stream), state, pages, spans, names)
+
+    def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the ranges of all that the stream holds now."""
+        _, state = self._state(stream)
+        return {
+            SystemStreamPartition(self.name, stream, p): OffsetRange(str(start), str(end))
+            for p, (start, end) in enumerate(zip(state.oldest, state.next, strict=True))
+        }
+
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        _, state = self._state(stream)
+        ends = dict(enumerate(state.next))
+        if since is None:
+            spans = {p: (0, end) for p, end in ends.items()}
+        else:
+            spans = {
+                ssp.partition: (parse_offset(offset, str(ssp)), ends.get(ssp.partition, 0))
+                for ssp, offset in since.items()
+                if ssp.stream == stream
+            }
+        ssps = [SystemStreamPartition(self.name, stream, p) for p in ends]
+        return [
+            Marker(ssps[found.partition], str(found.offset), found.version, found.rows, found.checksum)
+            for found in markers_in(state, self._pages_of(stream), spans)
+        ]
+
+    # -- appending
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | pa.Table,
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+    ) -> AppendResult:
+        """Add records to all their partitions in one commit, once per producer and sequence.
+
+        `data` has the stream's columns, and may have `__tombstone` (boolean) and `__timestamp`. The records of a
+        partition keep the order of a table, or get that of `order_by` in a frame (columns that only serve the
+        order are left out). A table is written without Spark. `end_of_dataset` ends a version: a marker follows
+        in every partition, with the number of its records since its marker before. `partitioned=True` says that
+        partition i of the frame holds exactly the stream's partition i.
+
+        A retry with the same records is answered with the first result. It must come the same way, as a table
+        or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflict,
+        and CommitConflict or CommitStateUnknown, after which the same call may be repeated.
+        """
+        check_producer(producer, sequence)
+        _, state = self._state(stream)
+        if end_of_dataset is not None:
+            check_name("version", end_of_dataset)
+        started = self._now_ms()
+        attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
+        folder = data_folder(self.lake.stream_prefix(stream), attempt)
+        files = write_records(
+            data, self.lake.store, folder, state.declaration, f"stream {stream!r}", tuple(order_by), partitioned
+        )
+        partitions = tuple(range(state.declaration.partitions))
+        marker = NewMarker(end_of_dataset, partitions, "delivered") if end_of_dataset is not None else None
+        facts = [(f.bucket, f.rows, f.sha256 if f.digest is None else f.digest) for f in files]
+        digest = content_digest(facts, marker.content() if marker else ())
+        entries = tuple(FileEntry.of(file) for file in files)
+        append = Append(stream, producer, sequence, digest, attempt, started, entries, marker)
+        result = self._commit(state, append)
+        if result.duplicate:
+            self.lake.store.delete_many([f"{folder}/{file.name}" for file in files])
+        return result
+
+    def append_markers(
+        self,
+        stream: str,
+        version: str,
+        *,
+        producer: str,
+        sequence: int,
+        partitions: Sequence[int] | None = None,
+        rows: Mapping[int, int] | None = None,
+        checksum: str | None = None,
+    ) -> AppendResult:
+        """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
+
+        `rows` tells the records of the version by partition, for the reader to check.
+        """
+        check_producer(producer, sequence)
+        check_name("version", version)
+        _, state = self._state(stream)
+        count = state.declaration.partitions
+        chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
+            raise ConfigurationError(
+                f"marker {version!r}: partitions {list(chosen)} are not all of {stream!r}, which has {count}.",
+                "Name partitions that the stream has.",
+            )
+        marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum)
+        started = self._now_ms()
+        digest = content_digest((), marker.content())
+        append = Append(stream, producer, sequence, digest, f"{started:013d}", started, (), marker)
+        return self._commit(state, append)
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        sent = known(self._state(stream)[1].producers, producer, sequence)
+        return None if sent is None else result_of(sent, duplicate=True)
+
+    # -- keeping
+
+    def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
+        """Set the policies of a stream; they hold from the next `maintain` on."""
+        update = {"retention": retention, "compaction": compaction}
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            state = self._parse(self._there(stream, commit))
+            declaration = state.declaration.model_copy(update=update)
+            if declaration == state.declaration:
+                return None
+            return state.model_copy(update={"declaration": declaration}).body()
+
+        self._log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
+
+    # -- inside
+
+    def _commit(self, seen: StreamState, append: Append) -> AppendResult:
+        result: list[AppendResult] = []
+        append = replace(append, fold=self._fold(append.stream, seen))
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            state = self._parse(self._there(append.stream, commit))
+            after, decided = decide_append(state, append, self._now_ms())
+            result[:] = [decided]
+            return None if after is None else after.body()
+
+        self._log(append.stream).transact(decide, by=append.producer, attempts=_COMMIT_ATTEMPTS)
+        return result[0]
+
+    def _fold(self, stream: str, state: StreamState) -> Fold | None:
+        """Write the page that the index needs next, if any, so that the decision itself does no I/O."""
+        full = foldable(state)
+        if full is None:
+            return None
+        level, entries = full
+        return Fold(self._pages_of(stream).write(level, entries), entries, self._now_ms())
+
+    def _log(self, stream: str) -> CommitLog:
+        return self.lake.commit_log(self.lake.stream_prefix(stream), KIND)
+
+    def _state(self, stream: str) -> tuple[Commit, StreamState]:
+        commit = self._there(stream, self._log(stream).current())
+        return commit, self._parse(commit)
+
+    def _state_of(self, ssp: SystemStreamPartition) -> StreamState:
+        _, state = self._state(one_stream(self.name, [ssp]))
+        if ssp.partition >= state.declaration.partitions:
+            raise no_partition(ssp, state.declaration.partitions)
+        return state
+
+    def _there(self, stream: str, commit: Commit | None) -> Commit:
+        if commit is None:
+            there = ", ".join(self.list_streams()) or "none"
+            raise StreamNotFoundError(
+                f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",
+                "Check the name and the lake, or create the stream first.",
+            )
+        return commit
+
+    def _parse(self, commit: Commit) -> StreamState:
+        return StreamState.parse(commit.body, f"the stream index {commit.manifest_key!r} in {self.lake.url}")
+
+    def _pages_of(self, stream: str) -> Pages:
+        return self._pages.setdefault(stream, Pages(self.lake.store, self.lake.stream_prefix(stream)))
+
+    def _edges(
+        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[StreamState], tuple[int, ...]]
+    ) -> dict[SystemStreamPartition, str]:
+        found: dict[SystemStreamPartition, str] = {}
+        by_stream: dict[str, list[SystemStreamPartition]] = {}
+        for ssp in ssps:
+            by_stream.setdefault(one_stream(self.name, [ssp]), []).append(ssp)
+        for stream, wanted in by_stream.items():
+            offsets = edge(self._state(stream)[1])
+            for ssp in wanted:
+                if ssp.partition >= len(offsets):
+                    raise no_partition(ssp, len(offsets))
+                found[ssp] = str(offsets[ssp.partition])
+        return found
+
+    def _now_ms(self) -> int:
+        return int(self._clock().timestamp() * 1000)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

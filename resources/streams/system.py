@@ -1,0 +1,190 @@
+"""What every kind of stream can do, in plain values; and the registry of systems by name.
+
+Offsets are strings that only their system orders: compare them with `StreamSystem.compare`, never as text.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from resources.errors import ConfigurationError
+from resources.names import check_name
+from resources.streams.ssp import SystemStreamPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from resources.objects.lake import Lake
+    from resources.schema import Schema
+
+# Columns that a read adds to the record's own.
+PARTITION = "__partition"
+OFFSET = "__offset"
+TIMESTAMP = "__timestamp"
+TOMBSTONE = "__tombstone"
+META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
+META_DDL = f"`{PARTITION}` INT, `{OFFSET}` BIGINT, `{TIMESTAMP}` TIMESTAMP, `{TOMBSTONE}` BOOLEAN"
+
+Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What a stream says of itself.
+
+    `partitioner` is the hash that gave records to partitions: equal counts prove nothing when two streams hash
+    differently. `schema` is None where records are raw. `default_offset` says where a reader without a
+    checkpoint begins.
+    """
+
+    name: str
+    partitions: int
+    key: tuple[str, ...]
+    partitioner: Partitioner
+    schema: Schema | None
+    default_offset: Literal["oldest", "upcoming"] = "oldest"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The offsets from `start` up to, but without, `end`."""
+
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """An end-of-dataset marker: the records of `version` in this partition end before `offset`.
+
+    It takes one offset and is no record. `rows` counts the partition's records of the version where the
+    producer told, `checksum` is the producer's own, of any form.
+    """
+
+    ssp: SystemStreamPartition
+    offset: str
+    version: str
+    rows: int | None = None
+    checksum: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where an append stands: by partition number, its first offset and the offset after its last.
+
+    `rows` counts records without markers. `duplicate` says that this producer's sequence was in already and
+    nothing was added; the offsets then are those of the first time, and empty if that is too long ago to know.
+    """
+
+    first: Mapping[int, str]
+    next: Mapping[int, str]
+    rows: int
+    duplicate: bool = False
+
+
+class StreamSystem(ABC):
+    """A system of streams: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
+
+    Reads are of exact, bounded ranges, so a batch can be read again as it was. All methods raise
+    StreamNotFoundError for a stream that is not there.
+    """
+
+    name: str
+
+    @abstractmethod
+    def list_streams(self) -> list[str]:
+        """Return the names of all streams, sorted."""
+
+    @abstractmethod
+    def info(self, stream: str) -> StreamInfo: ...
+
+    @abstractmethod
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        """Return the first offset that can be read of each partition (`upcoming` where it is empty)."""
+
+    @abstractmethod
+    def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        """Return the offset that the next record of each partition will have."""
+
+    @abstractmethod
+    def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
+        """Return the offset of the first record, in offset order, at or after this time (ms since the epoch).
+
+        `upcoming` where there is none.
+        """
+
+    @abstractmethod
+    def compare(self, left: str, right: str) -> int:
+        """Return -1, 0 or 1 as `left` comes before, is, or comes after `right`."""
+
+    @abstractmethod
+    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
+        """Return exactly the records of these ranges of one stream: its columns, then those of META.
+
+        Raises OffsetOutOfRangeError for a range that the stream does not hold whole.
+        """
+
+    @abstractmethod
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | pa.Table,
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+    ) -> AppendResult:
+        """Add records, all or none, once per producer and sequence."""
+
+    @abstractmethod
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        """Return the result of an append that is in already, or None."""
+
+    @abstractmethod
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        """Return the end-of-dataset markers at or after these offsets (of all partitions when None), in order."""
+
+    @abstractmethod
+    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
+        """Return how many records the ranges hold; markers take offsets but are no records."""
+
+    def partitions(self, stream: str) -> list[SystemStreamPartition]:
+        """Return the stream's partitions, in order."""
+        return [SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)]
+
+
+Factory = Callable[["Lake"], StreamSystem]
+
+
+def _lake(lake: Lake) -> StreamSystem:
+    from resources.streams.lake import LakeStreams
+
+    return LakeStreams(lake)
+
+
+_systems: dict[str, Factory] = {"lake": _lake}
+
+
+def register_system(name: str, factory: Factory) -> None:
+    """Make `name` a system: `factory(lake)` gives its StreamSystem. The same factory may register again."""
+    check_name("system", name)
+    if _systems.setdefault(name, factory) is not factory:
+        raise ConfigurationError(
+            f"stream system {name!r} is registered already.", "Register the second one under another name."
+        )
+
+
+def open_system(name: str, lake: Lake) -> StreamSystem:
+    """Return the system registered as `name`; `lake` is where Adjunct keeps what the system itself can't."""
+    if name not in _systems:
+        raise ConfigurationError(
+            f"there is no stream system {name!r}: there are {', '.join(sorted(_systems))}.",
+            "Check the name before the dot, or call register_system first.",
+        )
+    return _systems[name](lake)
