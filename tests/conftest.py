@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.servers.s3"]
+pytest_plugins = ["tests.servers.postgres", "tests.servers.s3"]

@@ -19,6 +19,7 @@ from resources.backends.postgres_connection import (
     check_keywords,
     connect,
     connection_settings,
+    require_driver,
     translated,
     where,
 )
@@ -240,6 +241,7 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
+        require_driver(self._label)
         if self._loop is not None and not self._loop.is_closed() and self._connection is not None:
             raise ConfigurationError(
                 f"{self._label} is open in another event loop.",

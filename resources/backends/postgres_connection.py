@@ -51,6 +51,17 @@ class ServerUnreachableError(TableAccessError):
     """No connection came about, for a reason that may pass, such as a server that restarts."""
 
 
+def require_driver(label: str) -> None:
+    """Return if psycopg can be imported; else say how to get it."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{label} needs the driver psycopg, which can't be imported here ({error}).",
+            "Install it: pip install 'dagster-adjunct[postgres]', on executors too.",
+        ) from error
+
+
 def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
     """libpq's connection keywords, refused when a secret is among them."""
     for name in keywords:

@@ -1,25 +1,12 @@
-"""`SqliteTable`: records in a table of an SQLite file, for one machine and many processes.
-
-How values are stored, beside SQLite's own text, integer, real and blob:
-
-    boolean    0 or 1
-    timestamp  text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only where there is one
-    date       text, `2013-07-01`
-    decimal    text with all its digits (a column made elsewhere as DECIMAL keeps about 15 of them)
-
-A float that isn't a number would silently become null in SQLite, so it is refused.
-"""
+"""`SqliteTable`: records in a table of an SQLite file, for one machine and many processes."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +20,8 @@ from resources.backends.rows import (
     plan_updates,
 )
 from resources.backends.sqlite_schema import create_table, quoted, read_columns
-from resources.backends.values import Column, Kind, check_identifier, declared_column, encoder_of
+from resources.backends.sqlite_values import DECODERS, ENCODERS
+from resources.backends.values import Column, check_identifier, declared_column
 from resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -51,10 +39,11 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
     """Read and write function over one table of an SQLite file; every request is one transaction.
 
     `key` names one column or several (then keys are tuples); it must be the primary key or unique.
-    `columns` gives the columns' types (see `resources.backends.values`); without it they are read from
-    the table. `create` makes file and table where they are missing, and needs `columns`. The file is
-    kept in write-ahead mode, which needs a local disk. A writer waits up to `busy_timeout` seconds for
-    others; then TableUnavailableError, which retries. Extra arguments of requests have no meaning here.
+    `columns` gives the columns' types (see `resources.backends.values`, and `sqlite_values` for how each
+    is stored); without it they are read from the table. `create` makes file and table where they are
+    missing, and needs `columns`. The file is kept in write-ahead mode, which needs a local disk. A writer
+    waits up to `busy_timeout` seconds for others; then TableUnavailableError, which retries. Extra
+    arguments of requests have no meaning here.
     """
 
     def __init__(
@@ -187,7 +176,7 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             connection.close()
             raise
         columns: Sequence[Column] = self._declared or found
-        self._codec = RowCodec(self._label, self.key, columns, encoders=_ENCODERS, decoders=_DECODERS)
+        self._codec = RowCodec(self._label, self.key, columns, encoders=ENCODERS, decoders=DECODERS)
         self._connection = connection
 
     def _disconnect(self) -> None:
@@ -291,38 +280,3 @@ def _is_key(names: Sequence[str]) -> str:
 
 def _rebuild(settings: dict[str, Any]) -> SqliteTable:
     return SqliteTable(**settings)
-
-
-def _number(value: Any) -> float:
-    number: float = encoder_of(Kind.FLOAT)(value)
-    if math.isnan(number):
-        raise TypeError("SQLite has no NaN; write None")
-    return number
-
-
-def _instant(value: Any) -> str:
-    moment: datetime = encoder_of(Kind.TIMESTAMP)(value)
-    return moment.isoformat().replace("+00:00", "Z")
-
-
-_ENCODERS: dict[Kind, Callable[[Any], Any]] = {
-    Kind.FLOAT: _number,
-    Kind.TIMESTAMP: _instant,
-    Kind.BOOLEAN: lambda value: int(encoder_of(Kind.BOOLEAN)(value)),
-    Kind.DATE: lambda value: encoder_of(Kind.DATE)(value).isoformat(),
-    Kind.DECIMAL: lambda value: str(encoder_of(Kind.DECIMAL)(value)),
-}
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-
-
-_DECODERS: dict[Kind, Callable[[Any], Any]] = {
-    Kind.BOOLEAN: bool,
-    Kind.TIMESTAMP: _moment,
-    Kind.DATE: date.fromisoformat,
-    Kind.DECIMAL: lambda value: Decimal(str(value)),
-    Kind.FLOAT: float,
-}

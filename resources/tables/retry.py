@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
 
 from resources.errors import ConfigurationError, RecordNotFoundError, TransientError
 from resources.tables.clock import SystemClock
@@ -69,7 +69,7 @@ class RetryPolicy:
 
         retrying = AsyncRetrying(
             retry=retry_if_exception(passes),
-            wait=wait_exponential_jitter(initial=self.first_wait, max=self.max_wait, jitter=self.first_wait),
+            wait=wait_exponential(self.first_wait, self.max_wait) + wait_random(0, self.first_wait),
             stop=enough,
             sleep=timer.sleep,
             before_sleep=lambda _: on_retry(),

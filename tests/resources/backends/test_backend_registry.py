@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from resources.backends import SqliteTable, describe, function_from, register_backend
+from resources.backends.values import Kind, column_of
+from resources.errors import ConfigurationError, InvalidNameError
+from resources.tables import MemoryTable
+
+
+def test_a_description_holds_a_registered_name_and_plain_values():
+    store = SqliteTable("t.sqlite", "t", ["a", "b"], columns={"a": "int", "b": "date"}, create=True)
+    description = describe(store)
+    assert description == {
+        "backend": "sqlite",
+        "path": "t.sqlite",
+        "table": "t",
+        "key": ["a", "b"],
+        "columns": {"a": "int", "b": "date"},
+        "create": True,
+        "busy_timeout": 10.0,
+    }
+    assert describe(function_from(description)) == description
+    assert describe(MemoryTable("x")) == {"backend": "memory", "name": "x"}
+
+
+def test_unknown_backends_are_named_with_those_that_are_known():
+    with pytest.raises(ConfigurationError, match="'nosuch'; registered are memory, postgres, sqlite"):
+        function_from({"backend": "nosuch"})
+    with pytest.raises(ConfigurationError, match="dict is no registered backend"):
+        describe({})
+
+
+def test_a_name_is_registered_once():
+    register_backend("sqlite", SqliteTable)
+    with pytest.raises(ConfigurationError, match="registered already"):
+        register_backend("sqlite", MemoryTable)
+    with pytest.raises(InvalidNameError):
+        register_backend("a.b", MemoryTable)
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind", "size"),
+    [
+        ("string", Kind.STRING, ""),
+        ("VARCHAR( 10 )", Kind.STRING, "(10)"),
+        ("character varying(10)", Kind.STRING, "(10)"),
+        ("Int", Kind.INTEGER, ""),
+        ("double  precision", Kind.FLOAT, ""),
+        ("timestamp(3) with time zone", Kind.TIMESTAMP, "(3)"),
+        ("decimal(10, 2)", Kind.DECIMAL, "(10,2)"),
+        ("TEXT DECIMAL(10,2)", Kind.DECIMAL, "(10,2)"),
+        ("bytea", Kind.BINARY, ""),
+        ("text[]", Kind.OTHER, ""),
+        ("int); drop table x", Kind.OTHER, ""),
+    ],
+)
+def test_types_are_known_by_sparks_and_by_sqls_names(declared, kind, size):
+    column = column_of("c", declared)
+    assert (column.kind, column.size) == (kind, size)

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import socket
+import sys
+import threading
+import time
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from resources.backends import PostgresTable, describe, function_from
+from resources.backends.postgres_connection import connection_settings, where
+from resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+from resources.tables import BlockingTable, RemoteTable, RetryPolicy, UpdateContract, UpdateMessage
+from tests.resources.backends import hammer
+from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
+
+pytestmark = pytest.mark.server
+
+VARIABLE = "ADJUNCT_TEST_DSN"
+TYPES = {
+    "id": "bigint",
+    "s": "string",
+    "f": "double",
+    "ok": "boolean",
+    "at": "timestamp",
+    "day": "date",
+    "price": "decimal(20,10)",
+    "raw": "binary",
+    "small": "smallint",
+}
+RECORD = {
+    "id": -(2**63),
+    "s": "naïve 'quoted' \"text\" ✈ {braces} \\ NULL",
+    "f": 0.1,
+    "ok": True,
+    "at": datetime(2013, 7, 1, 5, 0, 0, 250_000, tzinfo=UTC),
+    "day": date(2013, 7, 1),
+    "price": Decimal("1234567890.0123456789"),
+    "raw": b"\0\xff",
+    "small": -7,
+}
+
+
+@pytest.fixture(autouse=True)
+def _dsn(postgres_server: PostgresServer, monkeypatch):
+    monkeypatch.setenv(VARIABLE, postgres_server.dsn())
+
+
+def blocking(store, **settings) -> BlockingTable:
+    return BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store, **settings))
+
+
+def table_of(name: str, key="id", **settings) -> PostgresTable:
+    return PostgresTable(name, key, **{"columns": TYPES, "create": True, "dsn_env": VARIABLE, **settings})
+
+
+def test_every_type_of_value_comes_back_as_it_was():
+    with blocking(table_of("every_type")) as table:
+        table.put(RECORD["id"], RECORD)
+        table.put_all([(n, {}) for n in range(3)])
+        assert table.get(RECORD["id"]) == RECORD
+        assert table.get(2) == {**dict.fromkeys(TYPES), "id": 2}
+        assert table.get(RECORD["id"])["at"].tzinfo is UTC
+    with blocking(table_of("every_type", columns=None, create=False)) as discovered:
+        assert discovered.get(RECORD["id"]) == RECORD
+
+
+def test_times_without_zone_in_an_existing_table_are_utc(postgres_server):
+    postgres_server.execute("CREATE TABLE zoneless (id text PRIMARY KEY, at timestamp, code char(5))")
+    east = timezone(timedelta(hours=2))
+    with blocking(table_of("zoneless", columns=None, create=False)) as table:
+        table.put("a", {"at": datetime(2013, 7, 1, 2, tzinfo=east), "code": "abcde"})
+        assert table.get("a") == {"id": "a", "at": datetime(2013, 7, 1, tzinfo=UTC), "code": "abcde"}
+        with pytest.raises(SchemaMismatchError, match="too long"):
+            table.update("a", {"code": "abcdef"})
+    assert postgres_server.execute("SELECT at::text FROM zoneless") == [("2013-07-01 00:00:00",)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"s": 5}, "column 's' is text and got 5 .int.; expected a str"),
+        ({"at": datetime(2013, 7, 1)}, "expected a datetime with a time zone"),
+        ({"nope": 1}, "no column 'nope'"),
+        ({"small": 40_000}, "out of range"),
+        ({"s": "a\0b"}, "the values don't fit"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_written(fields, said):
+    with blocking(table_of("misfits")) as table:
+        with pytest.raises(SchemaMismatchError, match=said):
+            table.put_all([(1, {}), (2, fields)])
+        messages = [(1, UpdateMessage({"s": "x"}, {})), (2, UpdateMessage(fields, {}))]
+        with pytest.raises(SchemaMismatchError, match=said):
+            table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
+        assert table.get_all([1, 2]) == {}
+
+
+def test_keys_of_several_columns_strange_names_and_other_schemas_work():
+    columns = {"ori%gin": "string", 'h"our': "timestamp", "__temp": "double"}
+    hour = datetime(2013, 7, 1, tzinfo=UTC)
+    store = table_of("we ather; --", ["ori%gin", 'h"our'], columns=columns, schema="Other %s schema")
+    with blocking(store) as table:
+        messages = [(("JFK", hour), UpdateMessage({"__temp": 20.5}, {"__temp": 0.0}))]
+        table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
+        table.put(("LGA", hour), {"__temp": 1.0})
+        table.delete(("LGA", hour))
+        both = table.get_all([("LGA", hour), ("JFK", hour)])
+        assert both == {("JFK", hour): {"ori%gin": "JFK", 'h"our': hour, "__temp": 20.5}}
+
+
+def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
+    place = f"127.0.0.1:{postgres_server.port}/adjunct"
+    with (
+        blocking(table_of("nowhere", columns=None, create=False)) as table,
+        pytest.raises(
+            TableAccessError, match=rf"PostgreSQL table public.nowhere at {place}: there is no such table"
+        ),
+    ):
+        table.get(1)
+    postgres_server.execute("CREATE TABLE keyless (id text, v int)")
+    with (
+        blocking(table_of("keyless", columns=None, create=False)) as table,
+        pytest.raises(SchemaMismatchError, match="no primary key or unique index on id"),
+    ):
+        table.get("a")
+    with (
+        blocking(table_of("keyless", columns={"id": "string", "w": "int"}, create=False)) as table,
+        pytest.raises(SchemaMismatchError, match="no column 'w', which is declared; it has id, v"),
+    ):
+        table.get("a")
+
+
+def test_a_constraint_of_the_table_ends_the_request_and_undoes_it(postgres_server):
+    postgres_server.execute("CREATE TABLE checked (id text PRIMARY KEY, n int CHECK (n < 10))")
+    with blocking(table_of("checked", columns=None, create=False)) as table:
+        with pytest.raises(TableError, match=r"refused the request .*check constraint"):
+            table.put_all([("a", {"n": 1}), ("b", {"n": 11})])
+        assert table.get_all(["a", "b"]) == {}
+        assert table.metrics.retries == 0
+
+
+def test_a_refused_connection_is_tried_again_and_then_names_the_address(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        monkeypatch.setenv(VARIABLE, f"postgresql://someone:hunter2@127.0.0.1:{port}/db")
+        with (
+            blocking(table_of("t"), retry=RetryPolicy(attempts=3, first_wait=0.01)) as table,
+            pytest.raises(TableAccessError, match=rf"can't connect to PostgreSQL at 127.0.0.1:{port}/db ") as error,
+        ):
+            table.get(1)
+        assert "Check that the server runs" in str(error.value)
+        assert "hunter2" not in repr(error.value) + str(error.value)
+        assert table.metrics.retries == 2
+
+
+@pytest.mark.parametrize("user", [f"{GUARDED_USER}:wr0ng-pass", GUARDED_USER, "nobody-of-this-name"])
+def test_a_refused_login_is_not_tried_again_and_shows_no_password(postgres_server, monkeypatch, user, caplog):
+    monkeypatch.setenv(VARIABLE, f"postgresql://{user}@127.0.0.1:{postgres_server.port}/adjunct")
+    with (
+        caplog.at_level(logging.DEBUG),
+        blocking(table_of("t")) as table,
+        pytest.raises(TableAccessError, match=f":{postgres_server.port}/adjunct refused the login") as error,
+    ):
+        table.get(1)
+    assert table.metrics.retries == 0
+    assert "wr0ng-pass" not in str(error.value) + caplog.text
+
+
+def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(postgres_server, monkeypatch, caplog):
+    postgres_server.execute(
+        f"CREATE TABLE for_guarded (id text PRIMARY KEY); GRANT ALL ON for_guarded TO {GUARDED_USER}"
+    )
+    monkeypatch.setenv(VARIABLE, postgres_server.dsn(GUARDED_USER, GUARDED_PASSWORD))
+    store = table_of("for_guarded", columns=None, create=False)
+    table = RemoteTable("t", key="id", read_function=store, write_function=store)
+
+    async def use():
+        async with table:
+            await table.put("a", {})
+            return repr(table) + repr(pickle.dumps(table)) + repr(describe(store))
+
+    with caplog.at_level(logging.DEBUG):
+        shown = asyncio.run(use())
+    assert GUARDED_PASSWORD not in shown + caplog.text
+    assert VARIABLE in shown
+
+
+def test_a_password_in_the_declaration_is_refused():
+    with pytest.raises(ConfigurationError, match="would travel in pickles") as error:
+        PostgresTable("t", "id", connect={"host": "127.0.0.1", "password": "hunter2"})
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_variable_that_is_not_set_or_holds_no_dsn_is_named(monkeypatch):
+    monkeypatch.delenv(VARIABLE)
+    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError, match=f"{VARIABLE}.* is not set"):
+        table.get(1)
+    monkeypatch.setenv(VARIABLE, "postgres//someone:hunter2@host/db")
+    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError, match="read as a DSN") as error:
+        table.get(1)
+    assert "hunter2" not in str(error.value)
+    assert error.value.__cause__ is None
+
+
+def test_libpqs_own_environment_works_when_no_variable_is_named(postgres_server, monkeypatch):
+    for name, value in (("HOST", "127.0.0.1"), ("PORT", postgres_server.port), ("USER", "adjunct")):
+        monkeypatch.setenv(f"PG{name}", str(value))
+    with blocking(table_of("from_environment", dsn_env=None)) as table:
+        table.put(1, {"s": "x"})
+        assert table.get(1)["s"] == "x"
+    assert where(connection_settings("t", None, {})) == f"127.0.0.1:{postgres_server.port}/adjunct"
+    assert where(connection_settings("t", None, {"service": "x"})) == "service x"
+
+
+def test_a_description_is_plain_and_builds_the_same_function():
+    store = table_of("described")
+    description = describe(store)
+    assert description["backend"] == "postgres"
+    assert describe(function_from(description)) == description
+
+
+def test_a_server_that_restarts_in_the_middle_costs_retries_and_no_update(postgres_server):
+    with blocking(table_of("restarted")) as table:
+        done = threading.Event()
+
+        def restart():
+            time.sleep(0.3)
+            postgres_server.restart()
+            done.set()
+
+        restarting = threading.Thread(target=restart)
+        restarting.start()
+        turn = 0
+        while not done.is_set() or turn < 10:
+            messages = [(n, UpdateMessage({"s": f"{turn}"}, {"f": 1.0})) for n in range(50)]
+            table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
+            turn += 1
+        restarting.join()
+        for n in range(50):
+            assert table.get(n) == {**dict.fromkeys(TYPES), "id": n, "s": f"{turn - 1}", "f": 1.0}
+        assert table.metrics.retries >= 1
+        assert table.metrics.failures == 0
+
+
+def test_a_connection_ended_by_an_administrator_is_made_again(postgres_server):
+    with blocking(table_of("ended")) as table:
+        table.put(1, {})
+        postgres_server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'adjunct'"
+        )
+        table.put(2, {})
+        assert table.metrics.retries == 1
+        assert set(table.get_all([1, 2])) == {1, 2}
+
+
+def test_without_retries_a_lost_connection_is_a_transient_error(postgres_server):
+    with blocking(table_of("lost"), retry=RetryPolicy(attempts=1)) as table:
+        table.put(1, {})
+        postgres_server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'adjunct'"
+        )
+        with pytest.raises(TableUnavailableError, match=f"at 127.0.0.1:{postgres_server.port}/adjunct"):
+            table.put(2, {})
+        table.put(2, {})
+
+
+def test_one_table_object_may_be_used_in_one_event_loop_after_another():
+    store = table_of("loops")
+    table = RemoteTable("t", key="id", read_function=store, write_function=store)
+    asyncio.run(table.put(1, {"s": "x"}))
+    assert asyncio.run(table.get(1))["s"] == "x"
+    asyncio.run(table.close())
+
+
+def test_an_open_table_is_refused_in_a_second_loop_that_runs_beside_the_first():
+    store = table_of("two_loops")
+    with blocking(store) as table:
+        table.put(1, {})
+        with pytest.raises(ConfigurationError, match="open in another event loop"):
+            asyncio.run(store.get(1))
+
+
+def test_eight_processes_that_update_the_same_keys_in_other_orders_lose_nothing():
+    hammer.check(*hammer.run_all(table_of("hammered", columns=hammer.columns())))
+
+
+def test_the_victim_of_a_deadlock_runs_its_whole_transaction_again(postgres_server):
+    patient = {"options": "-c deadlock_timeout=1s"}
+    with blocking(table_of("deadlocked", connect=patient)) as table:
+        table.put_all([(1, {}), (2, {})])
+        with psycopg.connect(postgres_server.dsn()) as other:
+            other.execute("SET deadlock_timeout = '20s'")
+            other.execute("UPDATE deadlocked SET s = 'theirs' WHERE id = 2")
+            messages = [(n, UpdateMessage({"f": 1.0})) for n in (2, 1)]
+            ours = threading.Thread(target=table.update_messages, args=(messages,))
+            ours.start()
+            while postgres_server.execute("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
+                time.sleep(0.02)  # until ours holds 1 and waits for 2
+            other.execute("UPDATE deadlocked SET s = 'theirs' WHERE id = 1")
+        ours.join()
+        assert table.metrics.retries == 1
+        assert {(row["s"], row["f"]) for row in table.get_all([1, 2]).values()} == {("theirs", 1.0)}
+
+
+def test_without_the_driver_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError, match=r"dagster-adjunct\[postgres\]"):
+        table.get(1)

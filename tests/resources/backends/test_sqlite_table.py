@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sqlite3
+import time
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+
+from resources.backends import SqliteTable
+from resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
+from resources.tables import BlockingTable, RemoteTable, RetryPolicy, UpdateContract, UpdateMessage
+from tests.resources.backends import hammer
+
+TYPES = {
+    "id": "bigint",
+    "s": "string",
+    "f": "double",
+    "ok": "boolean",
+    "at": "timestamp",
+    "day": "date",
+    "price": "decimal(20,10)",
+    "raw": "binary",
+}
+RECORD = {
+    "id": -(2**63),
+    "s": "naïve 'quoted' \"text\" ✈",
+    "f": 0.1,
+    "ok": True,
+    "at": datetime(2013, 7, 1, 5, tzinfo=UTC),
+    "day": date(2013, 7, 1),
+    "price": Decimal("1234567890.0123456789"),
+    "raw": b"\0\xff",
+}
+
+
+def blocking(store, **settings) -> BlockingTable:
+    return BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store, **settings))
+
+
+def test_every_type_of_value_comes_back_as_it_was(tmp_path):
+    store = SqliteTable(tmp_path / "new" / "t.sqlite", "t", "id", columns=TYPES, create=True)
+    with blocking(store) as table:
+        table.put(RECORD["id"], RECORD)
+        table.put(2, {"id": 2})
+        assert table.get_all([RECORD["id"], 2]) == {
+            RECORD["id"]: RECORD,
+            2: {**dict.fromkeys(TYPES), "id": 2},
+        }
+        assert type(table.get(RECORD["id"])["ok"]) is bool
+    with blocking(SqliteTable(tmp_path / "new" / "t.sqlite", "t", "id")) as discovered:
+        assert discovered.get(RECORD["id"]) == RECORD
+
+
+def test_times_are_stored_as_text_in_utc(tmp_path):
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
+    east = timezone(timedelta(hours=2))
+    with blocking(store) as table:
+        table.put(1, {"at": datetime(2013, 7, 1, 2, tzinfo=east)})
+        table.put(2, {"at": datetime(2013, 7, 1, 2, 0, 0, 250_000, tzinfo=east)})
+        assert table.get(2)["at"] == datetime(2013, 7, 1, 0, 0, 0, 250_000, tzinfo=UTC)
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        stored = [at for (at,) in connection.execute("SELECT at FROM t ORDER BY id")]
+    assert stored == ["2013-07-01T00:00:00Z", "2013-07-01T00:00:00.250000Z"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"s": 5}, "column 's' is string and got 5 .int.; expected a str"),
+        ({"f": True}, "expected a float"),
+        ({"f": float("nan")}, "no NaN"),
+        ({"ok": 1}, "expected a bool"),
+        ({"at": datetime(2013, 7, 1)}, "expected a datetime with a time zone"),
+        ({"day": datetime(2013, 7, 1, tzinfo=UTC)}, "expected a date without a time"),
+        ({"price": 1.5}, "expected a Decimal"),
+        ({"raw": "text"}, "expected bytes"),
+        ({"nope": 1}, "no column 'nope'; it has id, s, f"),
+        ({"id": 7}, "record for key .* has 7 as its id"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, fields, said):
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
+    with blocking(store) as table:
+        with pytest.raises(SchemaMismatchError, match=said):
+            table.put_all([(1, {}), (2, fields)])
+        messages = [(1, UpdateMessage({"s": "x"}, {})), (2, UpdateMessage(fields, {}))]
+        with pytest.raises(SchemaMismatchError, match=said):
+            table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
+        assert table.get_all([1, 2]) == {}
+
+
+def test_an_integer_beyond_64_bits_is_refused(tmp_path):
+    with (
+        blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)) as table,
+        pytest.raises(SchemaMismatchError, match="64 bits"),
+    ):
+        table.put(2**63, {})
+
+
+def test_keys_of_several_columns_are_tuples(tmp_path):
+    columns = {"origin": "string", "hour": "timestamp", "temp": "double"}
+    hour = datetime(2013, 7, 1, tzinfo=UTC)
+    store = SqliteTable(tmp_path / "t.sqlite", "weather", ["origin", "hour"], columns=columns, create=True)
+    with blocking(store) as table:
+        table.update_messages(
+            [(("JFK", hour), UpdateMessage({"temp": 20.5}, {"temp": 0.0}))], UpdateContract.UPDATE_WITH_DEFAULTS
+        )
+        assert table.get(("JFK", hour)) == {"origin": "JFK", "hour": hour, "temp": 20.5}
+        with pytest.raises(SchemaMismatchError, match="expected a tuple of origin, hour"):
+            table.get("JFK")
+
+
+def test_strange_names_are_quoted(tmp_path):
+    columns = {'sel"ect; --': "string", "order": "int", "50 %": "int"}
+    store = SqliteTable(tmp_path / "t.sqlite", 'dr"op table', 'sel"ect; --', columns=columns, create=True)
+    with blocking(store) as table:
+        table.put("a", {"order": 1, "50 %": 2})
+        table.update("a", {"order": 3})
+        assert table.get("a") == {'sel"ect; --': "a", "order": 3, "50 %": 2}
+
+
+def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
+    def opened(**settings):
+        store = SqliteTable(**{"path": tmp_path / "t.sqlite", "table": "t", "key": "id", **settings})
+        with blocking(store) as table:
+            table.get("a")
+
+    with pytest.raises(TableAccessError, match=r"no such file.*create=True"):
+        opened()
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("CREATE TABLE t (id TEXT, v INTEGER)")
+    with pytest.raises(TableAccessError, match="no such table"):
+        opened(table="other")
+    with pytest.raises(SchemaMismatchError, match="no primary key or unique index on id"):
+        opened()
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("CREATE UNIQUE INDEX u ON t (id)")
+    opened()
+    with pytest.raises(SchemaMismatchError, match="no column 'w', which is declared; it has id, v"):
+        opened(columns={"id": "string", "w": "int"})
+    (tmp_path / "text.sqlite").write_text("no database at all, but long enough to be looked at" * 50)
+    with pytest.raises(TableAccessError, match="can't be used"):
+        opened(path=tmp_path / "text.sqlite")
+
+
+def test_declarations_that_cannot_work_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="without its columns"):
+        SqliteTable(tmp_path / "t.sqlite", "t", "id", create=True)
+    with pytest.raises(ConfigurationError, match="MemoryTable"):
+        SqliteTable(":memory:", "t", "id")
+    with pytest.raises(ConfigurationError, match="has the type 'hstore'"):
+        SqliteTable(tmp_path / "t.sqlite", "t", "id", columns={"id": "hstore"})
+    with pytest.raises(ConfigurationError, match="printable"):
+        SqliteTable(tmp_path / "t.sqlite", "t\n", "id")
+
+
+def test_a_constraint_of_the_table_ends_the_request_and_undoes_it(tmp_path):
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("CREATE TABLE t (id TEXT PRIMARY KEY, n INTEGER CHECK (n < 10))")
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id")) as table:
+        with pytest.raises(TableError, match="refused the request: CHECK constraint"):
+            table.put_all([("a", {"n": 1}), ("b", {"n": 11})])
+        assert table.get_all(["a", "b"]) == {}
+
+
+def test_a_table_locked_for_long_is_tried_again_and_then_named(tmp_path):
+    path = tmp_path / "t.sqlite"
+    store = SqliteTable(path, "t", "id", columns=TYPES, create=True, busy_timeout=0.05)
+    with blocking(store, retry=RetryPolicy(attempts=2, first_wait=0.01)) as table:
+        table.put(1, {})
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TableUnavailableError, match="locked by another process"):
+            table.put(2, {})
+        assert (table.metrics.retries, table.metrics.failures) == (1, 1)
+        other.execute("COMMIT")
+        other.close()
+        table.put(2, {})
+
+
+def test_a_pickled_function_opens_the_same_file_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = SqliteTable("t.sqlite", "t", "id", columns=TYPES, create=True)
+    asyncio.run(store.put(1, {"s": "x"}))
+    data = pickle.dumps(store)
+    asyncio.run(store.close())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    copy = pickle.loads(data)
+    assert asyncio.run(copy.get(1))["s"] == "x"
+    asyncio.run(copy.close())
+
+
+def test_eight_processes_that_write_one_file_lose_nothing(tmp_path):
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=hammer.columns(), create=True)
+    hammer.check(*hammer.run_all(store))
+
+
+def test_forty_thousand_updates_take_seconds_at_most(tmp_path):
+    columns = {"id": "string", "n": "int", "at": "timestamp", "profile": "string"}
+    at = datetime(2013, 7, 1, tzinfo=UTC)
+    messages = [(f"N{n % 4000}", UpdateMessage({"n": n, "at": at}, {"profile": "new"})) for n in range(40_000)]
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
+        start = time.perf_counter()
+        table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
+        assert time.perf_counter() - start < 5  # 0.5 s on two idle cores
+        assert table.metrics.defaults_put == 4000

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from resources.errors import ConfigurationError, InvalidNameError, NullKeyError, TableError
+from resources.tables import (
+    BlockingTable,
+    MemoryTable,
+    RateLimit,
+    RemoteTable,
+    RetryPolicy,
+    TableMetrics,
+    TableReadFunction,
+    TableWriteFunction,
+    UpdateContract,
+    UpdateMessage,
+)
+from resources.tables.order import KeyOrder
+
+
+@pytest.fixture
+def store(request) -> MemoryTable:
+    store = MemoryTable(request.node.name)
+    store.clear()
+    return store
+
+
+def table_over(store, **settings) -> RemoteTable:
+    return RemoteTable("state", key="id", read_function=store, write_function=store, **settings)
+
+
+def test_importing_the_table_api_loads_no_heavy_package():
+    code = (
+        "import sys, resources.tables, resources.backends;"
+        "print([m for m in 'pyspark pandas boto3 psycopg pyarrow numpy'.split() if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_declaration_travels_without_connections_or_counts(store):
+    table = table_over(store, retry=RetryPolicy(attempts=2), rate_limit=RateLimit(5, 5), batch_size=7)
+    asyncio.run(table.put("a", {"n": 1}))
+    data = pickle.dumps(table)
+    assert len(data) < 1000
+    copy = pickle.loads(data)
+    assert repr(copy) == repr(table)
+    assert copy.read_function is copy.write_function
+    assert (copy.batch_size, copy.metrics) == (7, TableMetrics())
+    assert asyncio.run(copy.get("a")) == {"n": 1}
+
+
+def test_calls_are_cut_into_batches_and_counted(store):
+    table = table_over(store, batch_size=10)
+    asyncio.run(table.put_all([(n, {"n": n}) for n in range(25)]))
+    found = asyncio.run(table.get_all([*range(20, 30), 20]))
+    asyncio.run(table.delete_all([0, 1]))
+    assert found == {n: {"n": n} for n in range(20, 25)}
+    assert table.metrics == TableMetrics(reads=10, found=5, writes=25, deletes=2, requests=5)
+
+
+def test_metrics_add_up_over_tasks():
+    total = sum([TableMetrics(updates=1, retries=2), TableMetrics(updates=3)], TableMetrics())
+    assert total == TableMetrics(updates=4, retries=2)
+    assert TableMetrics(**total.to_dict()) == total
+
+
+@pytest.mark.parametrize("key", [None, ("a", None)])
+def test_a_null_key_is_refused_before_anything_is_sent(store, key):
+    table = table_over(store)
+    message = UpdateMessage({"n": 1}, {"n": 0})
+    for call in (
+        lambda: table.get(key),
+        lambda: table.get_all(["a", key]),
+        lambda: table.put(key, {}),
+        lambda: table.put_all([("a", {}), (key, {})]),
+        lambda: table.delete(key),
+        lambda: table.delete_all([key]),
+        lambda: table.update(key, {}),
+        lambda: table.update_all([(key, {})]),
+        lambda: table.update_messages([("a", message), (key, message)], UpdateContract.UPDATE_WITH_DEFAULTS),
+    ):
+        with pytest.raises(NullKeyError, match="table state got"):
+            asyncio.run(call())
+    assert asyncio.run(table.get("a")) is None
+
+
+def test_none_is_no_value(store):
+    with pytest.raises(TableError, match="None as the value for key 'a'"):
+        asyncio.run(table_over(store).put("a", None))
+
+
+def test_a_table_without_functions_and_a_bad_name_are_refused(store):
+    with pytest.raises(ConfigurationError, match="neither a read nor a write"):
+        RemoteTable("state", key="id")
+    with pytest.raises(InvalidNameError):
+        RemoteTable("a/b", key="id", read_function=store)
+
+
+def test_a_table_does_only_what_it_has_functions_for(store):
+    with pytest.raises(ConfigurationError, match="no write function"):
+        asyncio.run(RemoteTable("state", key="id", read_function=store).put("a", {}))
+    with pytest.raises(ConfigurationError, match="no read function"):
+        asyncio.run(RemoteTable("state", key="id", write_function=store).get("a"))
+
+
+def test_extra_arguments_reach_the_function():
+    class Echo(TableReadFunction[str, tuple], TableWriteFunction[str, tuple, tuple]):
+        def __init__(self):
+            self.seen = []
+
+        async def get(self, key, *args):
+            return args
+
+        async def put(self, key, value, *args):
+            self.seen.append(args)
+
+        async def delete(self, key, *args):
+            self.seen.append(args)
+
+        async def update(self, key, update, *args):
+            self.seen.append(args)
+
+    echo = Echo()
+    table = table_over(echo)
+
+    async def all_of_them():
+        assert await table.get_all(["a"], 1, "x") == {"a": (1, "x")}
+        await table.put_all([("a", ())], 2)
+        await table.delete_all(["a"], 3)
+        await table.update_messages([("a", UpdateMessage(()))], UpdateContract.UPDATE_ONLY, 4)
+
+    asyncio.run(all_of_them())
+    assert echo.seen == [(2,), (3,), (4,)]
+
+
+def test_operations_on_one_key_keep_their_order_while_others_overtake():
+    class Slow(TableWriteFunction[str, int, int]):
+        def __init__(self):
+            self.done = []
+
+        async def put(self, key, value, *args):
+            await asyncio.sleep(0.02 if value == 1 else 0)
+            self.done.append((key, value))
+
+        async def delete(self, key, *args):
+            self.done.append((key, None))
+
+    slow = Slow()
+
+    async def at_once():
+        table = RemoteTable("state", key="id", write_function=slow)
+        await asyncio.gather(
+            table.put("a", 1),
+            table.put("a", 2),
+            table.put("b", 3),
+            table.put_all([("a", 4), ("b", 5)]),
+            table.delete("a"),
+        )
+
+    asyncio.run(at_once())
+    assert [value for key, value in slow.done if key == "a"] == [1, 2, 4, None]
+    assert [value for key, value in slow.done if key == "b"] == [3, 5]
+    assert slow.done[0] == ("b", 3)
+
+
+def test_who_waits_behind_a_cancelled_operation_still_waits_for_those_before_it():
+    async def scenario():
+        order, done = KeyOrder(), []
+
+        async def work(name, seconds):
+            async with order.turn(["k"]):
+                await asyncio.sleep(seconds)
+                done.append(name)
+
+        first = asyncio.create_task(work("first", 0.03))
+        second = asyncio.create_task(work("second", 0))
+        third = asyncio.create_task(work("third", 0))
+        await asyncio.sleep(0.005)
+        second.cancel()
+        await asyncio.gather(first, second, third, return_exceptions=True)
+        return done
+
+    assert asyncio.run(scenario()) == ["first", "third"]
+
+
+def test_the_blocking_form_has_the_same_operations(store):
+    with BlockingTable(table_over(store)) as table:
+        table.put("a", {"n": 1})
+        table.put_all([("b", {"n": 2})])
+        table.update("a", {"n": 3})
+        table.update_all([("b", {"n": 4})])
+        table.update_messages([("c", UpdateMessage({"n": 5}, {"m": 6}))], UpdateContract.UPDATE_WITH_DEFAULTS)
+        table.delete("a")
+        table.delete_all(["b"])
+        assert table.get("c") == {"n": 5, "m": 6}
+        assert table.get_all(["a", "b", "c"]) == {"c": {"n": 5, "m": 6}}
+        assert table.metrics.updates == 3
+        with pytest.raises(NullKeyError):
+            table.get(None)
+    table.put("d", {})  # a closed table opens again
+    table.close()
+
+
+def test_the_blocking_form_may_be_used_where_an_event_loop_runs(store):
+    async def inside():
+        with BlockingTable(table_over(store)) as table:
+            table.put("a", {"n": 1})
+            return table.get("a")
+
+    assert asyncio.run(inside()) == {"n": 1}

@@ -1,0 +1,160 @@
+"""Partial updates on a store that knows single requests only (SAMZA-2709)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from resources.errors import RecordNotFoundError, TableError, TableUnavailableError
+from resources.tables import (
+    MemoryTable,
+    RemoteTable,
+    RetryPolicy,
+    TableWriteFunction,
+    UpdateContract,
+    UpdateMessage,
+)
+from resources.tables.functions import record_not_found
+
+ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
+
+
+class Journal(TableWriteFunction[str, dict, dict]):
+    """Single requests on a dict, each written down; `refuse_puts` makes put fail."""
+
+    def __init__(self, refuse_puts: bool = False) -> None:
+        self.records: dict[str, dict] = {}
+        self.done: list[tuple[str, str, object]] = []
+        self.refuse_puts = refuse_puts
+
+    async def put(self, key, value, *args):
+        self.done.append(("put", key, value))
+        await asyncio.sleep(0)
+        if self.refuse_puts:
+            raise TableError("the store is read-only.", "Ask for write access.")
+        self.records[key] = dict(value)
+
+    async def delete(self, key, *args):
+        self.records.pop(key, None)
+
+    async def update(self, key, update, *args):
+        self.done.append(("update", key, update))
+        await asyncio.sleep(0)
+        if key not in self.records:
+            raise record_not_found([key])
+        self.records[key].update(update)
+
+
+def table_over(function, **settings) -> RemoteTable:
+    return RemoteTable("state", key="id", write_function=function, **settings)
+
+
+def test_an_update_of_a_known_record_puts_no_default():
+    store = Journal()
+    store.records["a"] = {"n": 1, "kept": True}
+    asyncio.run(table_over(store).update_messages([("a", UpdateMessage({"n": 2}, {"n": 0}))], WITH_DEFAULTS))
+    assert store.records == {"a": {"n": 2, "kept": True}}
+    assert [kind for kind, *_ in store.done] == ["update"]
+
+
+def test_a_first_update_is_applied_on_top_of_its_default():
+    store = Journal()
+    table = table_over(store)
+    asyncio.run(table.update_messages([("a", UpdateMessage({"n": 2}, {"n": 0, "born": "x"}))], WITH_DEFAULTS))
+    assert store.records == {"a": {"n": 2, "born": "x"}}
+    assert [kind for kind, *_ in store.done] == ["update", "put", "update"]
+    assert (table.metrics.updates, table.metrics.defaults_put, table.metrics.failures) == (1, 1, 0)
+
+
+def test_updates_of_one_key_in_one_call_are_applied_in_order():
+    store = Journal()
+    messages = [("a", UpdateMessage({"n": n, f"seen{n}": n}, {"n": -1})) for n in range(5)]
+    asyncio.run(table_over(store).update_messages(messages, WITH_DEFAULTS))
+    assert store.records["a"] == {"n": 4, **{f"seen{n}": n for n in range(5)}}
+    applied = [update["n"] for kind, _, update in store.done if kind == "update"]
+    assert applied[-5:] == [0, 1, 2, 3, 4]
+
+
+def test_update_only_refuses_a_default_and_names_the_contract_to_use():
+    store = Journal()
+    store.records["b"] = {}
+    messages = [("a", UpdateMessage({"n": 1}, {"n": 0})), ("b", UpdateMessage({"n": 1}))]
+    with pytest.raises(
+        RecordNotFoundError, match=r"UPDATE_ONLY forbids.*UpdateContract\.UPDATE_WITH_DEFAULTS"
+    ) as e:
+        asyncio.run(table_over(store).update_messages(messages, ONLY))
+    assert e.value.keys == ("a",)
+    assert store.records == {"b": {"n": 1}}
+
+
+@pytest.mark.parametrize("contract", [ONLY, WITH_DEFAULTS])
+def test_an_update_without_default_of_an_unknown_key_says_what_would_have_helped(contract):
+    with pytest.raises(RecordNotFoundError, match=r"no default.*give each UpdateMessage a default"):
+        asyncio.run(table_over(Journal()).update_messages([("a", UpdateMessage({"n": 1}))], contract))
+
+
+def test_a_message_before_any_default_is_reported_and_the_rest_is_applied():
+    store = Journal()
+    messages = [("a", UpdateMessage({"n": 1})), ("a", UpdateMessage({"m": 2}, {"n": 0}))]
+    with pytest.raises(RecordNotFoundError) as error:
+        asyncio.run(table_over(store).update_messages(messages, WITH_DEFAULTS))
+    assert error.value.keys == ("a",)
+    assert store.records == {"a": {"n": 0, "m": 2}}
+
+
+def test_a_default_that_cannot_be_put_is_logged_and_the_update_tried_again(caplog):
+    store = Journal(refuse_puts=True)
+    table = table_over(store)
+    with caplog.at_level(logging.WARNING), pytest.raises(RecordNotFoundError):
+        asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0}))], WITH_DEFAULTS))
+    assert "Table state: putting 1 defaults failed" in caplog.text
+    assert [kind for kind, *_ in store.done] == ["update", "put", "update"]
+
+
+def test_a_record_that_somebody_else_begins_meanwhile_gets_the_update():
+    class Raced(Journal):
+        async def put(self, key, value, *args):
+            self.records[key] = {"n": 7, "theirs": True}
+            raise TableUnavailableError("lost the race.")
+
+    store = Raced()
+    policy = RetryPolicy(attempts=1)
+    messages = [("a", UpdateMessage({"n": 1}, {"n": 0}))]
+    asyncio.run(table_over(store, retry=policy).update_messages(messages, WITH_DEFAULTS))
+    assert store.records == {"a": {"n": 1, "theirs": True}}
+
+
+def test_defaults_never_replace_where_the_store_can_insert_if_absent():
+    store = MemoryTable("insert-if-absent")
+    store.clear()
+    counted = asyncio.run(store.put_if_absent_all([("a", {"n": 1}), ("a", {"n": 2}), ("b", {"n": 3})]))
+    assert counted == 2
+    assert asyncio.run(store.get("a")) == {"n": 1}
+
+
+def test_a_function_that_hides_which_keys_are_missing_is_told_to_name_them():
+    class Silent(Journal):
+        async def update_all(self, entries, *args):
+            raise RecordNotFoundError("something is missing.")
+
+    with pytest.raises(TableError, match="Give the error the keys"):
+        asyncio.run(table_over(Silent()).update_messages([("a", UpdateMessage({}, {}))], WITH_DEFAULTS))
+
+
+def test_a_function_without_updates_says_so():
+    class PutsOnly(TableWriteFunction[str, dict, dict]):
+        async def put(self, key, value, *args): ...
+
+        async def delete(self, key, *args): ...
+
+    with pytest.raises(TableError, match="PutsOnly has no partial updates"):
+        asyncio.run(table_over(PutsOnly()).update("a", {"n": 1}))
+
+
+def test_an_update_of_nothing_is_refused():
+    with pytest.raises(TableError, match="None as its update"):
+        UpdateMessage(None)
+    with pytest.raises(TableError, match="None as the update for key 'a'"):
+        asyncio.run(table_over(Journal()).update("a", None))

@@ -1,0 +1,116 @@
+"""A real PostgreSQL server on loopback, for the tests that need one.
+
+It needs the server's programs (Debian: `apt-get install postgresql`), in PATH or in Debian's folder. The
+server refuses to run as root, so root starts it as the user postgres.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+USER = "adjunct"
+GUARDED_USER = "guarded"
+GUARDED_PASSWORD = "correct-horse"
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A running server. `adjunct` logs in without a password; `guarded` needs its own (scram)."""
+
+    port: int
+    data: Path
+    programs: Path
+    as_user: tuple[str, ...]
+
+    def dsn(self, user: str = USER, password: str = "", dbname: str = "adjunct") -> str:
+        login = f"{user}:{password}" if password else user
+        return f"postgresql://{login}@127.0.0.1:{self.port}/{dbname}"
+
+    def execute(self, statement: str) -> list[tuple[object, ...]]:
+        """Run one statement as the owner; the rows that it returns, if any."""
+        import psycopg
+
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            cursor = connection.execute(statement)  # type: ignore[call-overload]
+            return cursor.fetchall() if cursor.description else []
+
+    def restart(self) -> None:
+        """Stop the server the fast way, ending all connections, and start it again."""
+        self._control("restart", "-m", "fast")
+
+    def start(self) -> None:
+        self._control("start")
+
+    def stop(self) -> None:
+        self._control("stop", "-m", "immediate")
+
+    def _control(self, *command: str) -> None:
+        log = str(self.data / "server.log")
+        control = [*self.as_user, str(self.programs / "pg_ctl"), "-D", str(self.data), "-l", log]
+        run([*control, "-w", "-t", "30", *command])
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    programs = _programs()
+    if programs is None:
+        reason = "no PostgreSQL server programs (initdb, pg_ctl) in PATH or /usr/lib/postgresql/*/bin"
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}; CI must install them")
+        pytest.skip(reason)
+    as_user = ("runuser", "-u", "postgres", "--") if os.geteuid() == 0 else ()
+    folder = Path(tempfile.mkdtemp(prefix="adjunct-postgres-"))
+    if as_user:
+        shutil.chown(folder, "postgres")
+    server = PostgresServer(_free_port(), folder / "data", programs, as_user)
+    try:
+        _initialise(server)
+        server.start()
+        with_guard = f"CREATE ROLE {GUARDED_USER} LOGIN PASSWORD '{GUARDED_PASSWORD}'"
+        psql = [*as_user, str(programs / "psql"), "-q", "-h", "127.0.0.1", "-p", str(server.port), "-U", USER]
+        run([*psql, "-d", "postgres", "-c", f"CREATE DATABASE {USER}", "-c", with_guard])
+        yield server
+    finally:
+        if (server.data / "postmaster.pid").exists():
+            server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _initialise(server: PostgresServer) -> None:
+    initdb = [*server.as_user, str(server.programs / "initdb"), "-D", str(server.data)]
+    run([*initdb, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
+    access = server.data / "pg_hba.conf"
+    access.write_text(f"host all {GUARDED_USER} 127.0.0.1/32 scram-sha-256\n" + access.read_text())
+    with (server.data / "postgresql.conf").open("a") as settings:
+        settings.write(
+            f"port = {server.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n"
+            "fsync = off\nmax_connections = 50\ndeadlock_timeout = 100ms\n"
+        )
+
+
+def _programs() -> Path | None:
+    found = shutil.which("pg_ctl")
+    folders = [Path(found).resolve().parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((f for f in folders if all((f / p).exists() for p in ("initdb", "pg_ctl", "psql"))), None)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command} failed: {done.stdout[-2000:]} {done.stderr[-2000:]}")
