@@ -1,0 +1,210 @@
+"""`Application` and `MessageStream`: the graph that is described, and the declarations that are refused."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass
+
+import pytest
+
+from assets.dataset import bounded_dataset, unbounded_dataset
+from orchestration.application import Application
+from orchestration.graph import Filter, Join, Map, PartitionBy, Selected, SendToTable, traverse
+from resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
+
+planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
+weather = unbounded_dataset(
+    "weather", input="lake.weather", key=["origin", "time_hour"], partition_by="origin", partitions=8
+)
+airports = bounded_dataset("airports", input="lake.airports", key="faa", broadcast=True)
+
+
+@dataclass(frozen=True)
+class FakeTable:
+    name: str
+    key: tuple[str, ...]
+
+
+aircraft = FakeTable("aircraft-state", ("tailnum",))
+
+
+@pytest.fixture
+def app() -> Application:
+    return Application("flight-delays")
+
+
+def test_operators_stand_in_the_order_of_their_definition(app):
+    flights = app.input_stream("lake.flights", default_offset="oldest")
+    late = flights.filter("dep_delay > 0")
+    late.map("tailnum", "origin").partition_by("origin", partitions=4)
+    flights.join(app.table(planes), on="tailnum")
+    assert [(op.id, op.kind, op.inputs) for op in app.operators] == [
+        ("input-1", "input", ()),
+        ("filter-2", "filter", ("input-1",)),
+        ("map-3", "map", ("filter-2",)),
+        ("partition-by-4", "partition-by", ("map-3",)),
+        ("join-5-planes", "join", ("input-1",)),
+    ]
+    assert app.operators[3].spec == PartitionBy("flight-delays-partition-by-4", ("origin",), 4)
+    assert app.inputs["lake.flights"].default_offset == "oldest"
+    assert app.operator("filter-2").spec == Filter("dep_delay > 0")
+
+
+def test_the_graph_cannot_be_changed_from_outside(app):
+    app.input_stream("lake.flights").filter("true")
+    with pytest.raises(FrozenInstanceError):
+        app.operators[0].id = "other"
+    app.outputs["lake.x"] = None
+    assert app.outputs == {}
+
+
+def test_a_join_says_in_one_form_what_it_compares_and_adds(app):
+    flights = app.input_stream("lake.flights")
+    flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as plane_year"], prefix="p_")
+    flights.join(app.table(weather), on={"hour": "time_hour", "origin": "origin"}, name="hourly")
+    first, second = app.operators[1], app.operators[2]
+    assert first.spec == Join(
+        "planes", (("tailnum", "tailnum"),), "left", (Selected("seats", "p_seats"), Selected("year", "plane_year")), "p_"
+    )
+    assert second.id == "join-3-hourly"
+    assert second.spec.on == (("origin", "origin"), ("hour", "time_hour"))  # in the order of the dataset's key
+    assert second.spec.selection(("origin", "time_hour", "temp")) == (Selected("temp", "temp"),)
+
+
+def test_send_to_returns_the_stream_to_go_on_with(app):
+    flights = app.input_stream("lake.flights")
+    out = app.output_stream("lake.out", partitions=8, key="tailnum")
+    sent = flights.send_to(out)
+    table = app.table(aircraft)
+    assert sent.send_to(table, on_null_key="skip").operator == "send-to-table-3-aircraft-state"
+    assert app.operators[2].spec == SendToTable("aircraft-state", False, None, "skip")
+    assert app.tables == {"aircraft-state": aircraft}
+    assert app.table_key("aircraft-state") == ("tailnum",)
+
+
+def test_a_function_may_map_and_may_promise_to_keep_the_partitioning(app):
+    def shorten(frame):
+        return frame
+
+    app.input_stream("lake.flights").map(shorten, keeps_partitioning=True).filter(shorten)
+    assert app.operators[1].spec == Map((), shorten, True)
+    assert app.operators[2].spec == Filter(shorten)
+
+
+def test_an_unbounded_dataset_can_be_fed_by_the_application(app):
+    app.input_stream("lake.readings").send_to(app.table(weather))
+    assert app.operators[1].spec == SendToTable("weather", dataset=True)
+
+
+def refused(act, error: type[AdjunctError], *parts: str) -> None:
+    with pytest.raises(error) as caught:
+        act()
+    for part in parts:
+        assert part in str(caught.value)
+    if not isinstance(caught.value, InvalidNameError):
+        assert caught.value.next_step
+
+
+def test_unsafe_names_are_refused(app):
+    refused(lambda: Application("a/b"), InvalidNameError, "a/b")
+    refused(lambda: app.input_stream("flights"), InvalidNameError, "names no system")
+    refused(lambda: app.output_stream("lake.a.b", partitions=1), InvalidNameError, "a.b")
+    refused(lambda: app.table(FakeTable("../x", ("a",))), InvalidNameError, "../x")
+
+
+def test_a_stream_or_table_is_declared_once(app):
+    app.input_stream("lake.flights")
+    app.output_stream("lake.out", partitions=8)
+    app.table(planes)
+    refused(lambda: app.input_stream("lake.flights"), PlanningError, "lake.flights", "twice")
+    refused(lambda: app.output_stream("lake.out", partitions=8), PlanningError, "lake.out", "twice")
+    refused(lambda: app.table(planes), PlanningError, "'planes' twice")
+    refused(lambda: app.table(FakeTable("planes", ("a",))), PlanningError, "'planes' twice")
+
+
+def test_a_stream_is_not_read_and_written_by_one_application(app):
+    flights = app.input_stream("lake.flights")
+    app.input_stream("lake.weather")
+    app.output_stream("lake.out", partitions=8)
+    refused(lambda: app.output_stream("lake.flights", partitions=8), PlanningError, "lake.flights", "for ever")
+    refused(lambda: app.input_stream("lake.out"), PlanningError, "lake.out", "for ever")
+    refused(lambda: flights.send_to(app.table(weather)), PlanningError, "lake.weather", "for ever")
+    app.output_stream("lake.planes", partitions=8)
+    refused(lambda: app.table(planes), PlanningError, "lake.planes", "input of dataset 'planes'")
+
+
+def test_an_output_stream_is_used_once(app):
+    flights = app.input_stream("lake.flights")
+    out = app.output_stream("lake.out", partitions=8)
+    flights.send_to(out)
+    refused(lambda: flights.filter("true").send_to(out), PlanningError, "'lake.out' is used twice", "send-to-2")
+
+
+def test_a_table_of_another_application_or_none_is_refused(app):
+    flights = app.input_stream("lake.flights")
+    other = Application("other")
+    refused(lambda: flights.join(other.table(planes), on="tailnum"), PlanningError, "'planes'", "'other'")
+    refused(lambda: flights.join(planes, on="tailnum"), PlanningError, "planes", "app.table(")
+    refused(lambda: flights.send_to(aircraft), PlanningError, "aircraft-state", "app.table(")
+    refused(lambda: flights.send_to(other.output_stream("lake.o", partitions=1)), PlanningError, "lake.o")
+    refused(lambda: app.table("planes"), ConfigurationError, "is no table")
+
+
+def test_a_remote_table_is_not_joined_yet(app):
+    flights = app.input_stream("lake.flights")
+    refused(lambda: flights.join(app.table(aircraft), on="tailnum"), PlanningError, "aircraft-state", "adjunct dataset")
+
+
+def test_a_bounded_dataset_is_not_fed_by_an_application(app):
+    flights = app.input_stream("lake.flights")
+    refused(lambda: flights.send_to(app.table(planes)), PlanningError, "'planes' is bounded", "markers")
+
+
+def test_a_join_names_exactly_the_key(app):
+    flights, table = app.input_stream("lake.flights"), app.table(weather)
+    refused(lambda: flights.join(table, on="origin"), PlanningError, "lacks 'time_hour'", "(origin, time_hour)")
+    refused(lambda: flights.join(table, on=["origin", "time_hour", "x"]), PlanningError, "'x'", "not in the key")
+    refused(lambda: flights.join(table, on={"a": "origin", "b": "origin"}), PlanningError, "'origin' twice")
+    refused(lambda: flights.join(table, on=["origin", "time_hour"], how="outer"), PlanningError, "how='outer'")
+
+
+def test_two_joins_do_not_share_a_given_name(app):
+    flights, table = app.input_stream("lake.flights"), app.table(planes)
+    joined = flights.join(table, on="tailnum", name="p", select=[])
+    refused(lambda: joined.join(table, on="tailnum", name="p"), PlanningError, "join-2-p", "join-3-p")
+    refused(lambda: joined.join(table, on="tailnum", name="a b"), InvalidNameError, "a b")
+
+
+def test_a_selection_gives_every_column_its_own_name(app):
+    flights, table = app.input_stream("lake.flights"), app.table(planes)
+    refused(lambda: flights.join(table, on="tailnum", select=["a as x", "X"]), PlanningError, "'X'")
+    refused(lambda: flights.join(table, on="tailnum", select=["a + 1"]), ConfigurationError, "'a + 1'")
+    refused(lambda: flights.join(table, on="tailnum", select="seats"), ConfigurationError, "expected a list")
+
+
+def test_empty_or_mixed_operators_are_refused(app):
+    flights = app.input_stream("lake.flights")
+    refused(lambda: flights.filter(" "), ConfigurationError, "empty")
+    refused(lambda: flights.filter(1), ConfigurationError)
+    refused(lambda: flights.map(), ConfigurationError, "expected Spark SQL expressions")
+    refused(lambda: flights.map(lambda df: df, "a"), ConfigurationError, "mixes a function")
+    refused(lambda: flights.map("a", keeps_partitioning=True), ConfigurationError, "keeps_partitioning")
+    refused(lambda: flights.partition_by(), ConfigurationError, "no column")
+    refused(lambda: flights.partition_by("a", "a"), ConfigurationError, "twice")
+    refused(lambda: flights.partition_by("a", partitions=0), ConfigurationError, "is 0")
+    refused(lambda: app.input_stream("lake.x", default_offset="latest"), ConfigurationError, "latest")
+    refused(lambda: flights.send_to(app.output_stream("lake.y", partitions=2), on_null_key="skip"), ConfigurationError)
+    refused(lambda: Application("a", intermediate_partitions=0), ConfigurationError, "is 0")
+    refused(lambda: Application("a", max_batch_records=0), ConfigurationError, "is 0")
+
+
+def test_traverse_visits_each_vertex_once_and_survives_cycles():
+    edges = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": ["a"]}
+    seen: list[str] = []
+    traverse(["a", "d"], lambda vertex: edges[vertex], seen.append)
+    assert seen == ["a", "b", "d", "c"]
+
+
+def test_traverse_is_not_limited_by_the_stack():
+    seen: list[int] = []
+    traverse([0], lambda n: [n + 1] if n < 50_000 else [], seen.append)
+    assert len(seen) == 50_001
