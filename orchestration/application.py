@@ -83,9 +83,7 @@ class Application:
         self._refuse_reading(name)
         return self._add(Input(name, default_offset), ())
 
-    def output_stream(
-        self, name: str, *, partitions: int, key: str | Sequence[str] | None = None
-    ) -> OutputStream:
+    def output_stream(self, name: str, *, partitions: int, key: str | Sequence[str] | None = None) -> OutputStream:
         """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
 
         Without a key, records keep whatever partitioning they have, and count as unpartitioned after.

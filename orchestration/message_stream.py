@@ -226,5 +226,3 @@ class MessageStream:
             f"{problem}{self.application.name!r} has not declared: expected a declared {expected}.",
             "Pass what app.table(…) or app.output_stream(…) returned.",
         )
-
-

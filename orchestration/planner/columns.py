@@ -112,7 +112,7 @@ def after_join(operator: str, spec: Join, dataset: AdjunctDataset, stream: Colum
         raise PlanningError(
             f"{operator}: the stream and dataset {dataset.name} both bring a column {taken[0]!r}; the stream's "
             f"columns there are {', '.join(stream or ())}.",
-            f'Rename the one that is added: select=["… as {dataset.name}_{taken[0]}"], or prefix="{dataset.name}_".',
+            f'Rename the added one: select=["… as {dataset.name}_{taken[0]}"], or prefix="{dataset.name}_".',
         )
     _refuse_collision(operator, added, "Rename one with 'column as name'.")
     return None if stream is None else (*stream, *added)

@@ -104,7 +104,7 @@ def _after(app: Application, catalog: Catalog, operator: Operator, flow: Flow) -
     if isinstance(spec, Map):
         kept = names.partitioning_after_map(spec, flow.partitioned_by)
         flow = replace(flow, columns=names.after_map(operator.id, spec, flow.columns))
-        return flow if kept == flow.partitioned_by else _moved(flow, kept, operator.id)
+        return flow if kept == flow.partitioned_by or not flow.partitioned_by else _moved(flow, kept, operator.id)
     if isinstance(spec, PartitionBy):
         names.require(operator.id, "the stream", spec.columns, flow.columns, "Name columns that it has.")
         return Flow(operator.id, flow.columns, spec.columns, SPARK)

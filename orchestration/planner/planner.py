@@ -110,9 +110,7 @@ def _exchanges(
         if isinstance(operator.spec, PartitionBy):
             edge = edges[operator.id]
             why = f"count: {edge.count_from}"
-            exchanges.append(
-                Exchange(operator.id, "partition_by", operator.spec.columns, counts[operator.id], why)
-            )
+            exchanges.append(Exchange(operator.id, "partition_by", operator.spec.columns, counts[operator.id], why))
         sink = exchange_before_sink(app, catalog, operator, flows.before[operator.id], counts)
         if sink is not None:
             exchanges.append(sink)

@@ -37,7 +37,8 @@ def render(plan: ExecutionPlan) -> str:
     for edge in plan.streams:
         count = "broadcast" if edge.partitions is None else str(edge.partitions)
         by = ", ".join(edge.partitioned_by) or "-"
-        rows.append((edge.name, edge.role, count, by, edge.partitioner, edge.count_from))
+        partitioner = edge.partitioner if edge.partitioned_by else "-"
+        rows.append((edge.name, edge.role, count, by, partitioner, edge.count_from))
     lines += _table(rows)
     if plan.join_groups:
         lines += ["", "Joins that need no exchange on the dataset's side"]
