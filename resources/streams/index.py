@@ -146,21 +146,61 @@ def folded(state: StreamState, fold: Fold | None) -> StreamState:
     return state.model_copy(update={"tail": rows[0], "levels": levels})
 
 
-def rebuilt(state: StreamState, segments: Sequence[Segment], pages: Pages) -> StreamState:
-    """Return the state with an index of exactly these segments, writing the pages that it needs."""
-    rows: list[list[Entry]] = [list(segments)]
-    while len(rows[-1]) >= 2 * FAN:
-        level = len(rows)
+# -- rebuilding
+
+
+def leaves(state: StreamState, pages: Pages) -> list[tuple[Entry, tuple[Segment, ...]]]:
+    """Return the pages of level 1 and the tail's segments, oldest first, each with the segments it holds."""
+    found: list[tuple[Entry, tuple[Segment, ...]]] = []
+    waiting: list[Entry] = list(reversed(state.entries()))
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, Segment):
+            found.append((entry, (entry,)))
+        elif entry.level == 1:
+            found.append((entry, tuple(item for item in pages.read(entry) if isinstance(item, Segment))))
+        else:
+            waiting.extend(reversed(pages.read(entry)))
+    return found
+
+
+def page_keys(state: StreamState, pages: Pages) -> set[str]:
+    """Return the keys of all pages that the state reaches."""
+    keys: set[str] = set()
+    waiting: list[Entry] = state.entries()
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, Page):
+            keys.add(entry.key)
+            if entry.level > 1:
+                waiting.extend(pages.read(entry))
+    return keys
+
+
+def rebuilt(state: StreamState, kept: Sequence[Entry], pages: Pages) -> StreamState:
+    """Return the state with an index of exactly these segments and pages of level 1, writing what pages it needs.
+
+    Pages that stay are used as they are; segments between them get pages of their own.
+    """
+    tail: list[Entry] = []
+    level: list[Entry] = []
+    for entry in kept:
+        if isinstance(entry, Segment):
+            tail.append(entry)
+            continue
+        level += [pages.write(1, tail[at : at + FAN]) for at in range(0, len(tail), FAN)]
+        tail = []
+        level.append(entry)
+    while len(tail) >= 2 * FAN:
+        level.append(pages.write(1, tail[:FAN]))
+        del tail[:FAN]
+    levels: list[tuple[Entry, ...]] = []
+    while level:
         above: list[Entry] = []
-        while len(rows[-1]) >= 2 * FAN:
-            above.append(pages.write(level, rows[-1][:FAN]))
-            del rows[-1][:FAN]
-        rows.append(above)
-    oldest = segments[0].base if segments else state.next
-    return state.model_copy(
-        update={
-            "tail": tuple(rows[0]),
-            "levels": tuple(tuple(row) for row in rows[1:]),
-            "oldest": oldest,
-        }
-    )
+        while len(level) >= 2 * FAN:
+            above.append(pages.write(len(levels) + 2, level[:FAN]))
+            del level[:FAN]
+        levels.append(tuple(level))
+        level = above
+    oldest = kept[0].base if kept else state.next
+    return state.model_copy(update={"tail": tuple(tail), "levels": tuple(levels), "oldest": oldest})

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from resources.errors import ConfigurationError, ObjectExistsError, StreamNotFoundError
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from resources.objects.commit import Commit, CommitLog
     from resources.objects.lake import Lake
+    from resources.streams.maintenance import Maintained
 
 _NAMES = "streams/_names"
 _COMMIT_ATTEMPTS = 100
@@ -109,11 +110,11 @@ class LakeStreams(StreamSystem):
         return sorted(name for name in names if self.lake.store.head(f"{self.lake.stream_prefix(name)}/CURRENT"))
 
     def info(self, stream: str) -> StreamInfo:
-        return info_of(stream, self._state(stream)[1].declaration)
+        return info_of(stream, self.state(stream)[1].declaration)
 
     def describe(self, stream: str) -> StreamDescription:
         """Return the whole of what the stream's manifest says in sums."""
-        return described(stream, *self._state(stream))
+        return described(stream, *self.state(stream))
 
     # -- offsets
 
@@ -125,7 +126,7 @@ class LakeStreams(StreamSystem):
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         state = self._state_of(ssp)
-        prefix, pages = self.lake.stream_prefix(ssp.stream), self._pages_of(ssp.stream)
+        prefix, pages = self.lake.stream_prefix(ssp.stream), self.pages_of(ssp.stream)
         offset = first_offset_at(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
         return str(offset)
 
@@ -133,14 +134,20 @@ class LakeStreams(StreamSystem):
         a, b = parse_offset(left, "lake"), parse_offset(right, "lake")
         return (a > b) - (a < b)
 
+    def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
+        return max(parse_offset(end, str(ssp)) - parse_offset(start, str(ssp)), 0)
+
+    def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
+        return str(parse_offset(start, str(ssp)) + count)
+
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         if not ranges:
             return 0
         stream = one_stream(self.name, ranges)
-        _, state = self._state(stream)
+        _, state = self.state(stream)
         spans = check_ranges(stream, state, ranges)
         width = sum(end - start for start, end in spans.values())
-        return width - len(markers_in(state, self._pages_of(stream), spans))
+        return width - len(markers_in(state, self.pages_of(stream), spans))
 
     # -- reading
 
@@ -149,9 +156,9 @@ class LakeStreams(StreamSystem):
         from resources.streams.spark_read import read_frame
 
         stream = one_stream(self.name, ranges)
-        _, state = self._state(stream)
+        _, state = self.state(stream)
         spans = check_ranges(stream, state, ranges)
-        touched = list(walk(state, self._pages_of(stream), lambda entry: touches(entry, spans)))
+        touched = list(walk(state, self.pages_of(stream), lambda entry: touches(entry, spans)))
         return read_frame(spark, self.lake.store, self.lake.stream_prefix(stream), state, touched, spans)
 
     def read_arrow(
@@ -162,22 +169,22 @@ class LakeStreams(StreamSystem):
         With the columns of META, ordered by partition and offset. All of them are held in memory.
         """
         stream = one_stream(self.name, ranges)
-        _, state = self._state(stream)
+        _, state = self.state(stream)
         spans = check_ranges(stream, state, ranges)
         names = state.declaration.schema_.names if columns is None else tuple(columns)
-        pages = self._pages_of(stream)
+        pages = self.pages_of(stream)
         return read_table(self.lake.store, self.lake.stream_prefix(stream), state, pages, spans, names)
 
     def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all that the stream holds now."""
-        _, state = self._state(stream)
+        _, state = self.state(stream)
         return {
             SystemStreamPartition(self.name, stream, p): OffsetRange(str(start), str(end))
             for p, (start, end) in enumerate(zip(state.oldest, state.next, strict=True))
         }
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        _, state = self._state(stream)
+        _, state = self.state(stream)
         ends = dict(enumerate(state.next))
         if since is None:
             spans = {p: (0, end) for p, end in ends.items()}
@@ -190,7 +197,7 @@ class LakeStreams(StreamSystem):
         ssps = [SystemStreamPartition(self.name, stream, p) for p in ends]
         return [
             Marker(ssps[found.partition], str(found.offset), found.version, found.rows, found.checksum)
-            for found in markers_in(state, self._pages_of(stream), spans)
+            for found in markers_in(state, self.pages_of(stream), spans)
         ]
 
     # -- appending
@@ -219,7 +226,7 @@ class LakeStreams(StreamSystem):
         and CommitConflict or CommitStateUnknown, after which the same call may be repeated.
         """
         check_producer(producer, sequence)
-        _, state = self._state(stream)
+        _, state = self.state(stream)
         if end_of_dataset is not None:
             check_name("version", end_of_dataset)
         started = self._now_ms()
@@ -256,7 +263,7 @@ class LakeStreams(StreamSystem):
         """
         check_producer(producer, sequence)
         check_name("version", version)
-        _, state = self._state(stream)
+        _, state = self.state(stream)
         count = state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
@@ -271,7 +278,7 @@ class LakeStreams(StreamSystem):
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        sent = known(self._state(stream)[1].producers, producer, sequence)
+        sent = known(self.state(stream)[1].producers, producer, sequence)
         return None if sent is None else result_of(sent, duplicate=True)
 
     # -- keeping
@@ -287,7 +294,19 @@ class LakeStreams(StreamSystem):
                 return None
             return state.model_copy(update={"declaration": declaration}).body()
 
-        self._log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
+        self.log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
+
+    def maintain(
+        self, stream: str, now: datetime | None = None, *, grace: timedelta = timedelta(hours=1)
+    ) -> Maintained:
+        """Apply the stream's retention and compaction, and delete what has been out of reach for `grace`.
+
+        Retention drops whole segments from the front and moves `oldest`; compaction changes no offset. An append
+        that began longer ago than `grace` can't commit any more, and says so.
+        """
+        from resources.streams.maintenance import maintain
+
+        return maintain(self, stream, now or self._clock(), grace)
 
     # -- inside
 
@@ -301,7 +320,7 @@ class LakeStreams(StreamSystem):
             result[:] = [decided]
             return None if after is None else after.body()
 
-        self._log(append.stream).transact(decide, by=append.producer, attempts=_COMMIT_ATTEMPTS)
+        self.log(append.stream).transact(decide, by=append.producer, attempts=_COMMIT_ATTEMPTS)
         return result[0]
 
     def _fold(self, stream: str, state: StreamState) -> Fold | None:
@@ -310,17 +329,19 @@ class LakeStreams(StreamSystem):
         if full is None:
             return None
         level, entries = full
-        return Fold(self._pages_of(stream).write(level, entries), entries, self._now_ms())
+        return Fold(self.pages_of(stream).write(level, entries), entries, self._now_ms())
 
-    def _log(self, stream: str) -> CommitLog:
+    def log(self, stream: str) -> CommitLog:
+        """Internal: the stream's commit log."""
         return self.lake.commit_log(self.lake.stream_prefix(stream), KIND)
 
-    def _state(self, stream: str) -> tuple[Commit, StreamState]:
-        commit = self._there(stream, self._log(stream).current())
+    def state(self, stream: str) -> tuple[Commit, StreamState]:
+        """Internal: the current commit and what its manifest says."""
+        commit = self._there(stream, self.log(stream).current())
         return commit, self._parse(commit)
 
     def _state_of(self, ssp: SystemStreamPartition) -> StreamState:
-        _, state = self._state(one_stream(self.name, [ssp]))
+        _, state = self.state(one_stream(self.name, [ssp]))
         if ssp.partition >= state.declaration.partitions:
             raise no_partition(ssp, state.declaration.partitions)
         return state
@@ -337,7 +358,8 @@ class LakeStreams(StreamSystem):
     def _parse(self, commit: Commit) -> StreamState:
         return StreamState.parse(commit.body, f"the stream index {commit.manifest_key!r} in {self.lake.url}")
 
-    def _pages_of(self, stream: str) -> Pages:
+    def pages_of(self, stream: str) -> Pages:
+        """Internal: the stored pages of the stream's index."""
         return self._pages.setdefault(stream, Pages(self.lake.store, self.lake.stream_prefix(stream)))
 
     def _edges(
@@ -348,7 +370,7 @@ class LakeStreams(StreamSystem):
         for ssp in ssps:
             by_stream.setdefault(one_stream(self.name, [ssp]), []).append(ssp)
         for stream, wanted in by_stream.items():
-            offsets = edge(self._state(stream)[1])
+            offsets = edge(self.state(stream)[1])
             for ssp in wanted:
                 if ssp.partition >= len(offsets):
                     raise no_partition(ssp, len(offsets))

@@ -59,9 +59,7 @@ def read_frame(
         end = _array(spans.get(p, (0, 0))[1] for p in range(n))
         frame = frame.where((offset >= F.get(start, partition)) & (offset < F.get(end, partition)))
     meta = {PARTITION: partition.cast("int"), OFFSET: offset, TIMESTAMP: timestamp, TOMBSTONE: F.col(TOMBSTONE)}
-    return frame.select(
-        *[F.col(_quoted(name)) for name in schema.names], *[meta[name].alias(name) for name in META]
-    )
+    return frame.select(*[F.col(_quoted(name)) for name in schema.names], *[meta[name].alias(name) for name in META])
 
 
 def _array(values: Iterable[int]) -> Column:

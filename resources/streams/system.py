@@ -122,6 +122,14 @@ class StreamSystem(ABC):
         """Return -1, 0 or 1 as `left` comes before, is, or comes after `right`."""
 
     @abstractmethod
+    def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
+        """Return how many offsets lie in [start, end): an upper bound of its records, found without reading."""
+
+    @abstractmethod
+    def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
+        """Return the offset `count` offsets after `start`."""
+
+    @abstractmethod
     def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
         """Return exactly the records of these ranges of one stream: its columns, then those of META.
 

@@ -1,0 +1,78 @@
+"""Merges the files of neighbouring segments; offsets stay, `__row` counts from the first one's base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from resources.bucketing.files import BucketFile
+from resources.bucketing.writer import BucketFileWriter, WriteOptions
+from resources.errors import ManifestMismatchError
+from resources.streams.arrow_read import open_parquet
+from resources.streams.document import ROW, Declaration, FileEntry, Segment, data_folder
+from resources.streams.system import TIMESTAMP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from resources.objects.store import ObjectStore
+
+
+def merge_files(
+    store: ObjectStore, prefix: str, declaration: Declaration, run: Sequence[Segment], attempt: str
+) -> tuple[FileEntry, ...]:
+    """Write the run's records into one file a partition and return the files.
+
+    Rows are streamed by row group, so memory does not grow with the run. A timestamp that was the append's is
+    written out, since the segment can't tell the appends apart any more.
+    """
+    folder = data_folder(prefix, attempt)
+    options = WriteOptions(prefix, range_of=TIMESTAMP)
+    written: list[FileEntry] = []
+    for partition in sorted({file.partition for segment in run for file in segment.files}):
+        writer = BucketFileWriter(store, folder, partition, declaration.layout, options)
+        rows = 0
+        try:
+            for segment in run:
+                for file in segment.files:
+                    if file.partition == partition:
+                        rows += file.rows
+                        _copy(store, prefix, segment, file, run[0].base[partition], writer)
+            done = writer.finish()
+        finally:
+            writer.discard()
+        _check(prefix, partition, rows, done)
+        if done is not None:
+            written.append(FileEntry.of(done))
+    return tuple(written)
+
+
+def _copy(
+    store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, base: int, writer: BucketFileWriter
+) -> None:
+    parquet = open_parquet(store, prefix, segment, file)
+    shift = segment.base[file.partition] - base
+    for group in range(parquet.metadata.num_row_groups):
+        writer.write(_moved(parquet.read_row_group(group), shift, segment.appended))
+
+
+def _moved(table: pa.Table, shift: int, appended_ms: int) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
+    for name, column in (
+        (ROW, pc.add(table.column(ROW), shift)),
+        (TIMESTAMP, pc.fill_null(table.column(TIMESTAMP), when)),
+    ):
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _check(prefix: str, partition: int, expected: int, done: BucketFile | None) -> None:
+    found = done.rows if done is not None else 0
+    if found != expected:
+        raise ManifestMismatchError(
+            f"{prefix}: compaction of partition {partition} wrote {found} records, the manifest lists {expected}.",
+            "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
+        )
