@@ -1,0 +1,29 @@
+"""Adjunct datasets: reference data as sealed versions and followed change streams."""
+
+from __future__ import annotations
+
+from assets.advance import advance_dataset
+from assets.bounded import abandon_version, advance_bounded
+from assets.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from assets.manifest import DatasetManifest, SealedVersion
+from assets.report import AdvanceReport
+from assets.store import DatasetStore, list_datasets, open_dataset
+from assets.unbounded import advance_unbounded
+from assets.view import DatasetView
+
+__all__ = [
+    "AdjunctDataset",
+    "AdvanceReport",
+    "DatasetManifest",
+    "DatasetStore",
+    "DatasetView",
+    "SealedVersion",
+    "abandon_version",
+    "advance_bounded",
+    "advance_dataset",
+    "advance_unbounded",
+    "bounded_dataset",
+    "list_datasets",
+    "open_dataset",
+    "unbounded_dataset",
+]

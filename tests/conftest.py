@@ -2,4 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 pytest_plugins = ["tests.servers.postgres", "tests.servers.s3"]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests of a run: starting it takes 6-10 s."""
+    from resources.session import new_session
+
+    session = new_session({"spark.sql.shuffle.partitions": "4"}, master="local[2]")
+    yield session
+    session.stop()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from resources.bucketing.files import BucketFile, BucketLayout
-from resources.bucketing.writer import BUCKET, DIGEST, BucketFileWriter, WriteOptions
+from resources.bucketing.writer import BUCKET, DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,8 @@ def write_buckets(
         df = df.coalesce(1)
     if order_by:
         df = df.sortWithinPartitions(*[_quoted(name) for name in order_by])
-    wanted = [name for name in (*layout.columns, DIGEST, BUCKET) if name in df.columns]
+    marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
+    wanted = [name for name in (*layout.columns, *marks, DIGEST, BUCKET) if name in df.columns]
     df = df.select(*[_quoted(name) for name in wanted])
     task = _task(store.descriptor, folder, layout, options)
     rows = df.mapInArrow(task, "facts string").collect()

@@ -94,7 +94,7 @@ class CommitLog:
             f"Restore this object from a backup or an older object version; the other commits of {self.prefix} "
             "are not affected.",
         )
-        expected = self._manifest_key(manifest.number, manifest.commit)
+        expected = self.manifest_key(manifest.number, manifest.commit)
         if manifest.kind != self.kind or manifest_key != expected:
             raise MalformedDocumentError(
                 f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
@@ -120,9 +120,7 @@ class CommitLog:
             count += 1
             commit = self._parent_of(commit)
 
-    def commit(
-        self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None
-    ) -> Commit:
+    def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
         """Make `body` the next commit after `parent` (None: the first one) and return it.
 
         Raises `CommitConflict` when somebody else committed after `parent`: nothing of this is visible.
@@ -131,7 +129,7 @@ class CommitLog:
         """
         number = 1 if parent is None else parent.number + 1
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
-        key = self._manifest_key(number, new_id)
+        key = self.manifest_key(number, new_id)
         if not by:
             raise ConfigurationError(f"a commit to {self.prefix} does not say who commits.", "Pass by=….")
         manifest = Manifest(
@@ -145,13 +143,16 @@ class CommitLog:
         )
         pointer = Pointer(kind=self.kind, number=number, commit=new_id, manifest=key, nonce=uuid.uuid4().hex)
         expected = self._etag_of(parent)
+        data = encode(manifest)
         try:
-            self.store.put_if_absent(key, encode(manifest))
+            self.store.put_if_absent(key, data)
         except ObjectExistsError:
-            raise ConfigurationError(
-                f"commit id {new_id!r} was used before in {self.prefix}, at number {number}.",
-                "Give every attempt an id of its own.",
-            ) from None
+            # Our own bytes, times and all, got there by a request that was repeated on the way.
+            if self.store.get(key).data != data:
+                raise ConfigurationError(
+                    f"commit id {new_id!r} was used before in {self.prefix}, at number {number}.",
+                    "Give every attempt an id of its own.",
+                ) from None
         etag = self._swap(parent, expected, pointer)
         return Commit(number, new_id, manifest.parent, key, manifest.created_at, by, body, etag)
 
@@ -253,7 +254,7 @@ class CommitLog:
             f"{self.prefix}/manifests/ are intact: CommitLog.read(KEY) reads each of them."
         )
         pointer = decode(Pointer, stored.data, where, next_step)
-        expected = self._manifest_key(pointer.number, pointer.commit)
+        expected = self.manifest_key(pointer.number, pointer.commit)
         if pointer.kind != self.kind or pointer.manifest != expected:
             raise MalformedDocumentError(
                 f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind {self.kind!r} "
@@ -279,7 +280,7 @@ class CommitLog:
         if commit.parent is None:
             return None
         try:
-            return self.read(self._manifest_key(commit.number - 1, commit.parent))
+            return self.read(self.manifest_key(commit.number - 1, commit.parent))
         except ObjectNotFoundError:
             return None
 
@@ -295,7 +296,8 @@ class CommitLog:
             )
         return found[1]
 
-    def _manifest_key(self, number: int, commit_id: str) -> str:
+    def manifest_key(self, number: int, commit_id: str) -> str:
+        """Return where the manifest of this commit is."""
         return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
 
 

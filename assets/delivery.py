@@ -1,0 +1,162 @@
+"""Which version of a bounded dataset is complete: decided from offsets and markers alone, without I/O.
+
+In each partition, the records up to the first marker of a version that is not settled yet are that version's.
+A version is complete when every partition has delivered its marker, in whatever order. Records that end with
+the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped and counted, unless
+the marker contradicts what was sealed (design, rule 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from resources.errors import MarkerConflictError
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import Marker
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerSaid:
+    """What the marker of a settled version said in one partition; None: it did not say."""
+
+    rows: int | None
+    checksum: str | None
+
+
+Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerSaid]]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The records [start, end) of one partition and the marker at `end` that closed them."""
+
+    ssp: SystemStreamPartition
+    start: int
+    end: int
+    marker: Marker
+
+    @property
+    def next(self) -> int:
+        """The first offset after the marker, which takes one."""
+        return self.end + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """A version that every partition has delivered: its records, and what to drop before them."""
+
+    version: str
+    segments: tuple[Segment, ...]
+    dropped: tuple[Segment, ...]
+
+    @property
+    def offsets(self) -> dict[SystemStreamPartition, int]:
+        """Where each partition stands after this version."""
+        return {segment.ssp: segment.next for segment in self.segments}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No version is complete. `version` is the one that some partitions have delivered, if any has.
+
+    `missing` are the partitions without its marker. `offsets` are behind the re-deliveries in `dropped`.
+    """
+
+    version: str | None
+    missing: tuple[SystemStreamPartition, ...]
+    dropped: tuple[Segment, ...]
+    offsets: dict[SystemStreamPartition, int]
+
+
+def next_delivery(
+    dataset: str,
+    offsets: Mapping[SystemStreamPartition, int],
+    markers: Sequence[Marker],
+    settled: Settled,
+) -> Complete | Waiting:
+    """Return the next complete version after `offsets`, or which partitions it waits for.
+
+    `markers` are all markers at or after the offsets. `settled` has, by version name, what its markers said
+    (an empty mapping for an abandoned one). Raises MarkerConflictError when a marker contradicts another one of
+    its version, or when partitions mark different versions as the next.
+    """
+    by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
+    for marker in sorted(markers, key=lambda found: int(found.offset)):
+        if marker.ssp in by_partition and int(marker.offset) >= offsets[marker.ssp]:
+            by_partition[marker.ssp].append(marker)
+    found: dict[SystemStreamPartition, Segment] = {}
+    dropped: list[Segment] = []
+    position = dict(offsets)
+    for ssp, delivered in by_partition.items():
+        for marker in delivered:
+            if marker.version not in settled:
+                found[ssp] = Segment(ssp, position[ssp], int(marker.offset), marker)
+                break
+            _check_repeated(dataset, marker, settled[marker.version].get(ssp))
+            segment = Segment(ssp, position[ssp], int(marker.offset), marker)
+            dropped.append(segment)
+            position[ssp] = segment.next
+    _check_one_version(dataset, found)
+    for ssp, segment in found.items():
+        first = MarkerSaid(segment.marker.rows, segment.marker.checksum)
+        for marker in by_partition[ssp]:
+            if marker.version == segment.marker.version:
+                _check_repeated(dataset, marker, first)
+    missing = tuple(ssp for ssp in by_partition if ssp not in found)
+    if missing or not found:
+        version = next((segment.marker.version for segment in found.values()), None)
+        return Waiting(version, missing, tuple(dropped), position)
+    segments = tuple(found[ssp] for ssp in by_partition)
+    return Complete(segments[0].marker.version, segments, tuple(dropped))
+
+
+def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStreamPartition, int]) -> None:
+    """Refuse a version whose markers expect other counts than the partitions hold before them."""
+    for segment in complete.segments:
+        expected, got = segment.marker.rows, records[segment.ssp]
+        if expected is not None and expected != got:
+            raise MarkerConflictError(
+                f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
+                f"of {segment.ssp} expects {expected} records, the partition holds {got} before it.",
+                _way_out(dataset, complete.version),
+            )
+
+
+def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> None:
+    if before is None:
+        return
+    for what, said, now in (
+        ("records", before.rows, marker.rows),
+        ("checksum", before.checksum, marker.checksum),
+    ):
+        if said is not None and now is not None and said != now:
+            raise MarkerConflictError(
+                f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
+                f"{marker.ssp} with {what} {now}; its first marker there said {said}.",
+                _way_out(dataset, marker.version),
+            )
+
+
+def _check_one_version(dataset: str, found: Mapping[SystemStreamPartition, Segment]) -> None:
+    names: dict[str, list[SystemStreamPartition]] = {}
+    for ssp, segment in found.items():
+        names.setdefault(segment.marker.version, []).append(ssp)
+    if len(names) > 1:
+        said = "; ".join(
+            f"{', '.join(map(str, ssps[:3]))}{' …' if len(ssps) > 3 else ''}: {version!r}"
+            for version, ssps in sorted(names.items())
+        )
+        raise MarkerConflictError(
+            f"dataset {dataset!r}: partitions mark different versions as the next one ({said}); expected the same "
+            "version in every partition, in one order.",
+            "If the marker of one version will never come, abandon that version: "
+            f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+        )
+
+
+def _way_out(dataset: str, version: str) -> str:
+    return (
+        "Nothing was published and what is current stays. Deliver the right content under a new version name, and "
+        f"end this one with abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
+    )

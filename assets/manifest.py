@@ -1,0 +1,252 @@
+"""What a dataset's commit holds: its declaration, its current version, how far its input was read.
+
+The body of each commit below `datasets/<name>` is one `DatasetManifest`. Offsets stand in the same document
+as the version that was made from them, so there is no second place to disagree with (design section 3).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from resources.bucketing.files import BucketLayout, Generation
+from resources.errors import AdjunctError, MalformedDocumentError
+from resources.schema import Schema
+
+if TYPE_CHECKING:
+    from resources.objects.commit import Commit
+
+KIND = "dataset"
+POSITION = "__position"
+TOMBSTONE = "__tombstone"
+LISTED = 100
+
+
+def _schema(value: Any) -> Any:
+    return value if isinstance(value, Schema) else Schema.from_json(value)
+
+
+def _generation(value: Any) -> Any:
+    return value if isinstance(value, Generation) else Generation.from_json(value)
+
+
+StoredSchema = Annotated[Schema, BeforeValidator(_schema), PlainSerializer(Schema.to_json)]
+StoredGeneration = Annotated[Generation, BeforeValidator(_generation), PlainSerializer(Generation.to_json)]
+Offset = Annotated[str, Field(min_length=1)]
+
+
+class _Document(BaseModel):
+    # The schema's columns are called `schema` everywhere else; pydantic's own method of that name is deprecated.
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Declaration(_Document):
+    """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
+
+    `partitions` None is a broadcast copy. `columns` are what new versions store, None for all of the input's.
+    `input_partitions` is how many partitions the input had when the dataset was made.
+    """
+
+    kind: Literal["bounded", "unbounded"]
+    input: str
+    key: tuple[str, ...] = Field(min_length=1)
+    key_types: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    partitions: int | None = Field(default=None, ge=1)
+    input_partitions: int = Field(ge=1)
+    columns: tuple[str, ...] | None = None
+    bootstrap: bool = True
+
+
+class MarkerFacts(_Document):
+    """What one partition's end-of-dataset marker said: rows before it and a checksum, where it gave them."""
+
+    offset: int
+    rows: int | None = None
+    checksum: str | None = None
+
+
+class SealedVersion(_Document):
+    """One version: everything that is needed to read it, and where it came from.
+
+    A bounded version has one generation and the name that its markers gave it. An unbounded one has a base
+    and the deltas after it, oldest first. `rows` is exact, and None where deltas have to be merged to know.
+    `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input
+    that this version took in, by stream partition. `positioned` says that rows carry their input offset.
+    """
+
+    id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
+    number: int = Field(ge=1)
+    name: str | None
+    sealed_at: AwareDatetime
+    columns: StoredSchema
+    key: tuple[str, ...] = Field(min_length=1)
+    partition_by: tuple[str, ...]
+    partitions: int | None = Field(default=None, ge=1)
+    positioned: bool
+    generations: tuple[StoredGeneration, ...] = Field(min_length=1)
+    rows: int | None = Field(default=None, ge=0)
+    digest: int | None = None
+    offsets: dict[str, tuple[Offset, Offset]]
+    counters: dict[str, int] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        missing = [name for name in (*self.key, *self.partition_by) if name not in self.columns.names]
+        if missing:
+            raise ValueError(f"key column {missing[0]!r} is not among the columns {', '.join(self.columns.names)}")
+        ids = [generation.id for generation in self.generations]
+        if ids != sorted(set(ids)):
+            raise ValueError(f"generations are numbered {ids}: expected rising numbers")
+        for generation in self.generations:
+            buckets = [file.bucket for file in generation.files]
+            if len(set(buckets)) != len(buckets) or any(not 0 <= b < self.layout.partitions for b in buckets):
+                raise ValueError(
+                    f"generation {generation.id} has files for buckets {buckets}: expected each of "
+                    f"0 to {self.layout.partitions - 1} at most once"
+                )
+        return self
+
+    @property
+    def layout(self) -> BucketLayout:
+        """How the rows lie in files; a broadcast copy is one file."""
+        return layout_of(self.columns, self.key, self.partition_by, self.partitions, self.positioned)
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows in all files, superseded ones and tombstones of deltas included."""
+        return sum(generation.rows for generation in self.generations)
+
+
+def layout_of(
+    columns: Schema, key: tuple[str, ...], partition_by: tuple[str, ...], partitions: int | None, positioned: bool
+) -> BucketLayout:
+    """Return how a version's rows lie in files; `partitions` None is one file."""
+    hidden = ((POSITION, "bigint"), (TOMBSTONE, "boolean")) if positioned else ()
+    return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
+
+
+class VersionRef(_Document):
+    """A version that is retained: enough to list it, and the commit whose manifest describes it whole."""
+
+    id: str
+    number: int
+    name: str | None
+    rows: int | None
+    sealed_at: AwareDatetime
+    commit_number: int
+    commit: str
+
+
+class Delivered(_Document):
+    """A version that was delivered whole: its name, its markers, and the sealed version that holds its content.
+
+    A delivery whose content equals the version before it is held by that one.
+    """
+
+    name: str
+    version: str
+    markers: dict[str, MarkerFacts]
+
+
+class Abandoned(_Document):
+    """A version that an operator ended: its markers close nothing, and the records before them are dropped."""
+
+    name: str
+    reason: str
+    by: str
+    at: AwareDatetime
+
+
+class Bootstrap(_Document):
+    """The first snapshot of a change stream: from where, up to which offsets, and whether it is reached.
+
+    The target is each partition's upcoming offset, recorded before anything is read; records that arrive
+    later do not extend the wait.
+    """
+
+    state: Literal["running", "done"]
+    start: dict[str, Offset]
+    target: dict[str, Offset]
+    started_at: AwareDatetime
+    finished_at: datetime | None = None
+
+
+class DatasetManifest(_Document):
+    """The whole state of a dataset at one commit.
+
+    `offsets` is the next offset to read of each input partition. `versions` lists the newest retained versions
+    of a bounded dataset, oldest first; an unbounded one has a version a commit, found by its number.
+    `delivered` remembers the newest names, so that a marker that comes again is known.
+    """
+
+    format: Literal[1] = 1
+    name: str
+    declaration: Declaration
+    version: SealedVersion | None = None
+    versions: tuple[VersionRef, ...] = ()
+    delivered: tuple[Delivered, ...] = ()
+    abandoned: tuple[Abandoned, ...] = ()
+    offsets: dict[str, Offset]
+    bootstrap: Bootstrap | None = None
+    next_generation: int = Field(default=1, ge=1)
+    counters: dict[str, int] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(self.offsets) != self.declaration.input_partitions:
+            raise ValueError(
+                f"offsets stand for {len(self.offsets)} partitions of {self.declaration.input}: expected "
+                f"{self.declaration.input_partitions}"
+            )
+        if (self.bootstrap is None) != (self.declaration.kind == "bounded"):
+            raise ValueError(f"a {self.declaration.kind} dataset has bootstrap {self.bootstrap!r}")
+        if self.version is not None:
+            if self.declaration.kind == "bounded" and self.version.id not in {ref.id for ref in self.versions}:
+                raise ValueError(f"the current version {self.version.id} is not among the retained versions")
+            if any(generation.id >= self.next_generation for generation in self.version.generations):
+                raise ValueError(f"next_generation is {self.next_generation}, which the current version uses")
+        return self
+
+    def body(self) -> dict[str, Any]:
+        """Return the manifest as the JSON-able body of a commit."""
+        return self.model_dump(mode="json")
+
+    def after(self, **changes: Any) -> DatasetManifest:
+        """Return this manifest with some fields replaced, checked again as a whole."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return DatasetManifest(**{**fields, **changes})
+
+
+def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
+    """Return the manifest in a dataset's commit, or raise MalformedDocumentError saying what is wrong where."""
+    try:
+        manifest = DatasetManifest.model_validate(commit.body)
+        if manifest.name != name:
+            raise MalformedDocumentError(f"it describes the dataset {manifest.name!r}")
+    except (ValidationError, AdjunctError) as error:
+        raise MalformedDocumentError(
+            f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {_first(error)}.",
+            "Restore that object from a backup; versions committed before it are untouched and can still be "
+            "opened by their id.",
+        ) from error
+    return manifest
+
+
+def _first(error: ValidationError | AdjunctError) -> str:
+    if isinstance(error, AdjunctError):
+        return error.problem.rstrip(".")
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the whole"
+    return f"{where}: {first['msg']}"
