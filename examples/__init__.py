@@ -1,0 +1,1 @@
+"""Examples: ordinary users' modules, written with the public API only."""

@@ -1,0 +1,32 @@
+"""Orchestration: what runs when. Applications, their plan and step, and how Dagster runs them."""
+
+from orchestration.application import Application
+from orchestration.batchlog import ApplicationState, application_state
+from orchestration.build import build_definitions
+from orchestration.catalog import systems_for
+from orchestration.instance import prepare_dagster_home
+from orchestration.lake_resource import LakeResource
+from orchestration.message_stream import MessageStream
+from orchestration.run import RunReport, plan_application, run_application
+from orchestration.step import StepEvent, StepReport
+from orchestration.translator import AdjunctTranslator, AssetSubject
+from orchestration.update_expressions import update_message
+
+__all__ = [
+    "AdjunctTranslator",
+    "Application",
+    "ApplicationState",
+    "AssetSubject",
+    "LakeResource",
+    "MessageStream",
+    "RunReport",
+    "StepEvent",
+    "StepReport",
+    "application_state",
+    "build_definitions",
+    "plan_application",
+    "prepare_dagster_home",
+    "run_application",
+    "systems_for",
+    "update_message",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Default
@@ -45,10 +45,11 @@ class Intent(_Document):
 
 
 class ClosedBatch(_Document):
-    """What one batch did: its intent, and the counters of each output and join."""
+    """What one batch did: its intent, the input records it read, and the counters of each output and join."""
 
     intent: Intent
     closed_at: datetime
+    records: int
     counters: dict[str, dict[str, int]]
     seconds: dict[str, float]
 
@@ -56,12 +57,13 @@ class ClosedBatch(_Document):
 class ApplicationState(_Document):
     """The whole state of an application.
 
-    `checkpoint` is the next offset to read of each stream partition (`lake.flights.3`); `totals` adds up the
-    counters of all closed batches; `outputs` counts what each output got.
+    `checkpoint` is the next offset to read of each stream partition (`lake.flights.3`); `records` and `totals`
+    add up the input records and the counters of all closed batches.
     """
 
     checkpoint: dict[str, str] = Default(default_factory=dict)
     batch: int = 0
+    records: int = 0
     open: Intent | None = None
     last: ClosedBatch | None = None
     totals: dict[str, dict[str, int]] = Default(default_factory=dict)
@@ -97,6 +99,7 @@ class BatchLog:
         closed = ApplicationState(
             checkpoint={**state.checkpoint, **ends},
             batch=done.intent.batch,
+            records=state.records + done.records,
             open=None,
             last=done,
             totals=add_counters(state.totals, done.counters),
@@ -170,6 +173,6 @@ def spread(lags: dict[str, int], limit: int) -> dict[str, int]:
     return shares
 
 
-def as_json(state: ApplicationState) -> dict[str, Any]:
-    """Return the state as plain JSON values, for `--json` and run metadata."""
-    return state.model_dump(mode="json")
+def application_state(lake: Lake, application: str) -> ApplicationState:
+    """Return an application's checkpoint, last batch and counters; an empty state before its first run."""
+    return BatchLog(lake, application).read()[1]

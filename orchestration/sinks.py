@@ -127,9 +127,7 @@ async def _put(batch: Any, table: RemoteTable[Any, Any, Any]) -> None:
     names = [name for name in batch.schema.names if name != _TOMBSTONE]
     records = _rows(names, [batch.column(name) for name in names])
     keys = _keys(batch, table.key)
-    deleted = (
-        batch.column(_TOMBSTONE).to_pylist() if _TOMBSTONE in batch.schema.names else [False] * batch.num_rows
-    )
+    deleted = batch.column(_TOMBSTONE).to_pylist() if _TOMBSTONE in batch.schema.names else [False] * batch.num_rows
     start = 0
     for end in range(1, len(keys) + 1):
         if end == len(keys) or deleted[end] != deleted[start]:

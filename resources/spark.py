@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from dagster import ConfigurableResource, InitResourceContext
@@ -34,7 +35,8 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
             prepare_environment()
             from dagster_pyspark import LazyPySparkResource
 
-            config = session_config(self.spark_config, master=self.master, lake_url=self.lake)
+            lake = self.lake or os.environ.get("ADJUNCT_LAKE")
+            config = session_config(self.spark_config, master=self.master, lake_url=lake)
             self._started = LazyPySparkResource(spark_config=config)
         session: SparkSession = self._started.spark_session
         return session

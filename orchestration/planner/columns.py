@@ -86,9 +86,7 @@ def of_dataset(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
     stored = dataset.columns if dataset.columns is not None else source
     if stored is not None:
         needed = dataset.key if dataset.columns is None else dataset.columns
-        require(
-            f"dataset {dataset.name!r}", f"its input {dataset.input}", needed, source, "Correct key= or columns=."
-        )
+        require(f"dataset {dataset.name!r}", f"its input {dataset.input}", needed, source, "Correct key= or columns=.")
     return stored
 
 

@@ -51,9 +51,7 @@ def _edge(operator: Operator, flows: Flows, counts: Counts) -> StreamEdge | None
     spec, flow = operator.spec, flows.after[operator.id]
     partitions = counts.partitions.get(operator.id)
     if isinstance(spec, Input):
-        return StreamEdge(
-            spec.stream, "input", partitions, flow.partitioned_by, flow.partitioner, "input", operator.id
-        )
+        return StreamEdge(spec.stream, "input", partitions, flow.partitioned_by, flow.partitioner, "input", operator.id)
     if isinstance(spec, SendToStream):
         return StreamEdge(
             spec.stream, "output", partitions, flow.partitioned_by, flow.partitioner, "output", operator.id

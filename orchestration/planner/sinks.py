@@ -23,9 +23,7 @@ def exchange_before_sink(
     if isinstance(spec, SendToStream):
         output = app.outputs[spec.stream]
         partitioner = output_partitioner(catalog, output.name)
-        return _to_stream(
-            operator.id, "output", output.name, output.key, output.partitions, partitioner, flow, found
-        )
+        return _to_stream(operator.id, "output", output.name, output.key, output.partitions, partitioner, flow, found)
     if not isinstance(spec, SendToTable):
         return None
     if spec.dataset:

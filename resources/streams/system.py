@@ -100,6 +100,10 @@ class StreamSystem(ABC):
         """Return the names of all streams, sorted."""
 
     @abstractmethod
+    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+        """Create a stream, or do nothing if it is there and declared equally. Raises StreamExistsError."""
+
+    @abstractmethod
     def info(self, stream: str) -> StreamInfo: ...
 
     @abstractmethod

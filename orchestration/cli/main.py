@@ -1,0 +1,121 @@
+"""The root command, and those about applications: plan, run, demo, ui."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestration.cli import datasets, streams, tables
+from orchestration.cli.load import load_application
+from orchestration.cli.output import as_json, console, guarded, lake_url, show_json, show_line, show_table
+from resources.errors import ConfigurationError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dagster-adjunct", prog_name="adjunct")
+def root() -> None:
+    """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark."""
+
+
+root.add_command(streams.stream)
+root.add_command(datasets.dataset)
+root.add_command(tables.table)
+
+
+@root.command()
+@click.argument("reference", metavar="MODULE:APP")
+@lake_url
+@as_json
+def plan(reference: str, lake_url: str | None, json_output: bool) -> None:
+    """Prove an application's partition counts and show its plan; reads no data and starts no Spark."""
+    from orchestration.catalog import systems_for
+    from orchestration.run import plan_application
+    from resources.objects import open_lake
+
+    app = load_application(reference)
+    planned = plan_application(app, systems_for(app, open_lake(lake_url)))
+    if json_output:
+        show_json(planned.to_json())
+    else:
+        console.print(planned.render(), markup=False, highlight=False)
+
+
+@root.command()
+@click.argument("reference", metavar="MODULE:APP")
+@lake_url
+@click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
+@click.option("--max-batches", type=click.IntRange(1), help="Stop after so many batches.")
+@as_json
+def run(reference: str, lake_url: str | None, master: str | None, max_batches: int | None, json_output: bool) -> None:
+    """Bring the datasets of an application up to date and run its step until it has caught up."""
+    from orchestration.catalog import systems_for
+    from orchestration.run import run_application
+    from orchestration.session_scope import session_scope
+    from resources.objects import open_lake
+
+    app = load_application(reference)
+    lake = open_lake(lake_url)
+    with session_scope(master=master, lake_url=lake.url) as spark:
+        report = run_application(
+            lake,
+            systems_for(app, lake),
+            app,
+            spark,
+            run=f"cli-{uuid.uuid4().hex[:12]}",
+            on_event=lambda event: None if json_output else show_line(event.summary()),
+            max_batches=max_batches,
+        )
+    if json_output:
+        show_json(report.to_json())
+        return
+    for name, counters in report.step.counters.items():
+        show_table(name, ["counter", "value"], list(counters.items()))
+    where = "caught up" if report.step.caught_up else "stopped at the limit"
+    console.print(f"{report.step.batches} batches, {where}.")
+
+
+@root.command()
+@lake_url
+@click.option("--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite.")
+@click.option("--master", help="Spark master. Default: all cores of this machine.")
+def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
+    """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and airports."""
+    try:
+        module: Any = importlib.import_module("examples.flights.demo")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the demo can't be loaded: {error}.", 'Install it: pip install "dagster-adjunct[demo]".'
+        ) from error
+    module.run_demo(lake_url=lake_url, postgres=postgres, master=master)
+
+
+@root.command()
+@click.option("--port", default=3000, show_default=True, help="Port on 127.0.0.1.")
+@lake_url
+def ui(port: int, lake_url: str | None) -> None:
+    """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
+    from orchestration.instance import prepare_dagster_home
+
+    home = prepare_dagster_home(Path(".adjunct/dagster"))
+    environment = {**os.environ, "DAGSTER_HOME": str(home)}
+    if lake_url:
+        environment["ADJUNCT_LAKE"] = lake_url
+    arguments = [sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)]
+    arguments += ["-w", "workspace.yaml"] if Path("workspace.yaml").exists() else ["-m", "orchestration.definitions"]
+    console.print(f"Dagster UI: http://127.0.0.1:{port}")
+    os.execve(sys.executable, arguments, environment)
+
+
+def main() -> None:
+    """Entry point: run, and leave with an exit code."""
+    sys.exit(guarded(lambda: root(standalone_mode=False)))
+
+
+if __name__ == "__main__":
+    main()

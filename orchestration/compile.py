@@ -1,0 +1,212 @@
+"""Compiles a planned application to DataFrames for one batch, and runs its outputs in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestration.counting import JoinCounts
+from orchestration.graph import Filter, Input, Join, Map, Operator, PartitionBy, SendToStream, SendToTable
+from orchestration.physical import check_join
+from orchestration.sinks import TableWrite, write_table
+from resources.errors import PlanningError
+from resources.schema import Schema
+from resources.streams import META, OffsetRange, SystemStreamPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from assets import DatasetView
+    from orchestration.step import StepContext
+    from resources.tables import RemoteTable
+
+Counters = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """What one batch reads: offsets [start, end) of each input partition, and one version of each dataset.
+
+    A view is None for a dataset that holds nothing back and has no version yet: its joins find no match.
+    """
+
+    batch: int
+    ranges: Mapping[SystemStreamPartition, OffsetRange]
+    views: Mapping[str, DatasetView | None]
+
+
+def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:
+    """Run every output of the application once, in the order of their definition; return their counters.
+
+    Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
+    streams. `before_output` is called with the output's name before anything is written to it.
+    """
+    return _Batch(context, inputs, before_output).run()
+
+
+class _Batch:
+    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
+        self._context, self._inputs, self._before_output = context, inputs, before_output
+        self._spark: SparkSession = context.spark()
+        self._frames: dict[str, DataFrame] = {}
+        self._counters: Counters = {}
+        self._joins: list[JoinCounts] = []
+        self._kept: list[DataFrame] = []
+        operators = context.app.operators
+        self._uses = {op.id: sum(op.id in other.inputs for other in operators) for op in operators}
+
+    def run(self) -> Counters:
+        try:
+            for operator in self._context.app.operators:
+                frame = self._compile(operator)
+                if self._uses[operator.id] > 1 and not isinstance(operator.spec, Input | SendToStream | SendToTable):
+                    # Several operators read these records: compute them once.
+                    frame = frame.persist()
+                    self._kept.append(frame)
+                self._frames[operator.id] = frame
+            for join in self._joins:
+                self._counters[join.name] = join.result()
+            return self._counters
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
+
+    def _compile(self, operator: Operator) -> DataFrame:
+        spec = operator.spec
+        if isinstance(spec, Input):
+            return self._read(spec.stream)
+        frame = self._frames[operator.inputs[0]]
+        if isinstance(spec, Filter):
+            return self._apply(operator, frame, spec.condition)
+        if isinstance(spec, Map):
+            return self._apply(operator, frame, spec.function) if spec.function else self._select(frame, spec)
+        if isinstance(spec, PartitionBy):
+            partitions = self._context.plan.partitions_at(operator.id)
+            return frame.repartition(partitions, *[_column(name) for name in spec.columns])
+        if isinstance(spec, Join):
+            return self._join(operator, frame, spec)
+        if isinstance(spec, SendToStream):
+            return self._append(operator, frame, spec)
+        self._write(operator, frame, spec)
+        return frame
+
+    def _read(self, stream: str) -> DataFrame:
+        system, _, name = stream.partition(".")
+        ranges = {ssp: r for ssp, r in self._inputs.ranges.items() if (ssp.system, ssp.stream) == (system, name)}
+        return self._context.systems[system].read(self._spark, ranges)
+
+    def _apply(self, operator: Operator, frame: DataFrame, how: str | Callable[[DataFrame], DataFrame]) -> DataFrame:
+        if isinstance(how, str):
+            return frame.filter(how)
+        result = how(frame)
+        lost = [name for name in META if name not in result.columns]
+        if lost:
+            raise PlanningError(
+                f"{operator.id}: its function returned records without {', '.join(lost)}, which carry each record's "
+                "position in its stream.",
+                'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
+                "expressions instead of a function.",
+            )
+        return result
+
+    def _select(self, frame: DataFrame, spec: Map) -> DataFrame:
+        hidden = [f"`{name}`" for name in META]
+        if "*" in [expression.strip() for expression in spec.expressions]:
+            hidden = []
+        return frame.selectExpr(*hidden, *spec.expressions)
+
+    def _join(self, operator: Operator, frame: DataFrame, spec: Join) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        view = self._inputs.views[spec.dataset]
+        dataset = self._context.app.dataset(spec.dataset)
+        if view is None:
+            raise PlanningError(
+                f"{operator.id}: dataset {spec.dataset} has no version yet.",
+                "Materialise it first, or keep bootstrap=True, which waits for it.",
+            )
+        selection = spec.selection(view.schema.names)
+        self._check_columns(operator, frame, spec, view)
+        keys = [f"__key_{index}" for index in range(len(spec.on))]
+        side = view.frame(self._spark).select(
+            *[_column(column).alias(key) for (_, column), key in zip(spec.on, keys, strict=True)],
+            *[_column(chosen.column).alias(chosen.name) for chosen in selection],
+            F.lit(True).alias("__matched"),
+        )
+        condition: Column | None = None
+        for (stream, _), key in zip(spec.on, keys, strict=True):
+            equal = frame[f"`{stream}`"] == side[key]
+            condition = equal if condition is None else condition & equal
+        side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
+        joined = frame.join(side, condition, spec.how)
+        if not dataset.broadcast:
+            check_join(joined, operator.id, dataset.name)
+        counts = JoinCounts(operator.id, spec.how)
+        self._joins.append(counts)
+        return counts.observe(joined).drop(*keys, "__matched")
+
+    def _check_columns(self, operator: Operator, frame: DataFrame, spec: Join, view: DatasetView) -> None:
+        """Say which side lacks a column before Spark does, in the application's own words."""
+        types = dict(frame.dtypes)
+        for stream, column in spec.on:
+            if stream not in types:
+                raise PlanningError(
+                    f"{operator.id}: the stream has no column {stream!r} to join on; it has "
+                    f"{', '.join(name for name in types if not name.startswith('__'))}.",
+                    "Correct on=, or add the column with map().",
+                )
+            expected = view.schema.field(column, f"dataset {spec.dataset}").type
+            if types[stream] != expected:
+                raise PlanningError(
+                    f"{operator.id}: the stream's {stream!r} is {types[stream]} and {column!r} of dataset "
+                    f"{spec.dataset} is {expected}; equal values of different types lie in different buckets.",
+                    f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
+                )
+        for chosen in spec.selection(view.schema.names):
+            view.schema.field(chosen.column, f"dataset {spec.dataset}")
+            if chosen.name in types:
+                raise PlanningError(
+                    f"{operator.id}: the stream and dataset {spec.dataset} both have a column {chosen.name!r}.",
+                    f'Rename one: select=["{chosen.column} as …"] or prefix="{spec.dataset}_".',
+                )
+
+    def _append(self, operator: Operator, frame: DataFrame, spec: SendToStream) -> DataFrame:
+        """Append to the output stream and go on with what it holds of this batch."""
+        self._before_output(spec.stream)
+        system_name, _, stream = spec.stream.partition(".")
+        system = self._context.systems[system_name]
+        visible = frame.select(*[_column(name) for name in frame.columns if not name.startswith("__")])
+        output = self._context.app.outputs[spec.stream]
+        schema = Schema.from_spark(visible.schema)
+        system.create(stream, schema=schema, key=output.key, partitions=output.partitions)
+        result = system.append(
+            stream,
+            frame,
+            producer=f"{self._context.app.name}.{operator.id}",
+            sequence=self._inputs.batch,
+            order_by=("__partition", "__offset"),
+            partitioned=not self._context.plan.exchanges_before(operator.id),
+        )
+        self._counters[spec.stream] = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
+        if not self._uses[operator.id]:
+            return frame
+        ranges = {
+            SystemStreamPartition(system_name, stream, partition): OffsetRange(start, result.next[partition])
+            for partition, start in result.first.items()
+        }
+        return system.read(self._spark, ranges)
+
+    def _write(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
+        self._before_output(spec.table)
+        table = cast("RemoteTable[Any, Any, Any]", self._context.app.tables[spec.table])
+        partitions = self._context.plan.partitions_at(operator.id)
+        write = TableWrite(table, spec.contract, spec.on_null_key, partitions)
+        exchange = bool(self._context.plan.exchanges_before(operator.id))
+        self._counters[spec.table] = write_table(frame, write, exchange=exchange, what=operator.id)
+
+
+def _column(name: str) -> Any:
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")

@@ -1,0 +1,37 @@
+"""Counts what a join found, while it runs and without a second pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class JoinCounts:
+    """Rows that left one join, and those of them that met no entry of the dataset.
+
+    Spark counts them as the rows pass, so `result` is there once an output has consumed them all.
+    """
+
+    def __init__(self, name: str, how: str) -> None:
+        from pyspark.sql import Observation
+
+        self.name, self._how = name, how
+        self._observation = Observation()
+        self._observed = False
+
+    def observe(self, joined: DataFrame) -> DataFrame:
+        """Return `joined`, counted; it has the column `__matched`, null where no entry was met."""
+        from pyspark.sql import functions as F
+
+        return joined.observe(
+            self._observation,
+            F.count(F.lit(1)).alias("rows"),
+            F.count_if(F.col("__matched").isNull()).alias("unmatched"),
+        )
+
+    def result(self) -> dict[str, int]:
+        """Return {"rows", "unmatched"}, {} where no output used the join."""
+        found: dict[str, Any] = self._observation.get
+        return {name: int(value) for name, value in found.items()}

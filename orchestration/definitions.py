@@ -1,0 +1,22 @@
+"""The code location that workspace.yaml loads: the application that ADJUNCT_APP names.
+
+ADJUNCT_APP is MODULE:APP, several separated by commas; without it, the flights of the demo.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dagster import Definitions
+
+from orchestration.build import build_definitions
+from orchestration.cli.load import load_application
+
+DEFAULT_APP = "examples.flights.pipeline:app"
+
+defs = Definitions.merge(
+    *[
+        build_definitions(load_application(reference.strip()))
+        for reference in os.environ.get("ADJUNCT_APP", DEFAULT_APP).split(",")
+    ]
+)

@@ -1,0 +1,63 @@
+"""Runs an application as a whole: its datasets first, then its step, on one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from assets import AdvanceReport, advance_dataset
+from orchestration.catalog import read_catalog
+from orchestration.planner import ExecutionPlan, plan
+from orchestration.step import StepContext, StepEvent, StepReport, run_step
+from orchestration.tables import remember_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from orchestration.application import Application
+    from resources.objects import Lake
+    from resources.streams import StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What one run did: a report for each dataset, in order of declaration, and the step's."""
+
+    datasets: tuple[AdvanceReport, ...]
+    step: StepReport
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        return {"datasets": [report.to_json() for report in self.datasets], "step": self.step.to_json()}
+
+
+def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> ExecutionPlan:
+    """Return the application's plan over the streams as they are now, or raise PlanningError."""
+    return plan(app, read_catalog(app, systems))
+
+
+def run_application(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    spark: Callable[[], SparkSession],
+    *,
+    run: str,
+    on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
+    max_batches: int | None = None,
+) -> RunReport:
+    """Bring every dataset up to date, then run the step until it has caught up.
+
+    `run` names this run in commits. `on_event` hears of every dataset and every stage of a batch. Raises what
+    planning, datasets and step raise; whatever was committed before stays, and the next run goes on from it.
+    """
+    planned = plan_application(app, systems)
+    datasets = []
+    for dataset in app.datasets:
+        report = advance_dataset(lake, systems, dataset, spark, by=run)
+        on_event(report)
+        datasets.append(report)
+    remember_tables(lake, app, by=run)
+    context = StepContext(lake, systems, app, planned, spark, run, on_event, max_batches)
+    return RunReport(tuple(datasets), run_step(context))

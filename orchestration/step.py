@@ -1,0 +1,240 @@
+"""The Spark step: one planned application, batch after batch, until it has caught up or met its limits.
+
+    intent    what the batch reads and which dataset versions it meets, committed before anything is read
+    work      ranges and versions -> operators -> outputs; each output is idempotent by (application, batch)
+    commit    the intent is closed, which is the checkpoint
+
+A crash anywhere leaves either a closed batch or an open intent; the next run runs that intent again as written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from assets import DatasetStore, DatasetView
+from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
+from orchestration.compile import BatchInputs, run_batch
+from orchestration.planner import ExecutionPlan
+from resources.streams import OffsetRange, SystemStreamPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from orchestration.application import Application
+    from resources.objects import Commit, Lake
+    from resources.streams import StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
+
+    In order: "intent" (records, versions), "output" (output) before each output, "outputs" when all are
+    written, "batch" (records so far, counters) when its end is committed.
+    """
+
+    what: str
+    batch: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """Return the event in one line, for logs."""
+        if self.what == "caught-up":
+            return f"caught up after batch {self.batch}"
+        said = {
+            "intent": "{records:,} records, dataset versions {versions}",
+            "output": "writing {output}",
+            "outputs": "all outputs written",
+            "batch": "committed; {records:,} records so far",
+        }[self.what]
+        return f"batch {self.batch}: {said.format(**self.detail)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one run of the step did. Counters are of this run; `state` is the application's after it."""
+
+    batches: int
+    caught_up: bool
+    counters: dict[str, dict[str, int]]
+    versions: dict[str, list[str]]
+    seconds: dict[str, float]
+    state: ApplicationState
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**values, "state": self.state.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What a step works with. `run` names who commits; `spark` starts the session when first called."""
+
+    lake: Lake
+    systems: Mapping[str, StreamSystem]
+    app: Application
+    plan: ExecutionPlan
+    spark: Callable[[], SparkSession]
+    run: str
+    on_event: Callable[[StepEvent], None] = lambda event: None
+    max_batches: int | None = None
+
+
+def run_step(context: StepContext) -> StepReport:
+    """Run batches until the inputs are read to the offsets that were upcoming, or the limit is met.
+
+    Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
+    and CommitConflict when another run takes the application over.
+    """
+    step = _Step(context)
+    while context.max_batches is None or step.batches < context.max_batches:
+        if not step.run_next():
+            return step.report(caught_up=True)
+    return step.report(caught_up=False)
+
+
+class _Step:
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        self._log = BatchLog(context.lake, context.app.name)
+        self._commit, self._state = self._log.read()
+        self._datasets = {d.name: DatasetStore(context.lake, d) for d in context.app.datasets}
+        self._views: dict[tuple[str, str], DatasetView] = {}
+        self.batches = 0
+        self._counters: dict[str, dict[str, int]] = {}
+        self._versions: dict[str, list[str]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def report(self, *, caught_up: bool) -> StepReport:
+        if caught_up:
+            self._context.on_event(StepEvent("caught-up", self._state.batch))
+        return StepReport(self.batches, caught_up, self._counters, self._versions, self._seconds, self._state)
+
+    def run_next(self) -> bool:
+        """Run one batch; False when there is nothing to read."""
+        began = time.monotonic()
+        intent = self._state.open
+        # An open intent is somebody's crashed batch: it is run again as written, in our name.
+        intent = intent.model_copy(update={"run": self._context.run}) if intent else self._plan_batch()
+        if intent is None:
+            return False
+        views = {name: self._view(name, version) for name, version in intent.versions.items()}
+        held = self._log.open(self._commit, self._state, intent)
+        self._commit, self._state = held, self._state.model_copy(update={"open": intent})
+        self._event("intent", intent, records=self._records(intent), versions=intent.versions)
+        opened = time.monotonic()
+        inputs = BatchInputs(
+            ranges={SystemStreamPartition.parse(ssp): OffsetRange(r.start, r.end) for ssp, r in intent.ranges.items()},
+            views=views,
+            batch=intent.batch,
+        )
+        counters = run_batch(self._context, inputs, lambda name: self._before_output(held, intent, name))
+        worked = time.monotonic()
+        seconds = {"intent": opened - began, "work": worked - opened}
+        done = ClosedBatch(
+            intent=intent,
+            closed_at=datetime.now(UTC),
+            records=self._records(intent),
+            counters=counters,
+            seconds=seconds,
+        )
+        self._event("outputs", intent)
+        self._commit = self._log.close(held, self._state, done)
+        _, self._state = self._log.read()
+        self._add(done, time.monotonic() - worked)
+        self._event("batch", intent, records=self._state.records, counters=counters)
+        return True
+
+    def _records(self, intent: Intent) -> int:
+        systems = self._context.systems
+        ssps = {ssp: SystemStreamPartition.parse(ssp) for ssp in intent.ranges}
+        return sum(
+            systems[ssps[name].system].distance(ssps[name], span.start, span.end)
+            for name, span in intent.ranges.items()
+        )
+
+    def _before_output(self, held: Commit, intent: Intent, name: str) -> None:
+        self._log.hold(held)
+        self._event("output", intent, output=name)
+
+    def _plan_batch(self) -> Intent | None:
+        versions = {name: self._current(name) for name in self._datasets}
+        starts = self._starts()
+        ranges = self._ranges(starts)
+        if all(span.start == span.end for span in ranges.values()):
+            return None
+        return Intent(
+            batch=self._state.batch + 1,
+            run=self._context.run,
+            clock=datetime.now(UTC),
+            ranges=ranges,
+            versions=versions,
+        )
+
+    def _current(self, name: str) -> str | None:
+        store = self._datasets[name]
+        held_back = self._context.app.dataset(name).bootstrap
+        view = store.require_current(self._context.systems) if held_back else store.current()
+        if view is None:
+            return None
+        self._views[(name, view.version)] = view
+        return view.version
+
+    def _view(self, name: str, version: str | None) -> DatasetView | None:
+        if version is None:
+            return None
+        if (name, version) not in self._views:
+            self._views[(name, version)] = self._datasets[name].version(version)
+        return self._views[(name, version)]
+
+    def _starts(self) -> dict[SystemStreamPartition, str]:
+        """Return where each input partition goes on; default positions are stored before they are used."""
+        starts: dict[SystemStreamPartition, str] = {}
+        resolved = False
+        for source in self._context.app.inputs.values():
+            system_name, _, stream = source.stream.partition(".")
+            system = self._context.systems[system_name]
+            ssps = system.partitions(stream)
+            known = {ssp: self._state.checkpoint.get(str(ssp)) for ssp in ssps}
+            fresh = [ssp for ssp, offset in known.items() if offset is None]
+            if fresh:
+                resolved = True
+                choice = source.default_offset or system.info(stream).default_offset
+                known |= system.upcoming(fresh) if choice == "upcoming" else system.oldest(fresh)
+            starts |= {ssp: offset for ssp, offset in known.items() if offset is not None}
+        if resolved:
+            checkpoint = self._state.checkpoint | {str(ssp): offset for ssp, offset in starts.items()}
+            self._commit = self._log.start(self._commit, self._state, checkpoint, self._context.run)
+            self._state = self._state.model_copy(update={"checkpoint": checkpoint})
+        return starts
+
+    def _ranges(self, starts: dict[SystemStreamPartition, str]) -> dict[str, Range]:
+        """Return this batch's offsets: at most the application's records a batch, shared by lag."""
+        systems = self._context.systems
+        ends: dict[SystemStreamPartition, str] = {}
+        for name in {ssp.system for ssp in starts}:
+            ends |= systems[name].upcoming([ssp for ssp in starts if ssp.system == name])
+        lags = {str(ssp): systems[ssp.system].distance(ssp, starts[ssp], ends[ssp]) for ssp in starts}
+        shares = spread(lags, self._context.app.max_batch_records)
+        return {
+            str(ssp): Range(start=starts[ssp], end=systems[ssp.system].advance(ssp, starts[ssp], shares[str(ssp)]))
+            for ssp in sorted(starts)
+        }
+
+    def _add(self, done: ClosedBatch, commit_seconds: float) -> None:
+        self.batches += 1
+        self._counters = add_counters(self._counters, done.counters)
+        for name, version in done.intent.versions.items():
+            served = self._versions.setdefault(name, [])
+            if version is not None and version not in served:
+                served.append(version)
+        for stage, value in {**done.seconds, "commit": commit_seconds}.items():
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + value
+
+    def _event(self, what: str, intent: Intent, **detail: Any) -> None:
+        self._context.on_event(StepEvent(what, intent.batch, detail))

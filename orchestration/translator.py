@@ -1,0 +1,53 @@
+"""Maps what an application is made of to Dagster's asset keys, groups, owners, kinds and tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dagster import AssetKey
+
+
+@dataclass(frozen=True, slots=True)
+class AssetSubject:
+    """One asset to be: a stream ("lake.flights"), a dataset ("planes") or a remote table ("aircraft-state")."""
+
+    kind: Literal["stream", "dataset", "table"]
+    name: str
+    application: str
+    description: str = ""
+    owners: tuple[str, ...] = ()
+    group: str | None = None
+    storage: str = ""
+
+
+class AdjunctTranslator:
+    """Override a method to give assets the keys, groups and owners that your platform has.
+
+    Applications that share a stream or dataset meet in one asset, because the default keys do not depend on
+    the application: `lake/flights`, `datasets/planes`, `tables/aircraft_state`.
+    """
+
+    def get_asset_key(self, subject: AssetSubject) -> AssetKey:
+        name = subject.name.replace("-", "_")
+        if subject.kind == "stream":
+            return AssetKey(name.split("."))
+        return AssetKey([f"{subject.kind}s", name])
+
+    def get_group_name(self, subject: AssetSubject) -> str:
+        return subject.group or subject.application.replace("-", "_")
+
+    def get_owners(self, subject: AssetSubject) -> Sequence[str]:
+        return subject.owners
+
+    def get_description(self, subject: AssetSubject) -> str | None:
+        return subject.description or None
+
+    def get_kinds(self, subject: AssetSubject) -> set[str]:
+        if subject.kind == "table":
+            return {subject.storage or "table"}
+        return {"spark", "parquet"}
+
+    def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
+        return {"adjunct/kind": subject.kind, "adjunct/name": subject.name}
