@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FaultKind = Literal[
-    "lost-after", "lost-before", "409", "412", "throttle", "crash-before", "crash-after", "meanwhile"
-]
+FaultKind = Literal["lost-after", "lost-before", "409", "412", "throttle", "crash-before", "crash-after", "meanwhile"]
 
 
 class Crash(BaseException):

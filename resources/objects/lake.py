@@ -132,7 +132,7 @@ def _create(store: ObjectStore) -> bytes:
 def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
-        return f"s3://{url.partition('://')[2].strip('/')}", settings.s3_options()
+        return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()
     if scheme == "memory":
         return url, None
     if scheme == "file" or url.startswith("file:/"):

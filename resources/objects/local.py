@@ -243,8 +243,7 @@ class LocalStore:
                 ) from None
             except OSError as error:
                 raise ConditionalWritesUnsupportedError(
-                    f"the file system of {self.url} can't create files atomically: hard links fail "
-                    f"({error.strerror}).",
+                    f"the file system of {self.url} can't create files atomically: hard links fail ({error.strerror}).",
                     "Put the lake on a local disk, NFSv4 or s3://.",
                 ) from error
             return self._settled(path)

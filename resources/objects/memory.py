@@ -80,9 +80,7 @@ class InMemoryStore:
     def put_if_absent(self, key: str, data: bytes) -> str:
         with self._lock:
             if check_key(key) in self._objects:
-                raise ObjectExistsError(
-                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key."
-                )
+                raise ObjectExistsError(f"object {key!r} is already in {self.url}.", "Read it, or choose another key.")
             return self._set(key, data)
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
@@ -118,7 +116,7 @@ class InMemoryStore:
 
     def spark_uri(self, key: str) -> str:
         raise ConfigurationError(
-            f"Spark can't read {key!r} of {self.url}: it lives in this process only.",
+            f"Spark can't read {check_key(key)!r} of {self.url}: it lives in this process only.",
             "Use a folder or s3:// as the lake.",
         )
 

@@ -46,7 +46,7 @@ class S3Store:
     """
 
     def __init__(self, url: str, options: S3Options | None = None) -> None:
-        bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
+        bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not url.startswith("s3://") or not bucket:
             raise ConfigurationError(
                 f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", "Write it in this form."
@@ -189,9 +189,7 @@ class S3Store:
         folder = Path(tempfile.gettempdir()) / f"adjunct-staging-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise ConfigurationError(
-                f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own."
-            )
+            raise ConfigurationError(f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own.")
         return folder
 
     # -- inside

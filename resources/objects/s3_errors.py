@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+)
+from botocore.exceptions import (
+    ConnectionError as EndpointError,
+)
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from resources.errors import (
@@ -48,7 +56,7 @@ def translate(error: Exception, what: str) -> AdjunctError:
     """
     if isinstance(error, ClientError):
         return _translate_answer(error, what)
-    if isinstance(error, HTTPClientError | IncompleteReadError):
+    if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
         return StoreUnavailableError(
             f"{what} got no answer: {_short(error)}", "Check the endpoint and the network, then run it again."
         )

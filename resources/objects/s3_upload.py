@@ -32,9 +32,9 @@ def multipart(
     """
     size = path.stat().st_size
     part_size = max(options.part_size, -(-size // _MOST_PARTS))
-    upload_id = repeated(
-        lambda: asking(what, lambda: client.create_multipart_upload(**at, **extra)), options.attempts
-    )["UploadId"]
+    upload_id = repeated(lambda: asking(what, lambda: client.create_multipart_upload(**at, **extra)), options.attempts)[
+        "UploadId"
+    ]
     try:
         parts = _send_parts(client, path, size, part_size, {**at, "UploadId": upload_id}, options, what)
         return asking(

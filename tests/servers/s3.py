@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from resources.objects import LakeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from mypy_boto3_s3 import S3Client
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCESS_KEY = "adjunct-test"
@@ -53,16 +56,8 @@ class S3Server:
     def settings(self) -> LakeSettings:
         return LakeSettings(endpoint=self.endpoint, region=REGION, path_style=True)
 
-    def client(self):  # type: ignore[no-untyped-def]
-        import boto3
-
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name=REGION,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
+    def client(self) -> S3Client:
+        return _client(self.endpoint)
 
     def bucket(self) -> str:
         """Return the name of a new, empty bucket."""
@@ -106,6 +101,19 @@ def s3_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     for variable, value in server.env.items():
         monkeypatch.setenv(variable, value)
     return server
+
+
+@lru_cache
+def _client(endpoint: str) -> S3Client:
+    import boto3
+
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )
 
 
 def free_port() -> int:

@@ -1,0 +1,35 @@
+"""One suite for all stores: in memory, in a folder, on versitygw and on moto's server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from resources.objects import InMemoryStore, LocalStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from resources.objects import ObjectStore
+    from tests.servers.s3 import S3Server
+
+
+@pytest.fixture(params=["memory", "local", "versitygw", "moto_s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    if request.param == "memory":
+        return InMemoryStore()
+    if request.param == "local":
+        return LocalStore(tmp_path / "a lake of ünits")
+    from resources.objects.s3 import S3Store
+
+    server: S3Server = request.getfixturevalue(request.param)
+    for variable, value in server.env.items():
+        monkeypatch.setenv(variable, value)
+    return S3Store(server.url(), server.settings.s3_options())
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resources.objects.commit._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("resources.objects.s3_errors._FIRST_PAUSE", 0.001)

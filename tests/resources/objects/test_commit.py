@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError
+from resources.objects import Commit, CommitLog, InMemoryStore
+from resources.objects.faulty import FaultyStore
+
+if TYPE_CHECKING:
+    from resources.objects import ObjectStore
+
+
+@pytest.fixture
+def log(store: ObjectStore) -> CommitLog:
+    return CommitLog(store, "streams/flights", "stream")
+
+
+def test_nothing_was_committed_at_first(log: CommitLog) -> None:
+    assert log.current() is None
+    assert list(log.history()) == []
+
+
+def test_a_commit_is_read_back_as_it_was_made(store: ObjectStore) -> None:
+    now = datetime(2013, 7, 1, 12, 0, 0, 5, tzinfo=UTC)
+    log = CommitLog(store, "datasets/planes", "dataset", clock=lambda: now)
+    body = {"text": "ünïcode", "numbers": [1, 2.5, -(2**60)], "none": None, "deep": {"a": [True]}}
+    made = log.commit(None, body, by="tests", commit_id="abc")
+    assert made == log.current() == log.read(made.manifest_key)
+    assert (made.number, made.id, made.parent, made.by, made.created_at) == (1, "abc", None, "tests", now)
+    assert made.manifest_key == "datasets/planes/manifests/000000000001-abc.json"
+    assert made.body == body
+
+
+def test_history_walks_from_the_newest_to_the_first(log: CommitLog) -> None:
+    last = None
+    for n in range(4):
+        last = log.commit(last, {"n": n}, by="tests")
+    assert [commit.body["n"] for commit in log.history()] == [3, 2, 1, 0]
+    assert [commit.number for commit in log.history(2)] == [4, 3]
+
+
+def test_a_stale_parent_loses_and_leaves_nothing_visible(log: CommitLog) -> None:
+    first = log.commit(None, {"n": 1}, by="a")
+    second = log.commit(first, {"n": 2}, by="a")
+    for stale in (None, first):
+        with pytest.raises(CommitConflict, match="streams/flights"):
+            log.commit(stale, {"n": 99}, by="b")
+    assert log.current() == second
+    assert [commit.id for commit in log.history()] == [second.id, first.id]
+
+
+def test_a_commit_read_from_history_is_a_parent_only_while_it_is_current(log: CommitLog) -> None:
+    first = log.commit(None, {}, by="a")
+    second = log.commit(log.read(first.manifest_key), {}, by="a")
+    with pytest.raises(CommitConflict):
+        log.commit(log.read(first.manifest_key), {}, by="a")
+    assert log.current() == second
+
+
+def test_a_rollback_to_an_equal_body_has_a_new_etag(log: CommitLog) -> None:
+    first = log.commit(None, {"v": 1}, by="a")
+    second = log.commit(first, {"v": 2}, by="a")
+    third = log.commit(second, {"v": 1}, by="a")
+    assert len({first.etag, second.etag, third.etag}) == 3
+    with pytest.raises(CommitConflict):
+        log.commit(first, {"v": 3}, by="a")
+
+
+def test_two_committers_race_fifty_commits_and_lose_no_update(store: ObjectStore) -> None:
+    def count(who: str) -> None:
+        log = CommitLog(store, "streams/race", "stream")
+
+        def add(current: Commit | None) -> dict[str, Any]:
+            body = {"total": 0, "by": {}} if current is None else current.body
+            return {"total": body["total"] + 1, "by": {**body["by"], who: body["by"].get(who, 0) + 1}}
+
+        for _ in range(25):
+            log.transact(add, by=who, attempts=200)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(count, ["a", "b"]))
+    log = CommitLog(store, "streams/race", "stream")
+    current = log.current()
+    assert current is not None
+    assert current.number == 50
+    assert current.body == {"total": 50, "by": {"a": 25, "b": 25}}
+    assert [commit.body["total"] for commit in log.history()] == list(range(50, 0, -1))
+
+
+def test_a_decision_to_do_nothing_commits_nothing(log: CommitLog) -> None:
+    assert log.transact(lambda current: None, by="a") is None
+    first = log.commit(None, {}, by="a")
+    assert log.transact(lambda current: None, by="a") == first
+
+
+def test_a_transaction_decides_again_after_a_conflict_and_gives_up_in_the_end() -> None:
+    store = InMemoryStore()
+    log, rival = (CommitLog(store, "x/y", "stream") for _ in range(2))
+    seen: list[int] = []
+
+    def decide(current: Commit | None) -> dict[str, Any]:
+        number = 0 if current is None else current.number
+        seen.append(number)
+        if number < 3:
+            rival.commit(current, {}, by="rival")
+        return {"after": number}
+
+    done = log.transact(decide, by="a")
+    assert done is not None
+    assert (done.number, done.body, seen) == (4, {"after": 3}, [0, 1, 2, 3])
+
+    def always_late(current: Commit | None) -> dict[str, Any]:
+        rival.commit(current, {}, by="rival")
+        return {}
+
+    with pytest.raises(CommitConflict):
+        log.transact(always_late, by="a", attempts=3)
+
+
+def test_reading_costs_two_gets_and_committing_two_puts_whatever_the_history() -> None:
+    store = FaultyStore(InMemoryStore())
+    log = CommitLog(store, "x", "stream")
+    parent = None
+    for _ in range(30):
+        parent = log.commit(parent, {}, by="a")
+    store.requests.clear()
+    parent = log.current()
+    assert [request for request, _ in store.requests] == ["get", "get"]
+    store.requests.clear()
+    log.commit(parent, {}, by="a")
+    assert [request for request, _ in store.requests] == ["put_if_absent", "put_if_match"]
+
+
+def test_one_thing_is_never_read_as_another() -> None:
+    store = InMemoryStore()
+    CommitLog(store, "x", "stream").commit(None, {}, by="a")
+    with pytest.raises(MalformedDocumentError, match=r"kind 'stream'.*expected kind 'dataset'"):
+        CommitLog(store, "x", "dataset").current()
+
+
+def test_a_body_that_json_can_not_hold_is_refused_before_anything_is_written() -> None:
+    store = InMemoryStore()
+    log = CommitLog(store, "x", "stream")
+    for body in ({"when": datetime.now(UTC)}, {"bytes": b"x"}, {"nan": float("nan")}, {"set": {1}}):
+        with pytest.raises(ConfigurationError, match="JSON"):
+            log.commit(None, body, by="a")
+    with pytest.raises(ConfigurationError, match="who commits"):
+        log.commit(None, {}, by="")
+    assert list(store.list("")) == []
+
+
+def test_a_commit_id_serves_one_attempt_only() -> None:
+    log = CommitLog(InMemoryStore(), "x", "stream")
+    log.commit(None, {}, by="a", commit_id="one")
+    with pytest.raises(ConfigurationError, match="'one' was used before"):
+        log.commit(None, {}, by="a", commit_id="one")

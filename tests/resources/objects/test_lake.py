@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from resources.errors import ConditionalWritesUnsupportedError, ConfigurationError, InvalidNameError
+from resources.objects import InMemoryStore, LakeSettings, LocalStore, ObjectStore, lake_in, open_lake
+from resources.objects.faulty import FaultyStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers.s3 import S3Server
+
+
+class _IgnoresIfNoneMatch(InMemoryStore):
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        return self.put(key, data)
+
+
+class _IgnoresIfMatch(InMemoryStore):
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        return self.put(key, data)
+
+
+class _IgnoresBoth(_IgnoresIfMatch, _IgnoresIfNoneMatch):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [(_IgnoresIfNoneMatch, "If-None-Match"), (_IgnoresIfMatch, "If-Match"), (_IgnoresBoth, "If-None-Match")],
+)
+def test_a_store_that_ignores_conditions_is_refused_with_the_reason(kind: type[InMemoryStore], says: str) -> None:
+    store = kind()
+    with pytest.raises(ConditionalWritesUnsupportedError, match=says) as caught:
+        lake_in(store)
+    assert "versitygw" in caught.value.next_step
+    assert list(store.list("")) == []
+
+
+def test_a_lake_is_probed_once_and_then_only_read(store: ObjectStore) -> None:
+    watched = FaultyStore(store)
+    first = lake_in(watched)
+    assert [request for request, _ in watched.requests][1] == "put_if_absent"
+    watched.requests.clear()
+    assert lake_in(watched).id == first.id
+    assert watched.requests == [("get", "_adjunct/lake.json")]
+    assert [info.key for info in store.list("")] == ["_adjunct/lake.json"]
+
+
+def test_processes_that_open_a_new_lake_together_agree_on_it(store: ObjectStore) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert len({lake.id for lake in pool.map(lambda _: lake_in(store), range(4))}) == 1
+
+
+def test_a_folder_a_file_url_and_the_environment_name_the_same_lake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "with space ü%20"
+    lake = open_lake(folder)
+    assert open_lake(folder.as_uri()).id == lake.id
+    assert open_lake(str(folder)).store is lake.store
+    monkeypatch.setenv("ADJUNCT_LAKE", str(folder))
+    monkeypatch.setenv("ADJUNCT_LAKE_SHARED", "true")
+    assert open_lake().id == lake.id
+    assert (open_lake().shared, lake.shared) == (True, False)
+    monkeypatch.delenv("ADJUNCT_LAKE")
+    monkeypatch.chdir(tmp_path)
+    assert open_lake().url == str(tmp_path / ".adjunct/lake")
+
+
+def test_prefixes_take_safe_names_only(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path)
+    assert lake.stream_prefix("flights") == "streams/flights"
+    assert lake.dataset_prefix("planes") == "datasets/planes"
+    assert lake.application_prefix("flight-delays") == "applications/flight-delays"
+    for prefix in (lake.stream_prefix, lake.dataset_prefix, lake.application_prefix):
+        with pytest.raises(InvalidNameError):
+            prefix("../escape")
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/x", "file://host/folder", "s3://", "s3:///x"])
+def test_an_address_that_can_not_work_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected"):
+        open_lake(url)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigurationError, match="can't hold a lake"):
+        open_lake(tmp_path / "file")
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="sse_kms_key_id needs sse"):
+        LakeSettings(sse_kms_key_id="key")
+    assert LakeSettings(sse="aws:kms", sse_kms_key_id="key").s3_options().sse_kms_key_id == "key"
+
+
+def test_a_lake_travels_in_a_pickle_without_a_new_probe(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path)
+    lake.store.delete("_adjunct/lake.json")
+    again = pickle.loads(pickle.dumps(lake))
+    assert (again.url, again.id) == (lake.url, lake.id)
+    assert again.store is lake.store
+    assert pickle.loads(pickle.dumps(LocalStore(tmp_path))).url == lake.url
+
+
+def test_no_secret_and_no_connection_travels_in_a_pickle(s3_server: S3Server) -> None:
+    lake = open_lake(s3_server.url())
+    lake.commit_log("streams/x", "stream").commit(None, {}, by="tests")  # so that a client exists
+    for value in (lake, lake.store, lake.store.descriptor, lake.commit_log("streams/x", "stream")):
+        data = pickle.dumps(value)
+        for secret in (s3_server.env["AWS_SECRET_ACCESS_KEY"], s3_server.env["AWS_ACCESS_KEY_ID"]):
+            assert secret.encode() not in data
+    again = pickle.loads(pickle.dumps(lake))
+    current = again.commit_log("streams/x", "stream").current()
+    assert current is not None
+    assert current.number == 1
+
+
+def test_a_missing_bucket_and_wrong_credentials_are_said(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="bucket does not exist"):
+        open_lake("s3://no-such-bucket-here/lake")
+    if s3_server.name == "versitygw":  # moto accepts any credentials
+        url = s3_server.url() + "2"
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        with pytest.raises(ConfigurationError, match="credentials"):
+            open_lake(url)

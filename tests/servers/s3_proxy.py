@@ -1,0 +1,93 @@
+"""A proxy before a real S3 server that answers wrongly, or not at all, on plan."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# "lost-after": forwarded, then the connection is cut. "lost-before": cut at once. Else: this answer, not forwarded.
+Trouble = Literal["lost-after", "lost-before", "409", "500", "503"]
+_CODES = {"409": "ConditionalRequestConflict", "500": "InternalError", "503": "SlowDown"}
+
+
+class TroubledS3:
+    """`trouble` maps a method to what befalls its next requests, in order; `seen` lists all methods met."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.trouble: dict[str, deque[Trouble | None]] = {}
+        self.seen: list[str] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, urlsplit(endpoint).netloc))
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+
+    def running(self) -> Iterator[TroubledS3]:
+        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def next(self, method: str, *trouble: Trouble | None) -> None:
+        """Let these befall the next requests of this method; None lets one pass."""
+        self.trouble[method] = deque(trouble)
+
+    def take(self, method: str) -> Trouble | None:
+        self.seen.append(method)
+        waiting = self.trouble.get(method)
+        return waiting.popleft() if waiting else None
+
+
+def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            trouble = state.take(self.command)
+            if trouble in _CODES:
+                self._answer(int(trouble), {}, f"<Error><Code>{_CODES[trouble]}</Code></Error>".encode())
+                return
+            if trouble != "lost-before":
+                status, headers, data = self._forward(body)
+            if trouble is not None:
+                self.close_connection = True
+                self.connection.close()
+                return
+            self._answer(status, headers, data)
+
+        def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+            # The Host header goes on unchanged: it is part of what the client signed.
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            connection = http.client.HTTPConnection(upstream, timeout=30)
+            connection.request(self.command, self.path, body or None, headers)
+            reply = connection.getresponse()
+            data = reply.read()
+            connection.close()
+            return reply.status, dict(reply.getheaders()), data
+
+        def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                    self.send_header(name, value)
+            length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
+
+    return Handler
