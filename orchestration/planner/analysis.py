@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Input, Join, SendToTable, traverse
+from orchestration.graph import Input, Join, traverse
 from orchestration.planner.flow import requirement
 
 if TYPE_CHECKING:
@@ -42,20 +42,24 @@ def consumers(operators: Iterable[Operator]) -> dict[str, list[str]]:
 
 
 def table_connections(app: Application, following: dict[str, list[str]]) -> dict[str, list[str]]:
-    """First walk: return, for each sink to a partitioned dataset, the joins on that dataset."""
-    sinks: dict[str, list[str]] = {}
-    joins: dict[str, list[str]] = {}
+    """First walk: return the virtual connections, from sinks to partitioned datasets and on to their joins."""
+    connected: dict[str, list[str]] = {}
 
     def note(vertex: str) -> None:
         operator = app.operator(vertex)
         needed = requirement(app, operator)
-        if needed is not None:
-            kind = joins if isinstance(operator.spec, Join) else sinks
-            kind.setdefault(needed.dataset, []).append(vertex)
+        if needed is None:
+            return
+        # By way of the table, or sinks times joins would have to be followed one by one.
+        table = dataset_node(needed.dataset)
+        if isinstance(operator.spec, Join):
+            connected.setdefault(table, []).append(vertex)
+        else:
+            connected[vertex] = [table]
 
     roots = [operator.id for operator in app.operators if isinstance(operator.spec, Input)]
     traverse(roots, lambda vertex: following[vertex], note)
-    return {sink: joins.get(dataset, []) for dataset, found in sinks.items() for sink in found}
+    return connected
 
 
 def join_groups(app: Application, inserted: Collection[str] = ()) -> Groups:
@@ -66,37 +70,42 @@ def join_groups(app: Application, inserted: Collection[str] = ()) -> Groups:
     """
     operators = {operator.id: operator for operator in app.operators}
     following = consumers(operators.values())
-    connected = table_connections(app, following)
+    onward = _connections(operators, following, table_connections(app, following), inserted)
     wanted = {
         operator.id: needed
         for operator in operators.values()
         if isinstance(operator.spec, Join) and (needed := requirement(app, operator))
     }
     reached: dict[str, list[str]] = {join: [] for join in wanted}
-
-    starts: dict[str, list[str]] = {}
-    roots: list[str] = []
     for operator in operators.values():
-        if operator.id in inserted:
-            # An exchange before a sink serves the sink only; what follows the sink goes on without it.
-            sink = isinstance(operator.spec, SendToTable)
-            starts[exchange_node(operator.id)] = connected.get(operator.id, []) if sink else [operator.id]
-            roots.append(exchange_node(operator.id))
-        if operator.begins_stream:
-            roots.append(operator.id)
+        roots = [exchange_node(operator.id)] if operator.id in inserted else []
+        roots += [operator.id] if operator.begins_stream else []
+        for root in roots:
 
-    def onward(vertex: str) -> list[str]:
-        if vertex in starts:
-            return starts[vertex]
-        same = [after for after in following[vertex] if not operators[after].begins_stream]
-        same = [after for after in same if after not in inserted or after in connected]
-        return same if vertex in inserted else same + connected.get(vertex, [])
+            def note(vertex: str, root: str = root) -> None:
+                if vertex in reached:
+                    reached[vertex].append(root)
 
-    for root in roots:
-
-        def note(vertex: str, root: str = root) -> None:
-            if vertex in reached:
-                reached[vertex].append(root)
-
-        traverse([root], onward, note)
+            traverse([root], lambda vertex: onward.get(vertex, ()), note)
     return {join: (*streams, dataset_node(wanted[join].dataset)) for join, streams in reached.items()}
+
+
+def _connections(
+    operators: dict[str, Operator],
+    following: dict[str, list[str]],
+    connected: dict[str, list[str]],
+    inserted: Collection[str],
+) -> dict[str, list[str]]:
+    """Return where records go from each vertex without entering another stream, virtual connections among it."""
+    onward = dict(connected)
+    for vertex, after in following.items():
+        same = [name for name in after if not operators[name].begins_stream]
+        same = [name for name in same if name not in inserted or name in connected]
+        if vertex not in inserted:
+            onward[vertex] = same + connected.get(vertex, [])
+        elif vertex in connected:
+            # An exchange before a sink serves the sink only; what follows the sink goes on without it.
+            onward[vertex], onward[exchange_node(vertex)] = same, connected[vertex]
+        else:
+            onward[vertex], onward[exchange_node(vertex)] = same, [vertex]
+    return onward

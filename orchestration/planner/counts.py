@@ -83,17 +83,21 @@ def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]]
     for join, members in groups.items():
         for member in members:
             containing.setdefault(member, []).append(join)
+    decided: set[str] = set()  # groups whose members all have a count
     waiting = deque(groups)
     while waiting:
         join = waiting.popleft()
+        if join in decided:
+            continue
         source = next((member for member in groups[join] if member in known), None)
         if source is None:
             continue
+        decided.add(join)
         for member in groups[join]:
             if member not in known:
                 known[member] = known[source]
                 inferred[member] = Inference(source, join)
-                waiting.extend(containing[member])
+                waiting.extend(other for other in containing[member] if other not in decided)
     for stream in counts:
         known.setdefault(stream, default)
     differing = (join for join, members in groups.items() if len({known[member] for member in members}) > 1)

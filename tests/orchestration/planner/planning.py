@@ -1,0 +1,22 @@
+"""Small words for the planner's tests: streams that exist, and datasets bucketed by `k`."""
+
+from __future__ import annotations
+
+from assets.dataset import AdjunctDataset, unbounded_dataset
+from orchestration.application import Application
+from orchestration.planner import SPARK, StreamFacts
+
+
+def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:
+    """Facts by name; `s1=8` is "lake.s1", keyed by k into 8, with Spark's hash."""
+    made = [StreamFacts(f"lake.{name}", count, ("k",), SPARK) for name, count in partitions.items()]
+    return {facts.name: facts for facts in (*made, *streams)}
+
+
+def dataset(name: str, partitions: int | None = None) -> AdjunctDataset:
+    """A dataset with key k, from "lake.<name>"; broadcast without `partitions`."""
+    return unbounded_dataset(name, input=f"lake.{name}", key="k", partitions=partitions, broadcast=partitions is None)
+
+
+def application(**options: object) -> Application:
+    return Application("app", **options)  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""Random applications against a brute-force reading of the same rules, and the planner's speed."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestration.application import Application
+from orchestration.graph import Input, Join, Map, PartitionBy, SendToStream, SendToTable
+from orchestration.planner import plan
+from orchestration.planner.counts import assign
+from resources.errors import PartitionCountMismatch, PlanningError
+from tests.orchestration.planner.planning import application, catalog, dataset
+
+COUNTS = st.sampled_from([2, 3])
+NODES = st.dictionaries(st.sampled_from("abcdefgh"), st.none() | COUNTS, min_size=1)
+
+
+@given(NODES, st.data())
+def test_assigned_counts_are_those_of_whole_connected_components(counts, data):
+    members = st.lists(st.sampled_from(sorted(counts)), min_size=1, max_size=3)
+    groups = {f"j{i}": tuple(group) for i, group in enumerate(data.draw(st.lists(members, max_size=8)))}
+    found = assign(counts, groups, default=9)
+    wanted, conflict = components(counts, list(groups.values()), default=9)
+    assert (found.conflict is not None) == conflict
+    if not conflict:
+        assert found.partitions == wanted
+        for group in groups.values():
+            assert len({found.partitions[member] for member in group}) == 1
+
+
+def components(counts, groups, default):
+    """Merge groups that share a member until none do; every merged set has at most one declared count."""
+    sets = [{name} for name in counts]
+    for group in groups:
+        touched = [part for part in sets if part & set(group)]
+        sets = [part for part in sets if part not in touched] + [set().union(*touched)]
+    wanted, conflict = {}, False
+    for part in sets:
+        declared = {counts[name] for name in part} - {None}
+        conflict = conflict or len(declared) > 1
+        for name in part:
+            wanted[name] = min(declared, default=default)
+    return wanted, conflict
+
+
+TABLES = {"t0": 2, "t1": 3, "t2": 3, "b": None}
+STREAMS = catalog(**{f"s{i}": 2 + i % 2 for i in range(12)}, t0=1, t1=5, t2=1, b=1)
+ACTIONS = st.one_of(
+    st.tuples(st.just("input"), st.none()),
+    st.tuples(st.just("move"), st.tuples(st.sampled_from(["k", "k", "x"]), st.none() | COUNTS)),
+    st.tuples(st.just("filter"), st.none()),
+    st.tuples(st.just("map"), st.sampled_from([("*",), ("k", "x"), ("x", "upper(k) as k")])),
+    st.tuples(st.just("opaque"), st.none()),
+    st.tuples(st.just("join"), st.sampled_from(sorted(TABLES))),
+    st.tuples(st.just("feed"), st.sampled_from(sorted(TABLES))),
+    st.tuples(st.just("output"), COUNTS),
+)
+PROGRAMS = st.lists(st.tuples(ACTIONS, st.integers(0, 99)), max_size=12)
+
+
+def described(program, **options: object) -> Application:
+    """An application made of random actions, each on a random stream that is there by then."""
+    app = application(**options)
+    tables = {name: app.table(dataset(name, partitions)) for name, partitions in TABLES.items()}
+    streams = [app.input_stream("lake.s0")]
+    for number, ((action, argument), which) in enumerate(program):
+        stream = streams[which % len(streams)]
+        if action == "input":
+            if len(app.inputs) == 12:
+                continue
+            streams.append(app.input_stream(f"lake.s{len(app.inputs)}"))
+        elif action == "move":
+            streams.append(stream.partition_by(argument[0], partitions=argument[1]))
+        elif action == "filter":
+            streams.append(stream.filter("true"))
+        elif action == "map":
+            streams.append(stream.map(*argument))
+        elif action == "opaque":
+            streams.append(stream.map(lambda frame: frame))
+        elif action == "join":
+            streams.append(stream.join(tables[argument], on="k", select=[]))
+        elif action == "feed":
+            streams.append(stream.send_to(tables[argument]))
+        else:
+            streams.append(stream.send_to(app.output_stream(f"lake.o{number}", partitions=argument, key="k")))
+    return app
+
+
+def brute_force(app: Application):
+    """Return (verdict, counts of streams), by looking up from every operator to the stream that it is in."""
+    operators = {operator.id: operator for operator in app.operators}
+
+    def begin(operator):
+        return operator if operator.begins_stream else begin(operators[operator.inputs[0]])
+
+    def lies_by(operator):
+        spec = operator.spec
+        if isinstance(spec, PartitionBy):
+            return spec.columns
+        if isinstance(spec, Input | SendToStream):
+            return ("k",)
+        before = lies_by(operators[operator.inputs[0]])
+        if isinstance(spec, Map) and (spec.function or (len(spec.expressions[-1]) > 1 and before == ("k",))):
+            return None
+        return before
+
+    counts: dict[str, int | None] = {f"dataset {name}": count for name, count in TABLES.items() if count}
+    for operator in operators.values():
+        spec = operator.spec
+        if isinstance(spec, Input):
+            counts[operator.id] = STREAMS[spec.stream].partitions
+        elif isinstance(spec, PartitionBy):
+            counts[operator.id] = spec.partitions
+        elif isinstance(spec, SendToStream):
+            counts[operator.id] = app.outputs[spec.stream].partitions
+    joins = [op for op in operators.values() if isinstance(op.spec, Join) and TABLES[op.spec.dataset]]
+    pairs = [(begin(join).id, f"dataset {join.spec.dataset}") for join in joins]
+    joined = {join.spec.dataset for join in joins}
+    for operator in operators.values():
+        if isinstance(operator.spec, SendToTable) and operator.spec.table in joined:
+            pairs.append((begin(operator).id, f"dataset {operator.spec.table}"))
+    inputs = [STREAMS[name].partitions for name in app.inputs]
+    default = max(inputs + [output.partitions for output in app.outputs.values()])
+    wanted, conflict = components(counts, pairs, default)
+    if conflict:
+        return PartitionCountMismatch, wanted
+    if any(lies_by(operators[join.inputs[0]]) != ("k",) for join in joins):
+        return PlanningError, wanted
+    return None, wanted
+
+
+@settings(max_examples=300, deadline=None)
+@given(PROGRAMS)
+def test_the_planner_agrees_with_brute_force_on_random_applications(program):
+    app = described(program)
+    verdict, wanted = brute_force(app)
+    if verdict is not None:
+        with pytest.raises(verdict) as caught:
+            plan(app, STREAMS)
+        assert type(caught.value) is verdict
+        return
+    planned = plan(app, STREAMS)
+    found = {edge.operator: edge.partitions for edge in planned.streams if edge.operator}
+    assert found == {name: count for name, count in wanted.items() if not name.startswith("dataset")}
+    check_joins(app, planned)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PROGRAMS)
+def test_auto_repartition_accepts_every_random_application_and_proves_it(program):
+    app = described(program, auto_repartition=True)
+    planned = plan(app, STREAMS)
+    check_joins(app, planned)
+    if brute_force(app)[0] is None:
+        assert not [exchange for exchange in planned.exchanges if exchange.reason == "auto_repartition"]
+    else:
+        assert [exchange for exchange in planned.exchanges if exchange.reason == "auto_repartition"]
+
+
+def check_joins(app, planned) -> None:
+    """Every join with a partitioned dataset is in a group of equal counts and lies by the dataset's key."""
+    for group in planned.join_groups:
+        assert {planned.stream(name).partitions for name in group.streams} == {group.partitions}
+        joined = planned.operator(group.join)
+        assert (joined.partitions, joined.partitioned_by) == (TABLES[group.dataset], ("k",))
+    assert [group.join for group in planned.join_groups] == [
+        op.id for op in app.operators if isinstance(op.spec, Join) and TABLES[op.spec.dataset]
+    ]
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_thousand_operators_are_planned_within_a_second(auto):
+    app = application(auto_repartition=auto)
+    table = app.table(dataset("t", 8))
+    streams = [app.input_stream("lake.s")]
+    for number in range(333):
+        moved = streams[number // 2].partition_by("k")
+        streams.append(moved.join(table, on="k", select=[]))
+        streams[-1].filter(f"n > {number}").send_to(table)
+    began = time.process_time()  # its own time: other processes of a busy machine do not count
+    planned = plan(app, catalog(s=8, t=1))
+    assert time.process_time() - began < 1
+    assert len(app.operators) > 1_000
+    assert {edge.partitions for edge in planned.streams} == {8}
+    assert [after.id for before, after in pairwise(planned.operators)] == [op.id for op in app.operators[1:]]
