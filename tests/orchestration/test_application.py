@@ -63,7 +63,11 @@ def test_a_join_says_in_one_form_what_it_compares_and_adds(app):
     flights.join(app.table(weather), on={"hour": "time_hour", "origin": "origin"}, name="hourly")
     first, second = app.operators[1], app.operators[2]
     assert first.spec == Join(
-        "planes", (("tailnum", "tailnum"),), "left", (Selected("seats", "p_seats"), Selected("year", "plane_year")), "p_"
+        "planes",
+        (("tailnum", "tailnum"),),
+        "left",
+        (Selected("seats", "p_seats"), Selected("year", "plane_year")),
+        "p_",
     )
     assert second.id == "join-3-hourly"
     assert second.spec.on == (("origin", "origin"), ("hour", "time_hour"))  # in the order of the dataset's key
