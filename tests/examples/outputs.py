@@ -1,0 +1,37 @@
+"""Reads both outputs of the main job in the form in which the oracle gives them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from dagster_adjunct import LakeStreams, open_lake
+from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
+
+
+def enriched_rows(lake_url: str) -> Counter[tuple[Any, ...]]:
+    """Return the rows of the enriched stream with their counts; times as ISO text ending in Z."""
+    streams = LakeStreams(open_lake(lake_url))
+    table = streams.read_arrow(streams.whole("enriched-flights"), columns=list(ENRICHED_COLUMNS))
+    columns = [table.column(name).to_pylist() for name in ENRICHED_COLUMNS]
+    at = ENRICHED_COLUMNS.index("time_hour")
+    columns[at] = [time.strftime("%Y-%m-%dT%H:%M:%SZ") for time in columns[at]]
+    return Counter(zip(*columns, strict=True))
+
+
+def sqlite_state(path: Path) -> dict[str, tuple[Any, ...]]:
+    """Return the records of the table by tail number."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(f"SELECT {', '.join(STATE_COLUMNS)} FROM aircraft_state").fetchall()
+    return {row[0]: tuple(row) for row in rows}
+
+
+def assert_outputs(lake_url: str, state: dict[str, tuple[Any, ...]]) -> None:
+    """Compare both outputs with the oracle, all rows."""
+    enriched, records, _ = expected()
+    found = enriched_rows(lake_url)
+    assert found == enriched, (list((found - enriched).items())[:3], list((enriched - found).items())[:3])
+    different = {key for key in records.keys() | state.keys() if records.get(key) != state.get(key)}
+    assert not different, [(state.get(key), records.get(key)) for key in sorted(different)[:3]]
