@@ -24,8 +24,10 @@ from resources.errors import (
 from resources.objects.store import ObjectInfo, Stored, StoreDescriptor, check_key, check_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from io import BufferedReader
+
+    from resources.objects.store import ObjectStore
 
 _HIDDEN = ".adjunct-store"
 _LOCKS = 64
@@ -58,8 +60,8 @@ class LocalStore:
     def descriptor(self) -> StoreDescriptor:
         return StoreDescriptor(self.url)
 
-    def __reduce__(self) -> tuple[type[LocalStore], tuple[str]]:
-        return (LocalStore, (self.url,))
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
 
     def __repr__(self) -> str:
         return f"LocalStore({self.url!r})"
@@ -160,7 +162,14 @@ class LocalStore:
 
     def spark_uri(self, key: str) -> str:
         # Hadoop's Path takes the plain path after the scheme and escapes it itself: "%20" would mean "%20".
-        return f"file:{self._path(key)}"
+        # Spark expands patterns in it, and offers no escape that holds for reads and tables alike.
+        path = str(self._path(key))
+        if set(path) & set("*[{\\"):
+            raise ConfigurationError(
+                f"Spark can't read {path!r}: it takes '*', '[', '{{' and '\\' in a path for a pattern.",
+                "Move the lake to a folder without these characters.",
+            )
+        return f"file:{path}"
 
     def staging_dir(self) -> Path:
         self._prepare()

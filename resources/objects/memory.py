@@ -16,7 +16,9 @@ from resources.errors import ConfigurationError, ObjectExistsError, ObjectNotFou
 from resources.objects.store import ObjectInfo, Stored, StoreDescriptor, check_key, check_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from resources.objects.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,9 @@ class InMemoryStore:
     @property
     def descriptor(self) -> StoreDescriptor:
         return StoreDescriptor(self.url)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
 
     def __repr__(self) -> str:
         return f"InMemoryStore({self._name!r})"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from mypy_boto3_s3 import S3Client
 
+    from resources.objects.store import ObjectStore
+
 T = TypeVar("T")
 
 # Every create carries a token of its own: after a lost reply it tells our object from an equal one of another's.
@@ -65,8 +67,8 @@ class S3Store:
     def descriptor(self) -> StoreDescriptor:
         return StoreDescriptor(self.url, self._options)
 
-    def __reduce__(self) -> tuple[type[S3Store], tuple[str, S3Options]]:
-        return (S3Store, (self.url, self._options))
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"

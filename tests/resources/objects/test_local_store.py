@@ -143,3 +143,5 @@ def test_an_object_can_not_be_the_folder_of_another(tmp_path: Path) -> None:
 def test_spark_gets_the_plain_path_after_the_scheme(tmp_path: Path) -> None:
     root = tmp_path / "a lake 100%"
     assert LocalStore(root).spark_uri("streams/x") == f"file:{root}/streams/x"
+    with pytest.raises(ConfigurationError, match="pattern"):
+        LocalStore(tmp_path / "a[b]").spark_uri("streams/x")

@@ -218,3 +218,4 @@ def test_a_descriptor_opens_the_same_store_elsewhere(store: ObjectStore) -> None
     again = pickle.loads(pickle.dumps(store.descriptor)).open()
     assert again.url == store.url
     assert again.get("k").data == b"x"
+    assert pickle.loads(pickle.dumps(store)) is again  # and there is one in a process
