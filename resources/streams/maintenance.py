@@ -140,7 +140,7 @@ def _plan(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: in
         kept += [segment for segment in new if segment is not None]
     before = page_keys(state, pages)
     after = rebuilt(state, kept, pages)
-    gone = [data_folder("", segment.attempt) for segment in segments if segment.id in replaced and segment.files]
+    gone = [segment.folder(pages.prefix) for segment in segments if segment.id in replaced and segment.files]
     gone += sorted(before - page_keys(after, pages))
     after = after.model_copy(
         update={
@@ -157,12 +157,12 @@ def _out_of_reach(
     """Return (key, size) of the objects that the state does not reach and that are older than the horizon."""
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
-    reached = {data_folder("", segment.attempt) for segment in all_segments(state, pages)} | waiting
+    reached = {segment.folder(prefix) for segment in all_segments(state, pages)} | waiting
     found = []
     for item in store.list(f"{prefix}/data/"):
         attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]
         started = attempt[:13]
-        if started.isdecimal() and int(started) < horizon and data_folder("", attempt) not in reached:
+        if started.isdecimal() and int(started) < horizon and data_folder(prefix, attempt) not in reached:
             found.append((item.key, item.size))
     listed = page_keys(state, pages) | waiting
     for item in store.list(f"{prefix}/pages/"):

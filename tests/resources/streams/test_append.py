@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import CommitConflict, ConfigurationError, ProducerConflict, SchemaMismatchError
+from resources.hashing import bucket_of
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import Lake, lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
+from tests.resources.streams.stream_helpers import SCHEMA, Clock
+
+Records = Callable[..., pa.Table]
+
+
+@pytest.fixture
+def s(streams: LakeStreams) -> LakeStreams:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
+    return streams
+
+
+def everything(streams: LakeStreams, stream: str = "s") -> list[tuple[object, ...]]:
+    table = streams.read_arrow(streams.whole(stream))
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def test_records_get_dense_offsets_in_the_partition_of_their_key(s: LakeStreams, records: Records) -> None:
+    rows = [("a", 1), ("b", 2), (None, 3), ("a", 4), ("c", 5), (None, 6)]
+    s.append("s", records(*rows[:3]), producer="p", sequence=0)
+    result = s.append("s", records(*rows[3:]), producer="p", sequence=1)
+    expected: dict[int, list[tuple[object, ...]]] = {p: [] for p in range(4)}
+    for k, v in rows:
+        p = bucket_of([k], ["string"], 4)
+        expected[p].append((k, v, p, len(expected[p])))
+    assert [row[:4] for row in everything(s)] == [row for p in range(4) for row in expected[p]]
+    assert bucket_of([None], ["string"], 4) == 42 % 4
+    assert dict(result.next) == {p: str(len(expected[p])) for p in range(4)}
+    assert result.rows == 3
+    assert not result.duplicate
+
+
+def test_a_retried_append_adds_nothing(s: LakeStreams, records: Records, clock: Clock) -> None:
+    first = s.append("s", records(("a", 1), ("b", 2)), producer="p", sequence=7, end_of_dataset="v1")
+    before = everything(s)
+    clock.forward(minutes=5)
+    chunked = pa.concat_tables([records(("a", 1)), records(("b", 2))])
+    again = s.append("s", chunked, producer="p", sequence=7, end_of_dataset="v1")
+    assert again.duplicate
+    assert (again.first, again.next, again.rows) == (first.first, first.next, 2)
+    assert everything(s) == before
+    assert s.appended("s", "p", 7) == again
+    assert s.appended("s", "p", 8) is None
+    files = [item.key for item in s.lake.store.list("streams/s/data/")]
+    assert len({key.split("/")[3] for key in files}) == 1
+
+
+def test_one_sequence_with_other_contents_is_a_conflict(s: LakeStreams, records: Records) -> None:
+    s.append("s", records(("a", 1)), producer="p", sequence=0)
+    for other in (records(("a", 2)), records(("a", 1), ("a", 1)), records(("a", 1), __tombstone=[True])):
+        with pytest.raises(ProducerConflict, match="sequence 0 of producer 'p' in stream 's'"):
+            s.append("s", other, producer="p", sequence=0)
+    with pytest.raises(ProducerConflict):
+        s.append("s", records(("a", 1)), producer="p", sequence=0, end_of_dataset="v1")
+    assert not s.append("s", records(("a", 2)), producer="q", sequence=0).duplicate
+    assert [row[1] for row in everything(s)] == [1, 2]
+
+
+def test_a_sequence_far_below_the_newest_is_taken_for_a_duplicate(s: LakeStreams, records: Records) -> None:
+    for sequence in range(10, 43):
+        s.append("s", records(("a", sequence)), producer="p", sequence=sequence)
+    late = s.append("s", records(("a", 0)), producer="p", sequence=10)
+    assert late.duplicate
+    assert late.next == {}
+    assert len(everything(s)) == 33
+
+
+def test_sequences_may_have_gaps_and_come_late_within_the_window(s: LakeStreams, records: Records) -> None:
+    for sequence in (5, 9, 7):
+        assert not s.append("s", records(("a", sequence)), producer="p", sequence=sequence).duplicate
+    assert s.append("s", records(("a", 9)), producer="p", sequence=9).duplicate
+
+
+def test_an_append_of_nothing_only_leaves_its_sequence(s: LakeStreams, records: Records) -> None:
+    result = s.append("s", records(), producer="p", sequence=0)
+    assert (result.rows, dict(result.next)) == (0, dict.fromkeys(range(4), "0"))
+    assert s.append("s", records(), producer="p", sequence=0).duplicate
+    assert s.describe("s").segments == 0
+
+
+def test_a_crash_between_files_and_commit_leaves_nothing_and_a_retry_adds_once(records: Records) -> None:
+    table = records(*[(f"k{i}", i) for i in range(20)])
+    for nth in range(1, 40):
+        inner = InMemoryStore()
+        LakeStreams(lake_in(inner)).create("s", schema=SCHEMA, key=["k"], partitions=4)
+        broken = FaultyStore(inner, [Fault("*", nth, "crash-after")])
+        ended = False
+        try:
+            LakeStreams(Lake(broken, "x")).append("s", table, producer="p", sequence=0)
+            ended = True
+        except Crash:
+            pass
+        streams = LakeStreams(lake_in(inner))
+        assert len(everything(streams)) in (0, 20)
+        streams.append("s", table, producer="p", sequence=0)
+        assert sorted(str(row[1]) for row in everything(streams)) == sorted(str(i) for i in range(20))
+        if ended:
+            assert nth > 6
+            return
+    pytest.fail("an append takes more than 39 requests")
+
+
+def test_a_lost_reply_of_the_commit_is_found_out(records: Records) -> None:
+    inner = InMemoryStore()
+    LakeStreams(lake_in(inner)).create("s", schema=SCHEMA, partitions=1)
+    broken = FaultyStore(inner, [Fault("put_if_match", 1, "lost-after")])
+    streams = LakeStreams(Lake(broken, "x"))
+    assert not streams.append("s", records(("a", 1)), producer="p", sequence=0).duplicate
+    assert len(everything(streams)) == 1
+
+
+def test_records_that_do_not_fit_name_the_column(s: LakeStreams, records: Records) -> None:
+    wrong = pa.table({"k": ["a"], "v": ["12"]})
+    with pytest.raises(SchemaMismatchError, match="stream 's': column 'v' holds string where the schema says bigint"):
+        s.append("s", wrong, producer="p", sequence=0)
+    with pytest.raises(SchemaMismatchError, match=r"\['v'\] are missing and \['w'\] are not expected"):
+        s.append("s", pa.table({"k": ["a"], "w": [1]}), producer="p", sequence=0)
+    with pytest.raises(SchemaMismatchError, match="column '__tombstone' holds int64, expected bool"):
+        s.append("s", records(("a", 1), __tombstone=[1]), producer="p", sequence=0)
+    with pytest.raises(SchemaMismatchError, match="column '__timestamp'"):
+        s.append("s", records(("a", 1), __timestamp=[dt.datetime(2026, 1, 1)]), producer="p", sequence=0)
+    with pytest.raises(ConfigurationError, match="sequence -1"):
+        s.append("s", records(("a", 1)), producer="p", sequence=-1)
+    with pytest.raises(ConfigurationError, match="order_by"):
+        s.append("s", records(("a", 1)), producer="p", sequence=0, order_by=["k"])
+    assert everything(s) == []
+    assert s.describe("s").commits == 1
+
+
+def test_small_integers_are_widened(s: LakeStreams) -> None:
+    table = pa.table({"k": ["a"], "v": pa.array([3], pa.int8())})
+    s.append("s", table, producer="p", sequence=0)
+    assert everything(s)[0][1] == 3
+
+
+def test_the_record_time_is_its_column_then_the_mark_then_the_append(streams: LakeStreams, clock: Clock) -> None:
+    streams.create("t", schema=Schema.of(v="bigint", at="timestamp"), partitions=1, timestamp="at")
+    day = dt.datetime(2013, 7, 1, tzinfo=dt.UTC)
+    mark = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    kind = pa.timestamp("us", tz="UTC")
+    table = pa.table(
+        {
+            "v": [1, 2, 3],
+            "at": pa.array([day, day, None], kind),
+            "__timestamp": pa.array([None, mark, None], kind),
+        }
+    )
+    streams.append("t", table, producer="p", sequence=0)
+    assert [row[4] for row in everything(streams, "t")] == [day, mark, clock.now]
+
+
+def test_the_first_offset_at_a_time_is_found_across_segments(streams: LakeStreams, clock: Clock) -> None:
+    streams.create("t", schema=Schema.of(v="bigint", at="timestamp"), partitions=1, timestamp="at")
+    day = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
+    for part in range(80):
+        times = [day + dt.timedelta(hours=part * 3 + i) for i in range(3)]
+        table = pa.table({"v": [0, 1, 2], "at": pa.array(times, pa.timestamp("us", tz="UTC"))})
+        streams.append("t", table, producer="p", sequence=part)
+    ssp = SystemStreamPartition("lake", "t", 0)
+
+    def at(hours: float) -> str:
+        return streams.offset_for_timestamp(ssp, int((day + dt.timedelta(hours=hours)).timestamp() * 1000))
+
+    assert [at(-5), at(0), at(0.5), at(7), at(100), at(239), at(239.1)] == ["0", "0", "1", "7", "100", "239", "240"]
+    streams.create("empty", schema=Schema.of(v="bigint"), partitions=1)
+    assert streams.offset_for_timestamp(SystemStreamPartition("lake", "empty", 0), 0) == "0"
+    streams.append("empty", pa.table({"v": [1]}), producer="p", sequence=0)
+    now_ms = int(clock.now.timestamp() * 1000)
+    assert streams.offset_for_timestamp(SystemStreamPartition("lake", "empty", 0), now_ms) == "0"
+    assert streams.offset_for_timestamp(SystemStreamPartition("lake", "empty", 0), now_ms + 1) == "1"
+
+
+def test_an_attempt_older_than_the_horizon_can_not_commit(s: LakeStreams, records: Records, clock: Clock) -> None:
+    s.append("s", records(("a", 1)), producer="p", sequence=0)
+    slow = LakeStreams(s.lake, clock=Clock())
+    slow_store = FaultyStore(
+        s.lake.store, [Fault("upload", 1, "meanwhile", lambda: s.maintain("s", clock.forward(hours=3)))]
+    )
+    stray = s.lake.store.put_if_absent("streams/s/data/1700000000000-dead/part", b"x")
+    assert stray
+    slow.lake = Lake(slow_store, "x")
+    with pytest.raises(CommitConflict, match="before the stream's horizon"):
+        slow.append("s", records(("b", 2)), producer="slow", sequence=0)
+    assert [row[1] for row in everything(s)] == [1]
+    assert s.lake.store.head("streams/s/data/1700000000000-dead/part") is None
+
+
+def test_offsets_order_as_numbers(s: LakeStreams) -> None:
+    assert s.compare("9", "10") == -1
+    assert s.compare("10", "10") == 0
+    assert s.compare("11", "9") == 1
+
+
+def test_reading_nothing_has_the_right_columns(s: LakeStreams) -> None:
+    table = s.read_arrow({ssp: OffsetRange("0", "0") for ssp in s.partitions("s")}, columns=["v"])
+    assert table.column_names == ["v", "__partition", "__offset", "__timestamp", "__tombstone"]
+    assert table.num_rows == 0

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    MalformedDocumentError,
+    SchemaMismatchError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
+from resources.objects.lake import Lake
+from resources.schema import Schema
+from resources.streams import CompactionPolicy, LakeStreams, Retention, SystemStreamPartition
+from tests.resources.streams.stream_helpers import SCHEMA
+
+
+def test_creating_a_stream_twice_changes_nothing(streams: LakeStreams) -> None:
+    first = streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
+    assert streams.create("s", schema=SCHEMA, key=["k"], partitions=4) == first
+    assert streams.list_streams() == ["s"]
+    assert streams.describe("s").commits == 1
+    assert first.partitioner == "spark-murmur3"
+    assert [str(ssp) for ssp in streams.partitions("s")] == ["lake.s.0", "lake.s.1", "lake.s.2", "lake.s.3"]
+
+
+def test_another_declaration_is_refused_with_its_differences(streams: LakeStreams) -> None:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
+    with pytest.raises(StreamExistsError) as caught:
+        streams.create("s", schema=Schema.of(k="string", v="int"), key=["k"], partitions=8)
+    assert "v is int, expected bigint" in str(caught.value)
+    assert "partitions is 8, expected 4" in str(caught.value)
+
+
+def test_policies_are_changed_by_configure(streams: LakeStreams) -> None:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=1)
+    retention, compaction = Retention(max_age=timedelta(days=7)), CompactionPolicy(min_segments=4)
+    streams.configure("s", retention=retention, compaction=compaction)
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=1, retention=retention, compaction=compaction)
+    assert streams.describe("s").retention == retention
+
+
+def test_a_declaration_that_can_not_work_says_why(streams: LakeStreams) -> None:
+    with pytest.raises(ConfigurationError, match="no key and 4 partitions"):
+        streams.create("s", schema=SCHEMA, partitions=4)
+    with pytest.raises(ConfigurationError, match=r"partitions: .*greater than or equal to 1"):
+        streams.create("s", schema=SCHEMA, key=["k"], partitions=0)
+    with pytest.raises(SchemaMismatchError, match="key column 'x' is double"):
+        streams.create("s", schema=Schema.of(x="double"), key=["x"], partitions=2)
+    with pytest.raises(SchemaMismatchError, match="column 'v' is bigint, and the record's time"):
+        streams.create("s", schema=SCHEMA, key=["k"], partitions=2, timestamp="v")
+    with pytest.raises(InvalidNameError, match=r"stream name 'a\.b' is not safe"):
+        streams.create("a.b", schema=SCHEMA, partitions=1)
+    assert streams.list_streams() == []
+
+
+def test_a_stream_that_is_not_there_names_those_that_are(streams: LakeStreams) -> None:
+    streams.create("flights", schema=SCHEMA, partitions=1)
+    with pytest.raises(StreamNotFoundError, match=r"no stream 'flihgts' .* there are flights"):
+        streams.info("flihgts")
+
+
+def test_a_malformed_index_is_named_and_earlier_commits_stay_readable(
+    streams: LakeStreams, lake: Lake, records: Callable[..., pa.Table]
+) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1)
+    streams.append("s", records(("a", 1)), producer="p", sequence=0)
+    log = streams.log("s")
+    commit = log.current()
+    assert commit is not None
+    body = {**commit.body, "next": [5]}
+    log.commit(commit, body, by="a careless tool")
+    with pytest.raises(MalformedDocumentError, match=r"manifests/000000000003-.*ends at \[1\], expected \[5\]"):
+        streams.upcoming([SystemStreamPartition("lake", "s", 0)])
+    assert log.read(commit.manifest_key).body == commit.body

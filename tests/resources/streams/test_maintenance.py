@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import ConfigurationError, OffsetOutOfRangeError
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import Lake, lake_in
+from resources.objects.memory import InMemoryStore
+from resources.streams import CompactionPolicy, LakeStreams, OffsetRange, Retention, SystemStreamPartition
+from resources.streams.document import FileEntry, Segment
+from resources.streams.index import FAN
+from resources.streams.maintenance import Maintained
+from resources.streams.policies import expired, runs_to_merge
+from tests.resources.streams.stream_helpers import SCHEMA, Clock
+
+Records = Callable[..., pa.Table]
+ZERO = SystemStreamPartition("lake", "s", 0)
+
+
+def segment(number: int, size: int, appended: int = 0) -> Segment:
+    file = FileEntry(0, 1, size, "", None, None, 1)
+    return Segment(id=number, attempt="a", base=(number,), next=(number + 1,), appended=appended, files=(file,))
+
+
+def fill(streams: LakeStreams, records: Records, count: int, start: int = 0) -> None:
+    for i in range(start, start + count):
+        end = f"v{i}" if i % 10 == 9 else None
+        streams.append("s", records(("a", i)), producer="p", sequence=i, end_of_dataset=end)
+
+
+def rows(streams: LakeStreams) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in streams.read_arrow(streams.whole("s")).to_pylist()]
+
+
+def test_age_and_size_drop_from_the_front() -> None:
+    segments = [segment(i, 100, appended=i * 1000) for i in range(10)]
+    assert expired(segments, None, 10**9) == 0
+    assert expired(segments, Retention(max_age=timedelta(seconds=3)), 9000) == 7
+    assert expired(segments, Retention(max_bytes=250), 9000) == 8
+    assert expired(segments, Retention(max_age=timedelta(seconds=3), max_bytes=100), 9000) == 9
+    assert expired(segments, Retention(max_age=timedelta(seconds=3)), 10**9) == 10
+
+
+def test_only_runs_of_small_neighbours_are_merged() -> None:
+    policy = CompactionPolicy(min_segments=3, target_bytes=100)
+    sizes = [10, 10, 10, 90, 10, 10, 90, 40, 40, 40, 10, 10]
+    segments = [segment(i, size) for i, size in enumerate(sizes)]
+    runs = [[s.id for s in run] for run in runs_to_merge(segments, policy)]
+    assert runs == [[0, 1, 2], [9, 10, 11]] or runs == [[0, 1, 2]]
+    assert runs_to_merge(segments, None) == []
+
+
+def test_compaction_writes_each_byte_only_when_its_neighbours_have_doubled() -> None:
+    policy = CompactionPolicy(min_segments=4, target_bytes=10**9)
+    segments: list[Segment] = []
+    written = 0
+    for i in range(2000):
+        segments.append(segment(i, 1))
+        for run in runs_to_merge(segments, policy):
+            size = sum(s.size for s in run)
+            written += size
+            at = segments.index(run[0])
+            segments[at : at + len(run)] = [segment(run[0].id, size)]
+    assert written < 2000 * 14
+    assert len(segments) < 50
+
+
+def test_retention_moves_oldest_and_names_it_to_who_comes_late(
+    streams: LakeStreams, records: Records, clock: Clock
+) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1)))
+    fill(streams, records, 5)
+    clock.forward(minutes=50)
+    fill(streams, records, 3, start=5)
+    done = streams.maintain("s", clock.forward(minutes=15))
+    assert (done.dropped_segments, done.dropped_rows) == (5, 5)
+    assert streams.oldest([ZERO]) == {ZERO: "5"}
+    assert [row[1] for row in rows(streams)] == [5, 6, 7]
+    with pytest.raises(OffsetOutOfRangeError, match="begins at offset 4, the oldest that the stream still holds is 5"):
+        streams.read_arrow({ZERO: OffsetRange("4", "6")})
+    assert done.deleted_objects == 0
+    assert streams.maintain("s", clock.forward(minutes=30)) == Maintained()
+    later = streams.maintain("s", clock.forward(minutes=40))
+    assert (later.dropped_rows, later.deleted_objects) == (3, 5)
+    assert streams.oldest([ZERO]) == streams.upcoming([ZERO]) == {ZERO: "8"}
+    assert streams.append("s", records(("a", 7)), producer="p", sequence=7).duplicate
+
+
+def test_compaction_changes_no_offset_marker_or_timestamp(streams: LakeStreams, records: Records, clock: Clock) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
+    for i in range(3 * FAN):
+        fill(streams, records, 1, start=i)
+        clock.forward(seconds=1)
+    before, markers = rows(streams), streams.markers("s")
+    done = streams.maintain("s", clock.now)
+    assert (done.merged_segments, done.merged_into) == (3 * FAN, 1)
+    assert streams.describe("s").segments == 1
+    assert rows(streams) == before
+    assert streams.markers("s") == markers
+    ms = int(before[50][4].timestamp() * 1000)  # type: ignore[attr-defined]
+    assert streams.offset_for_timestamp(ZERO, ms) == str(before[50][3])
+    assert streams.records_between({ZERO: OffsetRange("5", "25")}) == 18
+    fill(streams, records, 1, start=3 * FAN)
+    assert len(rows(streams)) == 3 * FAN + 1
+    assert streams.maintain("s", clock.forward(hours=2)).deleted_objects >= 3 * FAN
+    assert len(rows(streams)) == 3 * FAN + 1
+
+
+def test_an_append_during_compaction_is_kept(streams: LakeStreams, records: Records, clock: Clock) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
+    fill(streams, records, 8)
+    busy = FaultyStore(
+        streams.lake.store,
+        [Fault("put_if_match", 1, "meanwhile", lambda: fill(streams, records, 3, start=8))],
+    )
+    done = LakeStreams(Lake(busy, "x"), clock=clock).maintain("s", clock.now)
+    assert done.merged_segments == 8
+    assert [row[1] for row in rows(streams)] == list(range(11))
+    assert streams.describe("s").segments == 4
+
+
+def test_two_compactions_at_once_replace_their_inputs_once(
+    streams: LakeStreams, records: Records, clock: Clock
+) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
+    fill(streams, records, 8)
+    busy = FaultyStore(
+        streams.lake.store, [Fault("put_if_match", 1, "meanwhile", lambda: streams.maintain("s", clock.now))]
+    )
+    done = LakeStreams(Lake(busy, "x"), clock=clock).maintain("s", clock.now)
+    assert done.merged_segments == 0
+    assert [row[1] for row in rows(streams)] == list(range(8))
+
+
+def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> None:
+    for nth in range(1, 60):
+        clock, inner = Clock(), InMemoryStore()
+        streams = LakeStreams(lake_in(inner), clock=clock)
+        streams.create(
+            "s",
+            schema=SCHEMA,
+            partitions=1,
+            compaction=CompactionPolicy(min_segments=4),
+            retention=Retention(max_age=timedelta(hours=1)),
+        )
+        fill(streams, records, 2)
+        clock.forward(minutes=70)
+        fill(streams, records, 5, start=2)
+        broken = FaultyStore(inner, [Fault("*", nth, "crash-after")])
+        ended = False
+        try:
+            LakeStreams(Lake(broken, "x"), clock=clock).maintain("s", clock.now)
+            ended = True
+        except Crash:
+            pass
+        assert [row[1] for row in rows(streams)] in ([2, 3, 4, 5, 6], list(range(7)))
+        streams.maintain("s", clock.now)
+        assert [row[1] for row in rows(streams)] == [2, 3, 4, 5, 6]
+        assert streams.describe("s").segments == 1
+        if ended:
+            assert nth > 10
+            return
+    pytest.fail("maintenance takes more than 59 requests")
+
+
+def test_a_grace_period_that_endangers_appends_is_refused(streams: LakeStreams) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1)
+    with pytest.raises(ConfigurationError, match="about to commit"):
+        streams.maintain("s", grace=timedelta(seconds=1))
+
+
+def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams, records: Records) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1)
+    sizes = []
+    for i in range(12 * FAN):
+        streams.append("s", records(("a", i)), producer="p", sequence=i)
+        sizes.append(
+            max(item.size for item in streams.lake.store.list("streams/s/manifests/") if f"{i + 2:012d}" in item.key)
+        )
+    assert max(sizes[-2 * FAN :]) < 1.2 * max(sizes[: 4 * FAN])
+    assert [row[1] for row in rows(streams)] == list(range(12 * FAN))
+    assert streams.describe("s").segments == 12 * FAN
+    assert len(streams.read_arrow({ZERO: OffsetRange("40", "45")})) == 5

@@ -1,0 +1,187 @@
+"""Lake streams through Spark: the same records as without it, in plans without an exchange."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import ManifestMismatchError, ProducerConflict, SchemaMismatchError
+from resources.objects.lake import Lake
+from resources.schema import Schema
+from resources.streams import CompactionPolicy, LakeStreams, OffsetRange
+from tests.resources.streams.stream_helpers import SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+Records = Callable[..., pa.Table]
+ORDER = [("__partition", "ascending"), ("__offset", "ascending")]
+
+
+@pytest.fixture
+def streams(local_lake: Lake) -> LakeStreams:
+    return LakeStreams(local_lake)
+
+
+def collected(df: DataFrame) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = df.toArrow().sort_by(ORDER).to_pylist()
+    return rows
+
+
+def plan_of(df: DataFrame) -> str:
+    plan: str = df._jdf.queryExecution().executedPlan().toString()
+    return plan
+
+
+def test_spark_reads_what_arrow_reads_over_any_range(
+    spark: SparkSession, streams: LakeStreams, records: Records
+) -> None:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=4, compaction=CompactionPolicy(min_segments=3))
+    chance = random.Random(5)
+    keys = [None, "", "a", "bc", "déjà", "x" * 40]
+    for sequence in range(8):
+        rows = [(chance.choice(keys) or (chance.choice(keys)), chance.randrange(99)) for _ in range(30)]
+        marks = [chance.random() < 0.2 for _ in rows]
+        end = f"v{sequence}" if sequence % 3 == 2 else None
+        streams.append("s", records(*rows, __tombstone=marks), producer="p", sequence=sequence, end_of_dataset=end)
+        if sequence == 4:
+            assert streams.maintain("s").merged_segments == 5
+    upcoming = {ssp: int(offset) for ssp, offset in streams.upcoming(streams.partitions("s")).items()}
+    ranges = [streams.whole("s")]
+    for _ in range(5):
+        chosen = {}
+        for ssp, end in upcoming.items():
+            if chance.random() < 0.7:
+                start = chance.randint(0, end)
+                chosen[ssp] = OffsetRange(str(start), str(chance.randint(start, end)))
+        ranges.append(chosen or streams.whole("s"))
+    for chosen in ranges:
+        frame = streams.read(spark, chosen)
+        assert collected(frame) == streams.read_arrow(chosen).to_pylist()
+        assert frame.count() == streams.records_between(chosen)
+        assert "Exchange" not in plan_of(frame)
+    empty = streams.read(spark, {ssp: OffsetRange("1", "1") for ssp in upcoming})
+    assert empty.count() == 0
+    assert empty.schema == streams.read(spark, streams.whole("s")).schema
+
+
+def test_a_join_on_the_key_moves_only_the_other_side(
+    spark: SparkSession, streams: LakeStreams, records: Records
+) -> None:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
+    streams.create("t", schema=SCHEMA, key=["k"], partitions=4)
+    table = records(*[(f"k{i % 20}", i) for i in range(100)])
+    for sequence in range(3):
+        streams.append("s", table, producer="p", sequence=sequence)
+    streams.append("t", table.slice(0, 20), producer="p", sequence=0)
+    cut = {ssp: OffsetRange("1", str(int(r.end) - 1)) for ssp, r in streams.whole("s").items()}
+    left = streams.read(spark, cut)
+    right = streams.read(spark, streams.whole("t")).select("k", "v").withColumnRenamed("v", "w")
+    joined = left.join(right, "k")
+    assert "Exchange" not in plan_of(joined)
+    assert joined.count() == 300 - 2 * 4
+    moved = left.join(spark.createDataFrame([(f"k{i}", i) for i in range(20)], "k string, w int"), "k")
+    assert plan_of(moved).count("Exchange hashpartitioning") == 1
+
+
+def test_a_partition_is_sparks_own_hash_of_the_key(spark: SparkSession, streams: LakeStreams) -> None:
+    from pyspark.sql import functions as F
+
+    schema = Schema.of(a="string", b="bigint", c="date", v="int")
+    streams.create("s", schema=schema, key=["a", "b", "c"], partitions=7)
+    made = spark.range(200).select(
+        F.when(F.col("id") % 5 != 0, F.concat(F.lit("ké"), F.col("id"))).alias("a"),
+        F.when(F.col("id") % 7 != 0, F.col("id") * 1_000_003).alias("b"),
+        F.date_add(F.lit("2020-01-01"), F.col("id").cast("int")).alias("c"),
+        F.col("id").cast("smallint").alias("v"),
+    )
+    streams.append("s", made.toArrow(), producer="arrow", sequence=0)
+    streams.append("s", made, producer="spark", sequence=0, order_by=["v"])
+    table = streams.read_arrow(streams.whole("s"))
+    frame = spark.createDataFrame(
+        table.select(["a", "b", "c", "__partition"]).to_pandas(), "a string, b bigint, c date, p int"
+    )
+    assert frame.where("p != pmod(hash(a, b, c), 7)").count() == 0
+    assert frame.count() == 400
+
+
+def test_a_frame_is_appended_once_and_in_the_order_asked_for(
+    spark: SparkSession, streams: LakeStreams, records: Records
+) -> None:
+    from pyspark.sql import functions as F
+
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
+    streams.create("copy", schema=SCHEMA, key=["k"], partitions=4)
+    rows = [(f"k{i % 9}", i) for i in range(200)]
+    streams.append("s", records(*rows), producer="p", sequence=0)
+    source = streams.read(spark, streams.whole("s"))
+
+    def copy(df: DataFrame, sequence: int, partitioned: bool = False) -> bool:
+        order = ["__partition", "__offset"]
+        frame = df.drop("__timestamp", "__tombstone")
+        return streams.append(
+            "copy", frame, producer="app", sequence=sequence, order_by=order, partitioned=partitioned
+        ).duplicate
+
+    assert not copy(source, 0)
+    assert copy(source.repartition(3), 0)
+    assert not copy(source, 1, partitioned=True)
+    with pytest.raises(ProducerConflict):
+        copy(source.withColumn("v", F.col("v") + 1), 0)
+    table = streams.read_arrow(streams.whole("copy"), columns=["v"])
+    for partition in range(4):
+        values = [row["v"] for row in table.to_pylist() if row["__partition"] == partition]
+        assert values == sorted(values[: len(values) // 2]) * 2
+    assert table.num_rows == 400
+    with pytest.raises(Exception, match="rows are not partitioned by k"):
+        copy(source.repartition(4, "v"), 2, partitioned=True)
+    assert streams.describe("copy").rows == 400
+
+
+def test_a_tombstone_makes_another_content(spark: SparkSession, streams: LakeStreams, records: Records) -> None:
+    from pyspark.sql import functions as F
+
+    streams.create("s", schema=SCHEMA, partitions=1)
+    frame = spark.createDataFrame([("a", 1)], "k string, v bigint")
+    streams.append("s", frame, producer="p", sequence=0)
+    with pytest.raises(ProducerConflict):
+        streams.append("s", frame.withColumn("__tombstone", F.lit(True)), producer="p", sequence=0)
+
+
+def test_a_frame_that_does_not_fit_names_the_column(spark: SparkSession, streams: LakeStreams) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1)
+    with pytest.raises(SchemaMismatchError, match="column 'v' holds string where the schema says bigint"):
+        streams.append("s", spark.createDataFrame([("a", "1")], "k string, v string"), producer="p", sequence=0)
+    with pytest.raises(SchemaMismatchError, match=r"\['w'\] are not expected"):
+        streams.append("s", spark.createDataFrame([("a", 1, 2)], "k string, v int, w int"), producer="p", sequence=0)
+    streams.append("s", spark.createDataFrame([("a", 1)], "k string, v int"), producer="p", sequence=0)
+    assert streams.read_arrow(streams.whole("s")).column("v").to_pylist() == [1]
+
+
+def test_a_stray_or_missing_file_is_found_before_anything_is_read(
+    spark: SparkSession, streams: LakeStreams, records: Records
+) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1)
+    streams.append("s", records(("a", 1)), producer="p", sequence=0)
+    (file,) = streams.lake.store.list("streams/s/data/")
+    stray = file.key.replace("part-00000", "part-00007")
+    streams.lake.store.put(stray, streams.lake.store.get(file.key).data)
+    with pytest.raises(ManifestMismatchError, match="streams/s: the manifest lists 1 files, Spark sees 2; not listed"):
+        streams.read(spark, streams.whole("s"))
+    streams.lake.store.delete(stray)
+    assert streams.read(spark, streams.whole("s")).count() == 1
+
+
+def test_hundreds_of_small_segments_are_one_scan(spark: SparkSession, streams: LakeStreams, records: Records) -> None:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
+    for sequence in range(150):
+        streams.append("s", records((f"k{sequence}", sequence)), producer="p", sequence=sequence)
+    whole = streams.whole("s")
+    frame = streams.read(spark, whole)
+    assert collected(frame) == streams.read_arrow(whole).to_pylist()
+    assert plan_of(frame).count("FileScan") == 1

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from resources.errors import ConfigurationError, InvalidNameError
+from resources.objects.lake import Lake
+from resources.streams import LakeStreams, SystemStreamPartition, open_system, register_system
+
+
+def test_a_partition_is_written_and_read_back() -> None:
+    ssp = SystemStreamPartition("lake", "enriched-flights", 3)
+    assert str(ssp) == "lake.enriched-flights.3"
+    assert SystemStreamPartition.parse(str(ssp)) == ssp
+
+
+def test_partitions_sort_by_number_not_by_text() -> None:
+    ssps = [SystemStreamPartition("lake", "flights", p) for p in (10, 2, 1)]
+    assert [ssp.partition for ssp in sorted(ssps)] == [1, 2, 10]
+
+
+@pytest.mark.parametrize("text", ["flights.3", "lake.flights", "lake.a.b.3", "lake.flights.03", "lake.flights.-1", ""])
+def test_what_is_no_partition_is_refused_by_its_text(text: str) -> None:
+    with pytest.raises(InvalidNameError) as caught:
+        SystemStreamPartition.parse(text)
+    assert repr(text) in str(caught.value) or "expected" in str(caught.value)
+
+
+def test_a_stream_name_that_is_not_safe_is_refused() -> None:
+    with pytest.raises(InvalidNameError, match=r"'\.\./up' is not safe"):
+        SystemStreamPartition("lake", "../up", 0)
+
+
+def test_a_system_is_opened_by_its_name(lake: Lake) -> None:
+    register_system("mine", LakeStreams)
+    register_system("mine", LakeStreams)
+    assert isinstance(open_system("lake", lake), LakeStreams)
+    assert isinstance(open_system("mine", lake), LakeStreams)
+    with pytest.raises(ConfigurationError, match="no stream system 'kafka2'"):
+        open_system("kafka2", lake)
+    with pytest.raises(ConfigurationError, match="registered already"):
+        register_system("mine", lambda lake: LakeStreams(lake))
