@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.build import DatasetLog, add, check_declaration, counters_of, write_generation
+from assets.build import DatasetLog, add, check_declaration, write_generation
 from assets.delivery import Complete, MarkerSaid, Settled, Waiting, check_counts, next_delivery
 from assets.manifest import (
     LISTED,
@@ -148,11 +148,12 @@ def _seal(
         check_counts(log.name, complete, records)
     with stages("build"):
         read = sum(records.values())
-        generation = attempt.generation(manifest.next_generation)
+        generation, counters = attempt.generation(manifest.next_generation), {"read": read}
         if read:
             what = f"dataset {log.name!r}, version {complete.version!r}"
-            generation = _build(log, source, generation, attempt, source.read(spark(), ranges), what)
-            _check_all_read(what, generation, read)
+            generation, counted = _build(log, source, generation, attempt, source.read(spark(), ranges), what)
+            counters |= counted
+            _check_all_read(what, generation, counters)
     number = manifest.versions[-1].number + 1 if manifest.versions else 1
     version = SealedVersion(
         id=f"v{number:06d}-{attempt.id}",
@@ -168,7 +169,7 @@ def _seal(
         rows=generation.rows,
         digest=sum(file.digest or 0 for file in generation.files) % 2**64,
         offsets={str(ssp): span for ssp, span in ranges.items()},
-        counters={"read": read, **counters_of(generation)},
+        counters=counters,
     )
     same = manifest.version is not None and _same_content(manifest.version, version)
     with stages("commit"):
@@ -192,7 +193,7 @@ def _seal(
 
 def _build(
     log: DatasetLog, source: Source, empty: Generation, attempt: Attempt, rows: DataFrame, what: str
-) -> Generation:
+) -> tuple[Generation, dict[str, int]]:
     """Write the last record of each key, by its place in the stream, without those that are deleted."""
     spec = source.spec
     layout = layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
@@ -209,12 +210,11 @@ def _build(
     )
 
 
-def _check_all_read(what: str, generation: Generation, records: int) -> None:
-    counted = counters_of(generation)
-    got = generation.rows + counted["superseded"] + counted["tombstones"]
-    if got != records:
+def _check_all_read(what: str, generation: Generation, counters: dict[str, int]) -> None:
+    got = generation.rows + counters["superseded"] + counters["deleted"]
+    if got != counters["read"]:
         raise DatasetError(
-            f"{what}: the stream gave {got} records where its index counts {records}.",
+            f"{what}: the stream gave {got} records where its index counts {counters['read']}.",
             "Nothing was published. Compare the stream's files with its manifest: adjunct stream describe.",
         )
 

@@ -107,15 +107,20 @@ def write_generation(
     order_by: Sequence[str],
     keep_tombstones: bool,
     partitioned: bool,
-) -> Generation:
-    """Write the last row of each key into one file a bucket, and return the generation that they make.
+) -> tuple[Generation, dict[str, int]]:
+    """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 
-    `order_by` puts the rows of one key next to each other, the one that counts last.
+    `order_by` puts the rows of one key next to each other, the one that counts last. Counted are the rows that a
+    later one of their key superseded and, where tombstones are not kept, the keys that ended deleted.
     """
     empty = attempt.generation(number)
     options = WriteOptions(what, last_per_key=True, drop_tombstones=not keep_tombstones)
     files = write_buckets(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
-    return attempt.generation(number, files)
+    counters = {
+        "superseded": sum(int(file.stats.get("superseded", 0)) for file in files),
+        "deleted": sum(int(file.stats.get("deleted", 0)) for file in files),
+    }
+    return attempt.generation(number, [file for file in files if file.rows]), counters
 
 
 def check_declaration(name: str, stored: Declaration, declared: Declaration) -> None:
@@ -142,14 +147,6 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
 
 def _told(value: object) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)
-
-
-def counters_of(generation: Generation) -> dict[str, int]:
-    """Return what the writers counted: superseded rows, and deleted keys where tombstones were dropped."""
-    return {
-        "superseded": sum(int(file.stats.get("superseded", 0)) for file in generation.files),
-        "tombstones": sum(int(file.stats.get("deleted", 0)) for file in generation.files),
-    }
 
 
 def add(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:

@@ -20,9 +20,9 @@ class AdvanceReport:
 
     `version` is the id now served (None before the first), `sealed` the ids made by this call, oldest first.
     `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters`
-    are of this call: records read, superseded, tombstones, redelivered; changes applied. `offsets` are the next
-    ones to read, by stream partition. `waiting` names the stream partitions without a marker for the next
-    version. `seconds` is wall time by stage.
+    are of this call: records read, superseded or redelivered, keys that ended deleted, changes applied.
+    `offsets` are the next ones to read, by stream partition. `waiting` names the stream partitions without a
+    marker for the next version. `seconds` is wall time by stage.
     """
 
     dataset: str

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.build import DatasetLog, add, check_declaration, counters_of, write_generation
+from assets.build import DatasetLog, add, check_declaration, write_generation
 from assets.manifest import POSITION, Bootstrap, DatasetManifest, SealedVersion, layout_of
 from assets.report import Action, AdvanceReport, Stages
 from assets.source import Ranges, Source, as_stored, by_partition
@@ -70,11 +70,11 @@ def advance_unbounded(
     attempt = log.attempt()
     with stages("build"):
         records = source.count(ranges) if ranges else 0
-        generation = attempt.generation(manifest.next_generation)
+        generation, counters = attempt.generation(manifest.next_generation), {"read": records}
         if records:
-            generation = _build(log, source, generation, attempt, ranges, spark(), base=running)
+            generation, counted = _build(log, source, generation, attempt, ranges, spark(), base=running)
+            counters |= counted if running else {"changes": generation.rows, **counted}
     offsets = as_stored({**starts, **{ssp: end for ssp, (_, end) in ranges.items()}})
-    counters = {"read": records, "changes": 0 if running else generation.rows, **counters_of(generation)}
     with stages("commit"):
         after = _after(source, manifest, commit, attempt, generation, offsets, counters, running)
         log.commit(commit, after, attempt, by=by, written=generation)
@@ -125,7 +125,7 @@ def _build(
     spark: SparkSession,
     *,
     base: bool,
-) -> Generation:
+) -> tuple[Generation, dict[str, int]]:
     """Write the last change of each key; a base leaves deleted keys out, a delta keeps them as tombstones."""
     from pyspark.sql import functions as F
 

@@ -80,19 +80,21 @@ class DatasetView:
         """
         from pyspark.sql import functions as F
 
-        place = F.struct(_column(POSITION), _column(_GENERATION))
         changed = rows.where(_column(_GENERATION) != base)
         if not self.sealed.partition_by:
-            changed = changed.coalesce(1)
+            changed = changed.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
         keys = [f"__key_{index}" for index in range(len(self._key))]
-        winners = changed.groupBy(
-            *[_column(field.name).alias(key) for field, key in zip(self._key, keys, strict=True)]
-        ).agg(F.max(place).alias(_WINNER))
+        winners = (
+            changed.groupBy(*[_column(field.name).alias(key) for field, key in zip(self._key, keys, strict=True)])
+            .agg(F.max(F.struct(POSITION, _GENERATION)).alias("__winner"))
+            .select(*keys, F.col(f"__winner.{POSITION}").alias(_AT), F.col(f"__winner.{_GENERATION}").alias(_IN))
+        )
         condition = F.lit(True)
         for field, key in zip(self._key, keys, strict=True):
             condition = condition & (_column(field.name) == F.col(key))
         joined = rows.join(F.broadcast(winners), condition, "left")
-        return joined.where(F.col(_WINNER).isNull() | (F.col(_WINNER) == place)).where(~_column(TOMBSTONE))
+        wins = (F.col(POSITION) == F.col(_AT)) & (F.col(_GENERATION) == F.col(_IN))
+        return joined.where((F.col(_AT).isNull() | wins) & ~F.col(TOMBSTONE))
 
     # -- by key
 
@@ -143,7 +145,7 @@ class DatasetView:
 
 
 _GENERATION = "__gen"
-_WINNER = "__winner"
+_AT, _IN = "__winning_position", "__winning_generation"
 
 
 def _column(name: str) -> Column:

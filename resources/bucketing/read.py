@@ -34,8 +34,6 @@ def bucketed_frame(
     set of files than its generation lists.
     """
     wanted = [generation for generation in generations if generation.files]
-    if not wanted:
-        return spark.createDataFrame([], f"{layout.ddl}, `{GENERATION}` INT")
     content = "|".join([store.url, layout.ddl, str(layout.partitions), *layout.bucket_by]) + "".join(
         f"|{g.id}:{g.folder}" for g in wanted
     )
@@ -63,11 +61,14 @@ def _create(
     if layout.bucket_by:
         columns = ", ".join(f"`{column.replace('`', '``')}`" for column in layout.bucket_by)
         clustered = f" CLUSTERED BY ({columns}) INTO {layout.partitions} BUCKETS"
-    root = _literal(store.spark_uri(generations[0].folder))
+    # Nothing is ever at the root: rows are in the partitions. Without any, the scan is empty and bucketed still.
+    root = _literal(store.spark_uri(generations[0].folder if generations else "_adjunct"))
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION}` INT) USING parquet "
         f"PARTITIONED BY (`{GENERATION}`){clustered} LOCATION {root}"
     )
+    if not generations:
+        return
     parts = " ".join(
         f"PARTITION (`{GENERATION}`={g.id}) LOCATION {_literal(store.spark_uri(g.folder))}" for g in generations
     )

@@ -10,8 +10,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from resources import errors
 from resources.bucketing.files import BucketFile, BucketLayout
 from resources.bucketing.writer import BUCKET, DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
+from resources.errors import PermanentError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +40,8 @@ def write_buckets(
     `df` has the layout's columns (without `__row`, which the writer adds) and may have more, which serve
     `order_by` only. `partitioned=True` says that partition i of `df` holds exactly bucket i already, so no
     exchange is added; each row is checked, so a wrong claim is an error and never a wrong file. The rows' digest
-    covers the schema's columns and those of `digest_also`.
+    covers the schema's columns and those of `digest_also`. With `drop_tombstones`, `df` has `__tombstone`, and a
+    bucket whose keys were all deleted comes back without a name: only its stats count.
     """
     from pyspark.sql import functions as F
 
@@ -58,7 +61,11 @@ def write_buckets(
     df = df.select(*[_quoted(name) for name in wanted])
     task = _task(store.descriptor, folder, layout, options)
     rows = df.mapInArrow(task, "facts string").collect()
-    files = [BucketFile.from_json(json.loads(row.facts)) for row in rows]
+    facts = [json.loads(row.facts) for row in rows]
+    for found in facts:
+        if "error" in found:
+            raise getattr(errors, found["error"])(found["problem"], found["next_step"])
+    files = [BucketFile.from_json(found) for found in facts]
     return sorted(files, key=lambda file: file.bucket)
 
 
@@ -80,9 +87,15 @@ def _task(
             for batch in batches:
                 writer.write(pa.Table.from_batches([batch]))
             file = writer.finish()
+            facts = [json.dumps(file.to_json())] if file else []
+        except PermanentError as error:
+            # As a result and not as an exception: Spark would try the task again, and wrap the error in its own.
+            said = {"error": type(error).__name__, "problem": error.problem, "next_step": error.next_step}
+            facts = [json.dumps(said)]
+            for _ in batches:  # a worker whose input is not drained is not used again
+                pass
         finally:
             writer.discard()
-        facts = [json.dumps(file.to_json())] if file else []
         yield pa.RecordBatch.from_pydict({"facts": pa.array(facts, pa.string())})
 
     return write

@@ -88,13 +88,14 @@ class BucketFileWriter:
         self._take(batch)
 
     def finish(self) -> BucketFile | None:
-        """Close and upload the file; None (and no object) when no row came."""
+        """Close and upload the file; None, or facts without a name, when no row is left to store."""
         try:
             if self._held is not None:
                 self._take(self._held)
             self._flush()
             if self._writer is None:
-                return None
+                # Nothing is stored where all keys were deleted, but their number counts.
+                return BucketFile(self._bucket, "", 0, 0, "", stats=self._stats()) if self._deleted else None
             facts = {
                 "rows": self._rows,
                 "min_key": self._min,

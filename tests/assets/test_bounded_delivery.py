@@ -1,0 +1,115 @@
+"""Which version is complete: decided from offsets and markers alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assets.delivery import Complete, MarkerSaid, Waiting, check_counts, next_delivery
+from resources.errors import MarkerConflictError
+from resources.streams import Marker, SystemStreamPartition
+
+P0, P1 = (SystemStreamPartition("lake", "planes", p) for p in (0, 1))
+START = {P0: 0, P1: 0}
+
+
+def marker(ssp: SystemStreamPartition, offset: int, version: str, rows: int | None = None) -> Marker:
+    return Marker(ssp, str(offset), version, rows)
+
+
+def test_a_version_waits_until_every_partition_has_its_marker() -> None:
+    found = next_delivery("planes", START, [marker(P0, 5, "v1")], {})
+    assert found == Waiting("v1", (P1,), (), START)
+
+
+def test_nothing_delivered_waits_for_all_partitions_and_names_no_version() -> None:
+    found = next_delivery("planes", START, [], {})
+    assert found == Waiting(None, (P0, P1), (), START)
+
+
+def test_records_after_a_marker_belong_to_the_next_version() -> None:
+    markers = [marker(P1, 2, "v1"), marker(P0, 5, "v1"), marker(P0, 9, "v2")]
+    first = next_delivery("planes", START, markers, {})
+    assert isinstance(first, Complete)
+    assert [(cut.start, cut.end) for cut in first.segments] == [(0, 5), (0, 2)]
+    second = next_delivery("planes", first.offsets, markers, {"v1": {}})
+    assert second == Waiting("v2", (P1,), (), {P0: 6, P1: 3})
+
+
+def test_records_between_two_markers_of_one_version_are_dropped() -> None:
+    markers = [marker(P0, 5, "v1", 5), marker(P0, 11, "v1", 5), marker(P0, 12, "v2"), marker(P1, 0, "v1")]
+    first = next_delivery("planes", START, markers, {})
+    assert isinstance(first, Complete)
+    assert first.dropped == ()
+    settled = {"v1": {P0: MarkerSaid(5, None), P1: MarkerSaid(None, None)}}
+    second = next_delivery("planes", first.offsets, markers, settled)
+    assert isinstance(second, Waiting)
+    assert [(cut.start, cut.end) for cut in second.dropped] == [(6, 11)]
+    assert second.offsets == {P0: 12, P1: 1}
+
+
+def test_a_marker_that_repeats_a_version_with_other_counts_refuses_it() -> None:
+    markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v1", 3), marker(P1, 0, "v1", 0)]
+    with pytest.raises(MarkerConflictError, match=r"'v1' is marked again at offset 9 of lake.planes.0 with records 3"):
+        next_delivery("planes", START, markers, {})
+
+
+def test_a_marker_for_a_sealed_version_with_other_counts_is_refused() -> None:
+    settled = {"v1": {P0: MarkerSaid(5, None), P1: MarkerSaid(0, None)}}
+    with pytest.raises(MarkerConflictError, match="its first marker there said 5"):
+        next_delivery("planes", {P0: 6, P1: 1}, [marker(P0, 10, "v1", 4)], settled)
+
+
+def test_an_abandoned_version_is_dropped_whatever_its_markers_say() -> None:
+    markers = [marker(P0, 5, "v1", 5), marker(P0, 6, "v1", 99), marker(P0, 8, "v2"), marker(P1, 3, "v2")]
+    found = next_delivery("planes", START, markers, {"v1": {}})
+    assert isinstance(found, Complete)
+    assert found.version == "v2"
+    assert [(cut.start, cut.end) for cut in found.segments] == [(7, 8), (0, 3)]
+
+
+def test_partitions_that_mark_different_versions_next_are_refused_and_named() -> None:
+    with pytest.raises(MarkerConflictError, match=r"lake.planes.0: 'v1'; lake.planes.1: 'v2'"):
+        next_delivery("planes", START, [marker(P0, 5, "v1"), marker(P1, 5, "v2")], {})
+
+
+def test_a_marker_that_expects_other_counts_than_were_delivered_is_refused() -> None:
+    found = next_delivery("planes", START, [marker(P0, 5, "v1", 6), marker(P1, 2, "v1", 2)], {})
+    assert isinstance(found, Complete)
+    with pytest.raises(MarkerConflictError, match="expects 6 records, the partition holds 5"):
+        check_counts("planes", found, {P0: 5, P1: 2})
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["record", "next", "again"])), min_size=1, max_size=60))
+def test_versions_seal_in_order_and_whole_however_deliveries_interleave(events: list[tuple[int, str]]) -> None:
+    """Against a model that keeps, by partition, the list of records of each version as a producer sent them."""
+    logs: dict[int, list[str | None]] = {0: [], 1: []}  # None is a record, a text a marker
+    sent: dict[int, list[list[int]]] = {0: [[]], 1: [[]]}
+    for partition, event in events:
+        log, versions = logs[partition], sent[partition]
+        if event == "record":
+            versions[-1].append(len(log))
+            log.append(None)
+        elif event == "next":
+            log.append(f"v{len(versions)}")
+            versions.append([])
+        elif len(versions) > 1:  # the marker before, again: what came since was a re-delivery
+            versions[-1] = []
+            log.append(f"v{len(versions) - 1}")
+    ssps = {0: P0, 1: P1}
+    markers = [
+        marker(ssps[partition], offset, version)
+        for partition, log in logs.items()
+        for offset, version in enumerate(log)
+        if version is not None
+    ]
+    settled: dict[str, dict[SystemStreamPartition, MarkerSaid]] = {}
+    offsets = dict(START)
+    sealed: list[tuple[str, list[list[int]]]] = []
+    while isinstance(found := next_delivery("planes", offsets, markers, settled), Complete):
+        sealed.append((found.version, [list(range(cut.start, cut.end)) for cut in found.segments]))
+        settled[found.version] = {cut.ssp: MarkerSaid(None, None) for cut in found.segments}
+        offsets = found.offsets
+    complete = min(len(sent[0]), len(sent[1])) - 1
+    assert sealed == [(f"v{n + 1}", [sent[0][n], sent[1][n]]) for n in range(complete)]
