@@ -1,0 +1,88 @@
+"""Bucket files through Spark: written by its tasks, read as one bucketed table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from resources.bucketing.files import BucketLayout, Generation
+from resources.bucketing.read import bucketed_frame
+from resources.bucketing.write import write_buckets
+from resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from resources.errors import ManifestMismatchError
+from resources.objects.local import LocalStore
+from resources.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+SCHEMA = Schema.of(k="string", v="bigint")
+LAYOUT = BucketLayout(SCHEMA, ("k",), 3, key=("k",))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "a läke, with 100% 'odd' names")
+
+
+def test_spark_and_plain_python_write_the_same_buckets(spark: SparkSession, store: LocalStore) -> None:
+    from pyspark.sql import functions as F
+
+    frame = spark.range(300).select(F.concat(F.lit("clé "), F.col("id") % 50).alias("k"), F.col("id").alias("v"))
+    options = WriteOptions("d", last_per_key=True)
+    by_spark = write_buckets(frame, store, "d/data/one", LAYOUT, options, order_by=["k", "v"])
+    in_order = frame.toArrow().sort_by([("k", "ascending"), ("v", "ascending")])
+    by_arrow = write_arrow_buckets(in_order, store, "d/data/two", LAYOUT, options)
+    assert [(f.bucket, f.rows, f.min_key, f.max_key) for f in by_spark] == [
+        (f.bucket, f.rows, f.min_key, f.max_key) for f in by_arrow
+    ]
+    assert sum(f.rows for f in by_spark) == 50
+
+    generations = [Generation(0, "d/data/one", tuple(by_spark)), Generation(5, "d/data/two", tuple(by_arrow))]
+    both = bucketed_frame(spark, store, "dataset 'd'", LAYOUT, generations)
+    counted = both.groupBy("k").agg(F.count("*").alias("n"), F.min("v"), F.max("v"))
+    assert "Exchange" not in counted._jdf.queryExecution().executedPlan().toString()
+    assert sorted(tuple(row) for row in counted.collect()) == sorted(
+        (f"clé {i}", 2, 250 + i, 250 + i) for i in range(50)
+    )
+    assert {row[0] for row in both.select("__gen").distinct().collect()} == {0, 5}
+
+
+def test_a_digest_does_not_depend_on_the_order_of_rows(spark: SparkSession, store: LocalStore) -> None:
+    from pyspark.sql import functions as F
+
+    frame = spark.range(100).select(F.col("id").cast("string").alias("k"), F.col("id").alias("v"))
+    facts = []
+    for attempt, column in (("up", F.col("v")), ("down", -F.col("v"))):
+        ordered = frame.withColumn("position", column)
+        files = write_buckets(ordered, store, f"d/data/{attempt}", LAYOUT, WriteOptions("d"), order_by=["position"])
+        facts.append([(f.bucket, f.rows, f.digest) for f in files])
+    assert facts[0] == facts[1]
+    other = write_buckets(
+        frame.withColumn("v", F.col("v") + 1), store, "d/data/x", LAYOUT, WriteOptions("d"), order_by=[]
+    )
+    assert [f.digest for f in other] != [digest for _, _, digest in facts[0]]
+
+
+def test_a_stray_and_a_missing_file_are_named(spark: SparkSession, store: LocalStore) -> None:
+    frame = spark.createDataFrame([("a", 1), ("b", 2), ("c", 3)], "k string, v bigint")
+    files = write_buckets(frame, store, "d/data/one", LAYOUT, WriteOptions("d"), order_by=["k"])
+    generation = Generation(0, "d/data/one", tuple(files))
+    stray = f"d/data/one/{files[0].name.replace('one', 'two')}"
+    store.put(stray, store.get(f"d/data/one/{files[0].name}").data)
+    with pytest.raises(ManifestMismatchError, match="not listed: one/part-"):
+        bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [generation])
+    store.delete(stray)
+    assert bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [generation]).count() == 3
+    gone = Generation(1, "d/data/one", (*files, files[0].__class__(9, "part-gone", 1, 1, "")))
+    with pytest.raises(ManifestMismatchError, match="missing: one/part-gone"):
+        bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [gone])
+
+
+def test_no_generation_is_an_empty_frame_with_the_columns(spark: SparkSession, store: LocalStore) -> None:
+    frame = bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [Generation(0, "d/data/none", ())])
+    assert frame.columns == ["k", "v", "__gen"]
+    assert frame.count() == 0

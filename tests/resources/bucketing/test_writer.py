@@ -1,0 +1,146 @@
+"""The writer of one bucket, without Spark."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name, encode_key
+from resources.bucketing.writer import BucketFileWriter, WriteOptions, rows_of, write_arrow_buckets
+from resources.errors import MalformedDocumentError, ManifestMismatchError, NullKeyError, SchemaMismatchError
+from resources.hashing import buckets
+from resources.objects.faulty import Fault, FaultyStore
+from resources.objects.local import LocalStore
+from resources.objects.memory import InMemoryStore
+from resources.objects.store import ObjectStore
+from resources.schema import Schema
+
+SCHEMA = Schema.of(k="string", v="bigint")
+FOLDER = "datasets/d/data/attempt-1"
+KEYED = BucketLayout(SCHEMA, ("k",), 4, key=("k",))
+
+
+def table(rows: list[tuple[str | None, int]]) -> pa.Table:
+    return pa.table({"k": pa.array([k for k, _ in rows], pa.string()), "v": pa.array([v for _, v in rows], pa.int64())})
+
+
+def read(store: ObjectStore, file: BucketFile, folder: str = FOLDER) -> pa.Table:
+    return pq.read_table(pa.BufferReader(store.get(f"{folder}/{file.name}").data))
+
+
+def test_rows_land_in_their_buckets_in_order_with_their_facts() -> None:
+    store = InMemoryStore()
+    rows = [(f"k{i % 13}", i) for i in range(100)]
+    layout = BucketLayout(SCHEMA, ("k",), 4, hidden=(("__row", "bigint"),))
+    files = write_arrow_buckets(table(rows), store, FOLDER, layout, WriteOptions("d", number_rows=True))
+    numbers = buckets([pa.array([k for k, _ in rows])], 4).tolist()
+    for file in files:
+        mine = [
+            (k, v, at) for at, (k, v) in enumerate(r for r, n in zip(rows, numbers, strict=True) if n == file.bucket)
+        ]
+        found = read(store, file)
+        assert [tuple(row.values()) for row in found.to_pylist()] == mine
+        assert file.name == bucket_file_name(file.bucket, "attempt-1")
+        assert (file.rows, file.size) == (len(mine), len(store.get(f"{FOLDER}/{file.name}").data))
+    assert sum(rows_of(files, 4)) == 100
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_row_of_a_key_wins_across_batch_borders(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = sorted(((f"k{chance.randrange(15):02d}", i) for i in range(60)), key=lambda row: row[0])
+    deleted = [chance.random() < 0.3 for _ in rows]
+    data = table(rows).append_column("__tombstone", pa.array(deleted))
+    winners = {k: (v, gone) for (k, v), gone in zip(rows, deleted, strict=True)}
+    alive = {k: v for k, (v, gone) in winners.items() if not gone}
+
+    store = InMemoryStore()
+    options = WriteOptions("d", last_per_key=True, drop_tombstones=True)
+    writer = BucketFileWriter(store, FOLDER, 0, BucketLayout(SCHEMA, (), 1, key=("k",)), options)
+    at = 0
+    while at < data.num_rows:
+        size = chance.randint(1, 9)
+        writer.write(data.slice(at, size))
+        at += size
+    file = writer.finish()
+    if not alive:
+        assert file is None
+        return
+    assert file is not None
+    assert {row["k"]: row["v"] for row in read(store, file).to_pylist()} == alive
+    assert file.stats == {"superseded": len(rows) - len(winners), "deleted": len(winners) - len(alive)}
+    assert (file.min_key, file.max_key) == ([min(alive)], [max(alive)])
+
+
+def test_a_null_key_is_refused_with_its_column() -> None:
+    with pytest.raises(NullKeyError, match=r"dataset 'd': 1 record.* no 'k', which is part of the key"):
+        write_arrow_buckets(table([("a", 1), (None, 2)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("dataset 'd'"))
+
+
+@pytest.mark.parametrize("claimed", [0, 1])
+def test_a_row_of_another_bucket_is_refused(claimed: int) -> None:
+    """Both when Spark itself says so, and when only the key's own hash does."""
+    wrong = next(k for k in "abcdefgh" if buckets([pa.array([k])], 4)[0] != 0)
+    data = table([(wrong, 1)]).append_column("__bucket", pa.array([claimed], pa.int32()))
+    store = InMemoryStore()
+    writer = BucketFileWriter(store, FOLDER, 0, KEYED, WriteOptions("d"))
+    with pytest.raises(ManifestMismatchError, match="rows are not partitioned by k"):
+        writer.write(data)
+    writer.discard()
+    assert list(store.list("")) == []
+
+
+def test_a_retried_task_returns_the_facts_of_the_object_that_is_there() -> None:
+    store = InMemoryStore()
+    options = WriteOptions("d", number_rows=True)
+    layout = BucketLayout(SCHEMA, ("k",), 4, hidden=(("__row", "bigint"),))
+    first = write_arrow_buckets(table([("a", 1), ("a", 2)]), store, FOLDER, layout, options)
+    again = write_arrow_buckets(table([("a", 1)]), store, FOLDER, layout, options)
+    assert again == first
+    assert read(store, again[0]).num_rows == 2
+
+
+def test_no_rows_make_no_file_and_nothing_stays_in_staging(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    writer = BucketFileWriter(store, FOLDER, 0, KEYED, WriteOptions("d"))
+    assert writer.finish() is None
+    broken = FaultyStore(store, [Fault("upload", 1, "throttle")])
+    with pytest.raises(Exception, match="throttle"):
+        write_arrow_buckets(table([("a", 1)]), broken, FOLDER, KEYED, WriteOptions("d"))
+    assert list(store.staging_dir().iterdir()) == []
+    assert list(store.list("")) == []
+
+
+def test_the_range_of_a_timestamp_column_stands_in_the_stats() -> None:
+    schema = Schema.of(at="timestamp")
+    data = pa.table({"at": pa.array([5, None, 3], pa.timestamp("us", tz="UTC"))})
+    layout = BucketLayout(schema, (), 1)
+    (file,) = write_arrow_buckets(data, InMemoryStore(), FOLDER, layout, WriteOptions("d", range_of="at"))
+    assert file.stats == {"range": [3, 5], "range_nulls": 1}
+
+
+def test_a_layout_without_columns_to_hash_has_one_bucket() -> None:
+    with pytest.raises(SchemaMismatchError, match="4 buckets names no columns"):
+        BucketLayout(SCHEMA, (), 4)
+
+
+def test_facts_come_back_from_json_or_are_named() -> None:
+    (file,) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d"))
+    generation = Generation(3, FOLDER, (file,))
+    assert Generation.from_json(generation.to_json()) == generation
+    with pytest.raises(MalformedDocumentError, match="a stored generation reads"):
+        Generation.from_json({"id": 1})
+    with pytest.raises(MalformedDocumentError, match="a stored file entry reads"):
+        BucketFile.from_json({"bucket": 0, "colour": "red"})
+
+
+def test_keys_are_written_as_json_can_hold_them() -> None:
+    import datetime as dt
+    from decimal import Decimal
+
+    key = ["a", 5, b"\x00\xff", Decimal("1.50"), dt.date(2026, 1, 2)]
+    assert encode_key(key) == ["a", 5, "AP8=", "1.50", "2026-01-02"]

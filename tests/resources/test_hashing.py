@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import SchemaMismatchError
+from resources.hashing import bucket_of, buckets, spark_hash
+from resources.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = Schema.of(
+    s="string", b="binary", i="int", t="tinyint", m="smallint", l="bigint", d="date", at="timestamp", f="boolean"
+)
+SCHEMA = Schema((*SCHEMA.fields, *Schema.of(small="decimal(9,2)", large="decimal(30,4)").fields))
+
+
+def rows() -> list[dict[str, object]]:
+    made: list[dict[str, object]] = []
+    for n in range(-40, 40):
+        text = ("héllo wörld ∑" * 3)[: abs(n) % 23]
+        made.append(
+            {
+                "s": text,
+                "b": bytes(x % 256 for x in range(n + 40)),
+                "i": n * 50_000_000,
+                "t": n,
+                "m": n * 700,
+                "l": n * 200_000_000_000_000_000,
+                "d": dt.date(1970, 1, 1) + dt.timedelta(days=n * 500),
+                "at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=n * 5000, microseconds=n),
+                "f": n % 2 == 0,
+                "small": Decimal(n) / 4,
+                "large": Decimal(n) * Decimal("123456789012345678901234.5678"),
+            }
+        )
+    for name in SCHEMA.names:  # a null in every column, and all nulls at once
+        made.append({**made[5], name: None})
+    made.append(dict.fromkeys(SCHEMA.names))
+    return made
+
+
+@pytest.mark.spark
+def test_every_type_and_their_chain_hash_as_in_spark(spark: SparkSession) -> None:
+    from pyspark.sql import functions as F
+
+    table = pa.Table.from_pylist(rows(), schema=SCHEMA.to_arrow())
+    # One partition, so that the rows stay in order.
+    frame = spark.createDataFrame([tuple(row.values()) for row in rows()], SCHEMA.ddl()).coalesce(1)
+    expected = frame.select(
+        *[F.hash(F.col(name)).alias(name) for name in SCHEMA.names],
+        F.hash(*[F.col(name) for name in SCHEMA.names]).alias("chain"),
+    ).toArrow()
+    for name in SCHEMA.names:
+        assert spark_hash([table.column(name)]).tolist() == expected.column(name).to_pylist(), name
+    chain = spark_hash([table.column(name) for name in SCHEMA.names])
+    assert chain.tolist() == expected.column("chain").to_pylist()
+
+
+def test_known_values_of_spark() -> None:
+    # From Spark 4.3: SELECT hash('Spark'), hash(1), hash(1L), hash(CAST(NULL AS INT)), hash('Spark', 1)
+    assert int(spark_hash([pa.array(["Spark"])])[0]) == 228093765
+    assert int(spark_hash([pa.array([1], pa.int32())])[0]) == -559580957
+    assert int(spark_hash([pa.array([1], pa.int64())])[0]) == -1712319331
+    assert int(spark_hash([pa.array([None], pa.int32())])[0]) == 42
+
+
+def test_a_null_key_has_a_bucket_of_its_own() -> None:
+    assert bucket_of([None], ["string"], 8) == 42 % 8
+    assert bucket_of([None, None], ["string", "bigint"], 5) == 42 % 5
+
+
+def test_slices_and_chunks_hash_like_the_whole() -> None:
+    values = [f"key-{n}" if n % 3 else None for n in range(50)]
+    whole = buckets([pa.array(values)], 7).tolist()
+    assert buckets([pa.array(["x", *values]).slice(1)], 7).tolist() == whole
+    assert buckets([pa.chunked_array([values[:20], values[20:]])], 7).tolist() == whole
+    assert buckets([pa.chunked_array([], pa.string())], 7).tolist() == []
+    assert buckets([pa.array([], pa.string())], 7).tolist() == []
+
+
+def test_what_can_not_be_hashed_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="a column of type double can't be hashed"):
+        spark_hash([pa.array([1.5])])
+    with pytest.raises(SchemaMismatchError, match="no columns"):
+        spark_hash([])

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import MalformedDocumentError, SchemaMismatchError
+from resources.schema import TYPES, Field, Schema, check_key_types, conform
+
+ALL = Schema.of({f"c_{kind}": kind for kind in TYPES}, price="decimal(10, 2)")
+
+
+def test_types_have_one_spelling() -> None:
+    assert Schema.of(a="LONG", b="Integer", c="decimal(10, 2)") == Schema.of(a="bigint", b="int", c="decimal(10,2)")
+
+
+def test_a_schema_comes_back_from_json_and_arrow() -> None:
+    assert Schema.from_json(ALL.to_json()) == ALL
+    assert Schema.from_arrow(ALL.to_arrow()) == ALL
+    assert ALL.to_arrow().field("c_timestamp").type == pa.timestamp("us", tz="UTC")
+
+
+def test_a_type_that_can_not_be_stored_is_refused_with_the_choice() -> None:
+    with pytest.raises(SchemaMismatchError, match=r"column 'a' has type 'array<int>': expected one of string,"):
+        Schema.of(a="array<int>")
+    with pytest.raises(SchemaMismatchError, match="timestamp without a time zone"):
+        Schema.from_arrow(pa.schema([("at", pa.timestamp("us"))]))
+
+
+@pytest.mark.parametrize("name", ["", "__offset"])
+def test_names_kept_for_the_record_itself_are_refused(name: str) -> None:
+    with pytest.raises(SchemaMismatchError, match="can't be used"):
+        Field(name, "int")
+
+
+def test_names_that_differ_only_in_case_are_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match=r"\['year'\] stand twice"):
+        Schema.of(year="int", Year="int")
+
+
+def test_an_unknown_column_names_those_there_are() -> None:
+    with pytest.raises(SchemaMismatchError, match="stream 'flights' has no column 'yaer': it has year, month"):
+        Schema.of(year="int", month="int").select(["yaer"], "stream 'flights'")
+
+
+def test_a_malformed_stored_schema_is_named() -> None:
+    with pytest.raises(MalformedDocumentError, match="a stored schema reads"):
+        Schema.from_json([{"name": "a"}])
+
+
+def test_differences_are_told_in_words() -> None:
+    left = Schema.of(a="int", b="string", c="date")
+    assert left.difference(left) == ""
+    told = left.difference(Schema.of(a="bigint", b="string", d="date"))
+    assert told == "c is missing; d (date) is not expected; a is bigint, expected int"
+    assert "the order is b, a" in Schema.of(a="int", b="int").difference(Schema.of(b="int", a="int"))
+
+
+def test_quoted_names_survive_in_ddl() -> None:
+    assert Schema.of({"a`b c": "int"}).ddl() == "`a``b c` INT"
+
+
+@pytest.mark.parametrize("kind", ["double", "float", "boolean"])
+def test_keys_that_can_not_be_compared_exactly_are_refused(kind: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=f"dataset 'planes': key column 'k' is {kind}"):
+        check_key_types(Schema.of(k=kind), ["k"], "dataset 'planes'")
+
+
+def test_conform_widens_and_decodes_without_loss() -> None:
+    table = pa.table(
+        {
+            "i": pa.array([1, None], pa.int8()),
+            "s": pa.array(["x", "x"]).dictionary_encode(),
+            "t": pa.array([dt.datetime(2026, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2)))] * 2),
+            "d": pa.array([Decimal("1.5"), None], pa.decimal128(5, 1)),
+            "f": pa.array([1, 2], pa.int32()),
+            "n": pa.nulls(2),
+        }
+    )
+    schema = Schema.of(n="date", i="bigint", s="string", t="timestamp", d="decimal(10,2)", f="double")
+    made = conform(table, schema, "records")
+    assert made.schema == schema.to_arrow()
+    assert made.to_pylist()[0] == {
+        "n": None,
+        "i": 1,
+        "s": "x",
+        "t": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+        "d": Decimal("1.50"),
+        "f": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (pa.array([300]), "tinyint"),
+        (pa.array([1.5]), "int"),
+        (pa.array(["12"]), "int"),
+        (pa.array([12]), "string"),
+        (pa.array([dt.datetime(2026, 1, 1)]), "timestamp"),
+        (pa.array([Decimal("1.234")]), "decimal(10,2)"),
+        (pa.array([b"\xff"]), "string"),
+        (pa.array([1]), "boolean"),
+    ],
+)
+def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kind: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=r"stream 's': column 'a' holds .* where the schema says"):
+        conform(pa.table({"a": values}), Schema.of(a=kind), "stream 's'")
+
+
+def test_conform_wants_exactly_the_columns() -> None:
+    with pytest.raises(SchemaMismatchError, match=r"columns \['b'\] are missing and \['c'\] are not expected"):
+        conform(pa.table({"a": [1], "c": [1]}), Schema.of(a="bigint", b="int"), "stream 's'")
