@@ -58,8 +58,9 @@ def write_buckets(
         df = df.sortWithinPartitions(*[_quoted(name) for name in order_by])
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
     wanted = [name for name in (*layout.columns, *marks, DIGEST, BUCKET) if name in df.columns]
-    df = df.select(*[_quoted(name) for name in wanted])
-    task = _task(store.descriptor, folder, layout, options)
+    # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
+    df = df.select(*[F.col(_quoted(name)).alias(f"c{index}") for index, name in enumerate(wanted)])
+    task = _task(store.descriptor, folder, layout, options, wanted)
     rows = df.mapInArrow(task, "facts string").collect()
     facts = [json.loads(row.facts) for row in rows]
     for found in facts:
@@ -74,7 +75,7 @@ def _quoted(name: str) -> str:
 
 
 def _task(
-    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions
+    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, columns: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -85,7 +86,7 @@ def _task(
         writer = BucketFileWriter(descriptor.open(), folder, bucket, layout, options)
         try:
             for batch in batches:
-                writer.write(pa.Table.from_batches([batch]))
+                writer.write(pa.Table.from_batches([batch]).rename_columns(columns))
             file = writer.finish()
             facts = [json.dumps(file.to_json())] if file else []
         except PermanentError as error:

@@ -1,0 +1,110 @@
+"""What a stored dataset says of itself, and what is refused when its documents are not what they should be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import World
+
+from assets import DatasetStore, bounded_dataset, list_datasets, open_dataset
+from assets.keys import coerce_key, decode_key, key_from_text
+from resources.bucketing.files import encode_key
+from resources.errors import DatasetError, DatasetNotFoundError, MalformedDocumentError, SchemaMismatchError
+from resources.schema import Field, Schema
+
+PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
+
+
+def sealed(world: World) -> World:
+    world.stream("planes", Schema.of(tailnum="string", seats="int"), ["tailnum"], 2)
+    world.mark("planes", "v1", [0, 1])
+    world.advance(PLANES)
+    return world
+
+
+def test_datasets_are_listed_and_described_from_what_is_stored(world: World) -> None:
+    assert list_datasets(world.lake) == []
+    sealed(world)
+    assert list_datasets(world.lake) == ["planes"]
+    described = open_dataset(world.lake, "planes").describe()
+    assert described["declaration"]["key"] == ["tailnum"]
+    assert described["version"]["name"] == "v1"
+    assert described["offsets"] == {"lake.planes.0": "1", "lake.planes.1": "1"}
+    json.dumps(described)
+
+
+def test_a_dataset_that_is_not_there_is_named_with_those_that_are(world: World) -> None:
+    sealed(world)
+    with pytest.raises(DatasetNotFoundError, match=r"no dataset 'plans' in .*; there are: planes"):
+        open_dataset(world.lake, "plans")
+
+
+def test_a_version_that_is_not_there_is_named_with_the_current_one(world: World) -> None:
+    current = sealed(world).view(PLANES).version
+    with pytest.raises(DatasetError, match=f"no version 'v000009-x'; the current one is {current}"):
+        DatasetStore(world.lake, PLANES).version("v000009-x")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda body: body.pop("offsets"), "offsets"),
+        (lambda body: body.update(surprise=1), "surprise"),
+        (lambda body: body.update(name="other"), "describes the dataset 'other'"),
+        (lambda body: body["version"].update(key=["nothing"]), "key column 'nothing' is not among the columns"),
+        (lambda body: body["version"]["columns"][0].update(type="text"), "'tailnum' has type 'text'"),
+        (lambda body: body["version"].update(generations=[{"id": 1}]), "generation"),
+        (lambda body: body["offsets"].pop("lake.planes.0"), "offsets stand for 1 partitions"),
+        (lambda body: body.update(next_generation=1), "next_generation is 1"),
+        (lambda body: body.update(versions=[]), "is not among the retained versions"),
+    ],
+)
+def test_a_malformed_manifest_is_refused_and_says_what_is_wrong_where(world: World, change, named: str) -> None:
+    sealed(world)
+    (manifest,) = (item.key for item in world.lake.store.list("datasets/planes/manifests/"))
+    path = Path(world.lake.url) / manifest
+    document = json.loads(path.read_bytes())
+    change(document["body"])
+    path.write_bytes(json.dumps(document).encode())
+    with pytest.raises(MalformedDocumentError) as caught:
+        world.view(PLANES)
+    assert manifest in str(caught.value)
+    assert named in str(caught.value)
+    with pytest.raises(MalformedDocumentError):
+        world.advance(PLANES)
+
+
+def test_a_report_is_plain_json(world: World) -> None:
+    sealed(world)
+    report = world.advance(PLANES)
+    assert json.loads(json.dumps(report.to_json()))["action"] == "up-to-date"
+    assert "nothing new was delivered" in report.summary()
+
+
+KEYS = [
+    ("bigint", 2**40, str(2**40)),
+    ("tinyint", -128, "-128"),
+    ("string", "a b", "a b"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "text"), KEYS)
+def test_a_key_survives_text_and_manifest(kind: str, value: object, text: str) -> None:
+    fields = [Field("k", kind)]
+    assert key_from_text("dataset", fields, [text]) == (value,)
+    assert decode_key(fields, encode_key([value])) == (value,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("int", 2**31), ("int", True), ("int", 1.0), ("int", "1"), ("decimal(5,2)", 1000)]
+)
+def test_values_that_do_not_fit_the_declared_type_are_refused(kind: str, value: object) -> None:
+    with pytest.raises(SchemaMismatchError, match="key column 'k'"):
+        coerce_key("dataset", [Field("k", kind)], value)
+
+
+def test_a_text_that_is_no_value_of_the_keys_type_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="'k' is date, and 'tomorrow'"):
+        key_from_text("dataset", [Field("k", "date")], ["tomorrow"])
