@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from resources.errors import NullKeyError, SchemaMismatchError
+from resources import errors
+from resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
 from resources.tables import TableMetrics, UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
@@ -49,8 +50,11 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     rows = df.drop(*hidden).mapInArrow(_task(write, what), "counters string").collect()
     total = TableMetrics()
     skipped = 0
-    for row in rows:
-        counters = json.loads(row.counters)
+    said = [json.loads(row.counters) for row in rows]
+    for counters in said:
+        if "error" in counters:
+            raise getattr(errors, counters["error"])(counters["problem"], counters["next_step"])
+    for counters in said:
         skipped += counters.pop("null_keys")
         total += TableMetrics(**counters)
     return {**total.to_dict(), "null_keys": skipped}
@@ -73,8 +77,16 @@ def _task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[An
     def send(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        metrics, skipped = asyncio.run(_send_all(batches, write, what))
-        counters = json.dumps({**metrics.to_dict(), "null_keys": skipped})
+        try:
+            metrics, skipped = asyncio.run(_send_all(batches, write, what))
+            counters = json.dumps({**metrics.to_dict(), "null_keys": skipped})
+        except AdjunctError as error:
+            # As a result and not as an exception: the table's own retries are over, and Spark would try the task
+            # again and wrap the error in its own.
+            kind = type(error).__name__ if hasattr(errors, type(error).__name__) else "TableError"
+            counters = json.dumps({"error": kind, "problem": error.problem, "next_step": error.next_step})
+            for _ in batches:  # a worker whose input is not drained is not used again
+                pass
         yield pa.RecordBatch.from_pydict({"counters": pa.array([counters], pa.string())})
 
     return send

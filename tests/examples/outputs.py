@@ -5,10 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct import LakeStreams, open_lake
 from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import PostgresServer
 
 
 def enriched_rows(lake_url: str) -> Counter[tuple[Any, ...]]:
@@ -28,9 +31,17 @@ def sqlite_state(path: Path) -> dict[str, tuple[Any, ...]]:
     return {row[0]: tuple(row) for row in rows}
 
 
-def assert_outputs(lake_url: str, state: dict[str, tuple[Any, ...]]) -> None:
-    """Compare both outputs with the oracle, all rows."""
-    enriched, records, _ = expected()
+def postgres_state(server: PostgresServer) -> dict[str, tuple[Any, ...]]:
+    """Return the records of the table by tail number; times as ISO text ending in Z."""
+    moment = "to_char(last_time_hour AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')"
+    columns = [moment if name == "last_time_hour" else name for name in STATE_COLUMNS]
+    rows = server.execute(f"SELECT {', '.join(columns)} FROM aircraft_state")
+    return {str(row[0]): tuple(row) for row in rows}
+
+
+def assert_outputs(lake_url: str, state: dict[str, tuple[Any, ...]], every: int = 1) -> None:
+    """Compare both outputs with the oracle, all rows; `every` as the flights were delivered."""
+    enriched, records, _ = expected(every)
     found = enriched_rows(lake_url)
     assert found == enriched, (list((found - enriched).items())[:3], list((enriched - found).items())[:3])
     different = {key for key in records.keys() | state.keys() if records.get(key) != state.get(key)}
