@@ -11,9 +11,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from resources.bucketing.files import BucketFile, BucketLayout, attempt_of, bucket_file_name, encode_key
 from resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
@@ -62,7 +61,8 @@ class BucketFileWriter:
         self._store, self._folder, self._bucket = store, folder, bucket
         self._layout, self._options = layout, options
         self._name = bucket_file_name(bucket, attempt_of(folder))
-        self._path = Path(mkdtemp(dir=store.staging_dir())) / self._name
+        # Directly in the staging folder: there a local lake links it instead of copying it.
+        self._path = store.staging_dir() / f"{uuid4().hex}.parquet"
         self._writer: Any = None
         self._held: pa.Table | None = None
         self._waiting: list[pa.Table] = []
@@ -114,8 +114,6 @@ class BucketFileWriter:
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
         self._path.unlink(missing_ok=True)
-        if self._path.parent.exists():
-            self._path.parent.rmdir()
 
     def _check(self, batch: pa.Table) -> None:
         for name in self._layout.key:
