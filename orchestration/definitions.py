@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import os
 
-from dagster import Definitions
-
 from orchestration.build import build_definitions
 from orchestration.cli.load import load_application
 
 DEFAULT_APP = "examples.flights.pipeline:app"
 
-defs = Definitions.merge(
-    *[
-        build_definitions(load_application(reference.strip()))
-        for reference in os.environ.get("ADJUNCT_APP", DEFAULT_APP).split(",")
-    ]
+defs = build_definitions(
+    *[load_application(reference.strip()) for reference in (os.environ.get("ADJUNCT_APP") or DEFAULT_APP).split(",")]
 )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 _CONFIG = """\
-# One run of an application at a time: a second one would be fenced off by the batch log anyway.
+# One run of an application, and one of a dataset, at a time, however it is launched: Adjunct's ops are in pools,
+# and a run waits in the queue until the pools of all its ops are free. Without this the batch log would fence a
+# second run off, as an error.
 concurrency:
-  runs:
-    tag_concurrency_limits:
-      - key: adjunct/application
-        value:
-          applyLimitPerUniqueValue: true
-        limit: 1
+  pools:
+    granularity: run
+    default_limit: 1
 telemetry:
   enabled: false
 """

@@ -1,4 +1,4 @@
-"""What stands in Dagster about a dataset, a stream or a table after a run."""
+"""What stands in Dagster about a dataset, a stream or a table: before, and after a run."""
 
 from __future__ import annotations
 
@@ -7,32 +7,87 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import MetadataValue, TableColumn, TableSchema
 
+from resources.backends import describe
+from resources.errors import ConfigurationError, StreamNotFoundError
+from resources.streams import OffsetRange
+
 if TYPE_CHECKING:
     from assets import AdvanceReport
+    from orchestration.graph import KeyedTable
     from orchestration.step import StepReport
+    from resources.objects import Lake
     from resources.schema import Schema
+    from resources.streams import StreamSystem
 
 
 def column_schema(schema: Schema) -> MetadataValue:
     """Return a schema as Dagster shows it, with Spark's type names."""
-    return MetadataValue.table_schema(TableSchema([TableColumn(f.name, f.type) for f in schema.fields]))
+    return _table_schema({field.name: field.type for field in schema.fields})
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
-    """Return the metadata of a dataset's materialisation: version, rows, schema, offsets, what was done."""
+    """Return the metadata of a dataset: version, rows, schema, offsets, what was done, what it waits for.
+
+    Rows are left out where deltas would have to be merged to know them.
+    """
     metadata: dict[str, Any] = {
         "adjunct/action": report.action,
         "adjunct/version": report.version or "none",
-        "adjunct/offsets": MetadataValue.json({str(p): offset for p, offset in report.offsets.items()}),
+        "adjunct/offsets": MetadataValue.json(dict(report.offsets)),
         "adjunct/counters": MetadataValue.json(dict(report.counters)),
-        "adjunct/seconds": MetadataValue.json({stage: round(s, 3) for stage, s in report.seconds.items()}),
-        "dagster/row_count": report.rows,
+        "adjunct/seconds": _seconds(report.seconds),
         "dagster/uri": uri,
         "dagster/storage_kind": "parquet",
     }
+    if report.rows is not None:
+        metadata["dagster/row_count"] = report.rows
+    if report.waiting:
+        metadata["adjunct/waiting"] = MetadataValue.json(list(report.waiting))
+    if report.note:
+        metadata["adjunct/note"] = report.note
     if report.schema is not None:
         metadata["dagster/column_schema"] = column_schema(report.schema)
     return metadata
+
+
+def stream_metadata(lake: Lake, systems: Mapping[str, StreamSystem], name: str) -> dict[str, Any] | None:
+    """Return what the stream "system.stream" holds now, None while there is none of this name."""
+    system_name, _, stream = name.partition(".")
+    system = systems[system_name]
+    try:
+        info = system.info(stream)
+    except StreamNotFoundError:
+        return None
+    ssps = system.partitions(stream)
+    oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+    metadata: dict[str, Any] = {
+        "adjunct/oldest": MetadataValue.json({str(ssp): offset for ssp, offset in oldest.items()}),
+        "adjunct/upcoming": MetadataValue.json({str(ssp): offset for ssp, offset in upcoming.items()}),
+        "dagster/row_count": system.records_between({ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}),
+    }
+    if system_name == "lake":
+        metadata["dagster/uri"] = f"{lake.url}/{lake.stream_prefix(stream)}"
+    if info.schema is not None:
+        metadata["dagster/column_schema"] = column_schema(info.schema)
+    return metadata
+
+
+def table_metadata(table: KeyedTable) -> dict[str, Any]:
+    """Return what a remote table declares of itself: where it is, and its columns if they are declared."""
+    declared = _declared(table)
+    metadata: dict[str, Any] = {"adjunct/key": MetadataValue.json(list(table.key))}
+    if declared.get("columns"):
+        metadata["dagster/column_schema"] = _table_schema(declared["columns"])
+    if declared.get("table"):
+        metadata["dagster/table_name"] = ".".join(filter(None, [declared.get("schema"), declared["table"]]))
+    if declared.get("backend"):
+        metadata["dagster/storage_kind"] = declared["backend"]
+    return metadata
+
+
+def storage_of(table: KeyedTable) -> str:
+    """Return the registered name of a remote table's backend ("sqlite"), "" when it is not registered."""
+    return str(_declared(table).get("backend", ""))
 
 
 def step_metadata(report: StepReport) -> dict[str, Any]:
@@ -45,10 +100,29 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/versions": MetadataValue.json(report.versions),
         "adjunct/checkpoint": MetadataValue.json(report.state.checkpoint),
         "adjunct/joins": MetadataValue.json(joins),
-        "adjunct/seconds": MetadataValue.json({stage: round(s, 3) for stage, s in report.seconds.items()}),
+        "adjunct/seconds": _seconds(report.seconds),
     }
 
 
-def counters_metadata(counters: Mapping[str, int]) -> dict[str, Any]:
-    """Return one output's counters of this run, each under a name of its own."""
-    return {f"adjunct/{name}": value for name, value in counters.items()}
+def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
+    """Return one output's counters: of this run, each under a name of its own, and of all runs."""
+    counters = report.counters.get(name, {})
+    metadata: dict[str, Any] = {f"adjunct/{counter}": value for counter, value in counters.items()}
+    return metadata | {"adjunct/totals": MetadataValue.json(dict(report.state.totals.get(name, {})))}
+
+
+def _declared(table: KeyedTable) -> dict[str, Any]:
+    function = getattr(table, "write_function", None) or getattr(table, "read_function", None)
+    try:
+        return describe(function)
+    except ConfigurationError:
+        columns = getattr(function, "columns", None)
+        return {"columns": columns} if isinstance(columns, Mapping) else {}
+
+
+def _table_schema(columns: Mapping[str, str]) -> MetadataValue:
+    return MetadataValue.table_schema(TableSchema([TableColumn(name, kind) for name, kind in columns.items()]))
+
+
+def _seconds(seconds: Mapping[str, float]) -> MetadataValue:
+    return MetadataValue.json({stage: round(value, 3) for stage, value in seconds.items()})

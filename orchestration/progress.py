@@ -7,40 +7,80 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.batchlog import BatchLog
-from resources.errors import StreamNotFoundError
+from resources.errors import NoSealedVersionError, StreamNotFoundError
 
 if TYPE_CHECKING:
     from orchestration.application import Application
     from resources.objects import Lake
-    from resources.streams import StreamSystem
+    from resources.streams import StreamSystem, SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
 class InputProgress:
-    """`lag` counts offsets between checkpoint and end, over all input partitions; `ends` are upcoming offsets."""
+    """`lag` counts offsets between checkpoint and end, over all input partitions.
+
+    `position` is where the application stands: its next offset of every input partition, and the ends of the
+    streams that feed its datasets. `unresolved` says that a stream to be read from its end on has no position
+    yet; records that come before a run stores one would be passed over.
+    """
 
     lag: int
-    ends: dict[str, str]
+    position: dict[str, str]
+    unresolved: bool = False
 
 
 def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> InputProgress:
-    """Return the lag of the application's inputs; a stream that does not exist yet has none."""
+    """Return how far the application has come; a stream that does not exist yet counts for nothing."""
     _, state = BatchLog(lake, app.name).read()
     lag = 0
-    ends: dict[str, str] = {}
+    unresolved = False
+    position: dict[str, str] = {}
+    for dataset in app.datasets:
+        position |= {f"{dataset.name}<{ssp}": end for ssp, end in _upcoming(systems, dataset.input).items()}
     for source in app.inputs.values():
+        upcoming = _upcoming(systems, source.stream)
         system_name, _, stream = source.stream.partition(".")
         system = systems[system_name]
-        try:
-            ssps = system.partitions(stream)
-        except StreamNotFoundError:
+        fresh = [ssp for ssp in upcoming if str(ssp) not in state.checkpoint]
+        oldest = system.oldest(fresh) if fresh else {}
+        if fresh and (source.default_offset or system.info(stream).default_offset) == "upcoming":
+            unresolved, oldest = True, upcoming
+        for ssp, end in upcoming.items():
+            start = state.checkpoint.get(str(ssp)) or oldest[ssp]
+            lag += system.distance(ssp, start, end)
+            position[str(ssp)] = state.checkpoint.get(str(ssp), "")
+    return InputProgress(lag, position, unresolved)
+
+
+def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
+    """Return, for each dataset that holds the input back and can't be made yet, what it waits for.
+
+    A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
+    """
+    from assets import DatasetStore
+    from assets.bounded import waiting_for
+
+    waiting = []
+    for dataset in app.datasets:
+        if not dataset.bootstrap:
             continue
-        upcoming = system.upcoming(ssps)
-        fresh = [ssp for ssp in ssps if str(ssp) not in state.checkpoint]
-        default = source.default_offset or system.info(stream).default_offset
-        starts = system.oldest(fresh) if default == "oldest" else upcoming
-        for ssp in ssps:
-            start = state.checkpoint.get(str(ssp), starts.get(ssp, upcoming[ssp]))
-            lag += system.distance(ssp, start, upcoming[ssp])
-            ends[str(ssp)] = upcoming[ssp]
-    return InputProgress(lag, ends)
+        store = DatasetStore(lake, dataset)
+        manifest = store.manifest()
+        if manifest is not None and manifest.version is not None:
+            continue
+        try:
+            if dataset.kind == "bounded" and waiting_for(systems, dataset, manifest).missing:
+                store.require_current(systems)
+            systems[dataset.input.partition(".")[0]].info(dataset.input.partition(".")[2])
+        except (NoSealedVersionError, StreamNotFoundError) as error:
+            waiting.append(error.problem)
+    return tuple(waiting)
+
+
+def _upcoming(systems: Mapping[str, StreamSystem], name: str) -> dict[SystemStreamPartition, str]:
+    system_name, _, stream = name.partition(".")
+    system = systems[system_name]
+    try:
+        return system.upcoming(system.partitions(stream))
+    except StreamNotFoundError:
+        return {}

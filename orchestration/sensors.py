@@ -2,11 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster import (
+    AssetKey,
+    DagsterRun,
     DagsterRunStatus,
     DefaultSensorStatus,
     RunRequest,
@@ -24,9 +27,10 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
     from orchestration.application import Application
+    from orchestration.progress import InputProgress
 
 CURSOR_VERSION = 1
-MAX_ATTEMPTS = 3
+FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
 _ACTIVE = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,
@@ -38,13 +42,14 @@ _ACTIVE = [
 
 @dataclass(frozen=True, slots=True)
 class NewRecordsCursor:
-    """What the sensor has asked for: the stream ends (as a digest) and how often they were asked for."""
+    """What the sensor asked for last: from which position (as a digest), how often, and when (epoch seconds)."""
 
-    ends: str = ""
+    position: str = ""
     attempt: int = 0
+    asked_at: float = 0.0
 
     def to_json(self) -> str:
-        return json.dumps({"version": CURSOR_VERSION, "ends": self.ends, "attempt": self.attempt})
+        return json.dumps({"version": CURSOR_VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | None) -> "NewRecordsCursor":
@@ -52,7 +57,7 @@ class NewRecordsCursor:
         try:
             cursor = json.loads(text or "{}")
             if cursor.get("version") == CURSOR_VERSION:
-                return cls(str(cursor["ends"]), int(cursor["attempt"]))
+                return cls(str(cursor["position"]), int(cursor["attempt"]), float(cursor["asked_at"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
         return cls()
@@ -74,34 +79,57 @@ class Skip:
 
 
 def decide(
-    application: str, cursor: NewRecordsCursor, lag: int, ends: Mapping[str, str], active_runs: int
+    name: str,
+    cursor: NewRecordsCursor,
+    progress: "InputProgress",
+    *,
+    waiting: Sequence[str],
+    active_runs: int,
+    now: float,
 ) -> Request | Skip:
-    """Decide whether to launch the step: when records wait and no run is on its way to them.
+    """Decide whether to launch the step: when records wait, nothing holds them back and no run is on its way.
 
-    A run key is consumed for ever, even by a failed run, so it holds the attempt; ends that three runs have
-    not got past need a person.
+    A run that left the application where it was has failed: the same position is asked for again after one
+    minute, then after two, four and so on, up to an hour. A run key is consumed for ever, even by a failed run,
+    so it holds the attempt. `name` tells this application in this lake from others, `now` is in epoch seconds.
     """
-    if lag == 0:
+    if not progress.lag and not progress.unresolved:
         return Skip("No new records.")
+    what = f"{progress.lag} new records" if progress.lag else "No position is stored yet"
     if active_runs:
-        return Skip(f"{lag} new records; a run is already in progress.")
-    digest = hashlib.sha256(json.dumps(sorted(ends.items())).encode()).hexdigest()[:16]
-    if digest != cursor.ends:
-        asked = NewRecordsCursor(digest, 1)
-    elif cursor.attempt < MAX_ATTEMPTS:
-        asked = replace(cursor, attempt=cursor.attempt + 1)
+        return Skip(f"{what}; a run is already in progress.")
+    if waiting:
+        return Skip(f"{what}; {'; '.join(waiting)}.")
+    position = _digest(progress.position)
+    if position != cursor.position:
+        asked = NewRecordsCursor(position, 1, now)
     else:
-        return Skip(
-            f"{lag} new records wait, and {MAX_ATTEMPTS} runs have failed to read them. See the last run's error, "
-            "then launch one by hand or reset this sensor's cursor."
-        )
-    return Request(f"{application}:{asked.ends}:{asked.attempt}", asked)
+        wait = cursor.asked_at + min(FIRST_WAIT * 2 ** (cursor.attempt - 1), LONGEST_WAIT) - now
+        if wait > 0:
+            return Skip(
+                f"{what}; attempt {cursor.attempt} did not get past them (see its run), the next is in {wait:.0f} s."
+            )
+        asked = NewRecordsCursor(position, cursor.attempt + 1, now)
+    return Request(f"{name}:{position}:{asked.attempt}", asked)
+
+
+def concerns(run: DagsterRun, job: str, outputs: Collection[AssetKey]) -> bool:
+    """Whether a run works on the application: its own job, or its assets materialised by hand."""
+    return run.job_name == job or any(key in outputs for key in run.asset_selection or ())
 
 
 def new_records_sensor(
-    app: "Application", job: "JobDefinition | UnresolvedAssetJobDefinition", *, minimum_interval_seconds: int = 30
+    app: "Application",
+    job: "JobDefinition | UnresolvedAssetJobDefinition",
+    assets: Collection[AssetKey],
+    *,
+    minimum_interval_seconds: int = 30,
 ) -> SensorDefinition:
-    """Return a sensor that launches `job` when an input stream has records that no batch has committed."""
+    """Return a sensor that launches `job` when an input stream has records that no batch has committed.
+
+    `assets` are those that the job materialises; while a run is on its way to one of them, none is launched.
+    """
+    own = frozenset(assets)
 
     @sensor(
         name=f"{app.name.replace('-', '_')}_new_records",
@@ -112,13 +140,19 @@ def new_records_sensor(
     )
     def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
         from orchestration.catalog import systems_for
-        from orchestration.progress import input_progress
+        from orchestration.progress import input_progress, waiting_datasets
 
         lake = adjunct_lake.open()
-        progress = input_progress(lake, systems_for(app, lake), app)
-        active = context.instance.get_runs(RunsFilter(job_name=job.name, statuses=_ACTIVE), limit=1)
+        systems = systems_for(app, lake)
+        progress = input_progress(lake, systems, app)
+        runs = context.instance.get_runs(RunsFilter(statuses=_ACTIVE), limit=1000)
         decision = decide(
-            app.name, NewRecordsCursor.from_json(context.cursor), progress.lag, progress.ends, len(active)
+            f"{app.name}:{lake.id}",
+            NewRecordsCursor.from_json(context.cursor),
+            progress,
+            waiting=waiting_datasets(lake, systems, app) if progress.lag or progress.unresolved else (),
+            active_runs=sum(concerns(run, job.name, own) for run in runs),
+            now=datetime.now(UTC).timestamp(),
         )
         if isinstance(decision, Skip):
             return SkipReason(decision.reason)
@@ -126,3 +160,7 @@ def new_records_sensor(
         return RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(progress.lag)})
 
     return evaluate
+
+
+def _digest(position: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(position.items())).encode()).hexdigest()[:16]
