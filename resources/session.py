@@ -80,10 +80,11 @@ def session_config(
     """Return the whole Spark configuration: what Adjunct needs, what the lake needs, then the user's own.
 
     `lake_url` adds S3A for `s3://` lakes. The user's settings win, so a platform may bring its own jars by
-    setting `spark.jars.packages` to "".
+    setting `spark.jars.packages` to "". Raises ConfigurationError for a lake that the master's executors can't see.
     """
     user = {key: str(value) for key, value in (config or {}).items()}
     master = master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
+    _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
     if master.startswith("local") or "127.0.0.1" in master:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -120,6 +121,20 @@ def prepare_environment() -> None:
     os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
 
 
+def _check_reach(master: str, lake_url: str | None) -> None:
+    """Refuse executors elsewhere for a lake in a folder, unless all machines see it (design, rule 3)."""
+    from resources.objects.lake import DEFAULT_LAKE, LakeSettings
+
+    url = lake_url or DEFAULT_LAKE
+    if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
+        return
+    raise ConfigurationError(
+        f"lake {url!r} is a folder, and the executors of {master} may run on machines that do not see it.",
+        "Set ADJUNCT_LAKE_SHARED=true if every machine sees this folder under the same path; otherwise use an "
+        "s3:// lake or a local master.",
+    )
+
+
 def _s3a() -> dict[str, str]:
     """Return what S3A needs; credentials come from its own standard chain, never from this configuration."""
     from resources.objects.lake import LakeSettings
@@ -133,9 +148,7 @@ def _s3a() -> dict[str, str]:
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",
     }
-    endpoint = (
-        lake.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    )
+    endpoint = lake.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     if endpoint:
         settings["spark.hadoop.fs.s3a.endpoint"] = endpoint
         settings["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()

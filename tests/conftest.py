@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.servers.postgres", "tests.servers.s3"]
+pytest_plugins = ["tests.servers.postgres", "tests.servers.s3", "tests.servers.spark_cluster"]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,83 @@
+"""The main job on real servers: S3 lakes over a socket, a PostgreSQL table, a Spark cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dagster_adjunct import application_state, open_lake
+from resources.errors import ConfigurationError
+from resources.session import session_config
+from tests.examples.driving import drive
+from tests.examples.oracle import expected
+from tests.examples.outputs import assert_outputs, postgres_state, sqlite_state
+from tests.servers.postgres import PostgresServer
+from tests.servers.s3 import S3Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200)]
+EVERY = 32
+REDUCED = ["--every", str(EVERY), "--batch", "3000"]
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, id="all-flights")])
+def test_the_main_job_on_versitygw_equals_the_oracle(
+    versitygw: S3Server, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_s3(versitygw, every, [], tmp_path, monkeypatch)
+
+
+def test_the_main_job_on_moto_equals_the_oracle(
+    moto_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 32nd flight, all planes and weather: moto keeps to the protocol, and takes long over all the data."""
+    on_s3(moto_s3, EVERY, REDUCED, tmp_path, monkeypatch)
+
+
+def on_s3(server: S3Server, every: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, state = server.url(), tmp_path / "state.sqlite"
+    result = drive(lake, state, *options, env=server.env).result
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    assert_outputs(lake, sqlite_state(state), every)
+    facts = expected(every)[2]
+    counters = application_state(open_lake(lake), "flight-delays").totals
+    assert counters["lake.enriched-flights"] == {"rows": facts["flights"], "duplicate_batches": 0}
+    assert counters["aircraft-state"]["updates"] == facts["updates"]
+    assert counters["aircraft-state"]["defaults_put"] == facts["defaults put"]
+    assert result["spark_started"]
+
+
+def test_the_main_job_with_its_table_in_postgres_equals_the_oracle(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    postgres_server.execute("DROP TABLE IF EXISTS aircraft_state")
+    lake = str(tmp_path / "lake")
+    drive(lake, tmp_path / "unused", *REDUCED, env={"ADJUNCT_DEMO_POSTGRES": postgres_server.dsn()}).result  # noqa: B018
+    assert_outputs(lake, postgres_state(postgres_server), EVERY)
+    counters = application_state(open_lake(lake), "flight-delays").totals["aircraft-state"]
+    facts = expected(EVERY)[2]
+    assert (counters["updates"], counters["defaults_put"]) == (facts["updates"], facts["defaults put"])
+    assert not (tmp_path / "unused").exists()
+
+
+def test_the_main_job_on_a_cluster_equals_the_oracle(spark_cluster: str, tmp_path: Path) -> None:
+    """Two executors, each a process of its own, write to the lake and to the table."""
+    lake, state = str(tmp_path / "lake"), tmp_path / "state.sqlite"
+    shared = {"ADJUNCT_LAKE_SHARED": "true"}
+    drive(lake, state, *REDUCED, "--master", spark_cluster, env=shared).result  # noqa: B018
+    assert_outputs(lake, sqlite_state(state), EVERY)
+
+
+def test_executors_elsewhere_are_refused_for_a_folder_that_only_this_machine_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ADJUNCT_LAKE", raising=False)
+    monkeypatch.delenv("ADJUNCT_LAKE_SHARED", raising=False)
+    for lake in (str(tmp_path), None):
+        with pytest.raises(ConfigurationError, match="is a folder.*ADJUNCT_LAKE_SHARED=true"):
+            session_config(master="spark://head:7077", lake_url=lake)
+    assert session_config(master="local[2]", lake_url=str(tmp_path))["spark.master"] == "local[2]"
+    assert session_config(master="spark://head:7077", lake_url="s3://bucket/lake")
+    monkeypatch.setenv("ADJUNCT_LAKE_SHARED", "true")
+    assert session_config(master="spark://head:7077", lake_url=str(tmp_path))
