@@ -31,7 +31,7 @@ def write_records(
 ) -> list[BucketFile]:
     """Write records into an attempt's folder, one file a partition; a table without Spark, a frame by its tasks."""
     options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP)
-    if hasattr(data, "to_batches"):  # a table: asking for its class would import Arrow
+    if type(data).__module__.startswith("pyarrow"):  # asking for the class itself would import Arrow
         if order_by or partitioned:
             raise ConfigurationError(
                 f"{what}: order_by and partitioned are for Spark frames; a table keeps its own order.",
