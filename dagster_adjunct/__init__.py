@@ -27,6 +27,7 @@ from orchestration import (  # noqa: E402
     plan_application,
     prepare_dagster_home,
     run_application,
+    session_scope,
     systems_for,
     update_message,
 )
@@ -113,6 +114,7 @@ __all__ = [
     "register_backend",
     "register_system",
     "run_application",
+    "session_scope",
     "systems_for",
     "unbounded_dataset",
     "update_message",

@@ -8,6 +8,7 @@ from orchestration.instance import prepare_dagster_home
 from orchestration.lake_resource import LakeResource
 from orchestration.message_stream import MessageStream
 from orchestration.run import RunReport, plan_application, run_application
+from orchestration.session_scope import session_scope
 from orchestration.step import StepEvent, StepReport
 from orchestration.translator import AdjunctTranslator, AssetSubject
 from orchestration.update_expressions import update_message
@@ -27,6 +28,7 @@ __all__ = [
     "plan_application",
     "prepare_dagster_home",
     "run_application",
+    "session_scope",
     "systems_for",
     "update_message",
 ]

@@ -93,8 +93,8 @@ class BatchLog:
         """Commit an intent: a new one, or one left open that `intent.run` takes over."""
         return self._commit(parent, state.model_copy(update={"open": intent}), intent.run)
 
-    def close(self, parent: Commit, state: ApplicationState, done: ClosedBatch) -> Commit:
-        """Commit the end of a batch: its ends become the checkpoint."""
+    def close(self, parent: Commit, state: ApplicationState, done: ClosedBatch) -> tuple[Commit, ApplicationState]:
+        """Commit the end of a batch, whose ends become the checkpoint; return commit and new state."""
         ends = {ssp: span.end for ssp, span in done.intent.ranges.items()}
         closed = ApplicationState(
             checkpoint={**state.checkpoint, **ends},
@@ -104,7 +104,7 @@ class BatchLog:
             last=done,
             totals=add_counters(state.totals, done.counters),
         )
-        return self._commit(parent, closed, done.intent.run)
+        return self._commit(parent, closed, done.intent.run), closed
 
     def hold(self, commit: Commit) -> None:
         """Raise CommitConflict if another run has committed since: it owns the batch now.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestration.counting import JoinCounts
 from orchestration.graph import Filter, Input, Join, Map, Operator, PartitionBy, SendToStream, SendToTable
 from orchestration.physical import check_join
-from orchestration.sinks import TableWrite, write_table
 from resources.errors import PlanningError
 from resources.schema import Schema
-from resources.streams import META, OffsetRange, SystemStreamPartition
+from resources.streams import META, AppendResult, OffsetRange, SystemStreamPartition
+from resources.tables.spark_write import TableWrite, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -55,10 +55,13 @@ class _Batch:
         self._kept: list[DataFrame] = []
         operators = context.app.operators
         self._uses = {op.id: sum(op.id in other.inputs for other in operators) for op in operators}
+        self._written = _upstream_of_outputs(operators)
 
     def run(self) -> Counters:
         try:
             for operator in self._context.app.operators:
+                if operator.id not in self._written:
+                    continue
                 frame = self._compile(operator)
                 if self._uses[operator.id] > 1 and not isinstance(operator.spec, Input | SendToStream | SendToTable):
                     # Several operators read these records: compute them once.
@@ -76,7 +79,7 @@ class _Batch:
         spec = operator.spec
         if isinstance(spec, Input):
             return self._read(spec.stream)
-        frame = self._frames[operator.inputs[0]]
+        frame = self._exchanged(operator, self._frames[operator.inputs[0]])
         if isinstance(spec, Filter):
             return self._apply(operator, frame, spec.condition)
         if isinstance(spec, Map):
@@ -88,7 +91,17 @@ class _Batch:
             return self._join(operator, frame, spec)
         if isinstance(spec, SendToStream):
             return self._append(operator, frame, spec)
-        self._write(operator, frame, spec)
+        if spec.dataset:
+            self._feed(operator, frame, spec)
+        else:
+            self._write(operator, frame, spec)
+        return frame
+
+    def _exchanged(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        """Return the records where the planner's auto_repartition has them before this operator."""
+        for exchange in self._context.plan.exchanges_before(operator.id):
+            if exchange.reason == "auto_repartition":
+                frame = frame.repartition(exchange.partitions, *[_column(name) for name in exchange.partitioned_by])
         return frame
 
     def _read(self, stream: str) -> DataFrame:
@@ -122,14 +135,16 @@ class _Batch:
         view = self._inputs.views[spec.dataset]
         dataset = self._context.app.dataset(spec.dataset)
         if view is None:
-            raise PlanningError(
-                f"{operator.id}: dataset {spec.dataset} has no version yet.",
-                "Materialise it first, or keep bootstrap=True, which waits for it.",
-            )
-        selection = spec.selection(view.schema.names)
-        self._check_columns(operator, frame, spec, view)
+            # Held back by nothing and not built yet: an empty dataset of the input's columns.
+            system, _, stream = dataset.input.partition(".")
+            schema = self._context.systems[system].info(stream).schema or Schema(())
+            entries = self._spark.createDataFrame([], schema.ddl())
+        else:
+            schema, entries = view.schema, view.frame(self._spark)
+        selection = spec.selection(schema.names)
+        self._check_columns(operator, frame, spec, schema)
         keys = [f"__key_{index}" for index in range(len(spec.on))]
-        side = view.frame(self._spark).select(
+        side = entries.select(
             *[_column(column).alias(key) for (_, column), key in zip(spec.on, keys, strict=True)],
             *[_column(chosen.column).alias(chosen.name) for chosen in selection],
             F.lit(True).alias("__matched"),
@@ -140,13 +155,13 @@ class _Batch:
             condition = equal if condition is None else condition & equal
         side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
         joined = frame.join(side, condition, spec.how)
-        if not dataset.broadcast:
+        if not dataset.broadcast and view is not None:
             check_join(joined, operator.id, dataset.name)
-        counts = JoinCounts(operator.id, spec.how)
+        counts = JoinCounts(operator.id)
         self._joins.append(counts)
         return counts.observe(joined).drop(*keys, "__matched")
 
-    def _check_columns(self, operator: Operator, frame: DataFrame, spec: Join, view: DatasetView) -> None:
+    def _check_columns(self, operator: Operator, frame: DataFrame, spec: Join, schema: Schema) -> None:
         """Say which side lacks a column before Spark does, in the application's own words."""
         types = dict(frame.dtypes)
         for stream, column in spec.on:
@@ -156,15 +171,15 @@ class _Batch:
                     f"{', '.join(name for name in types if not name.startswith('__'))}.",
                     "Correct on=, or add the column with map().",
                 )
-            expected = view.schema.field(column, f"dataset {spec.dataset}").type
+            expected = schema.field(column, f"dataset {spec.dataset}").type
             if types[stream] != expected:
                 raise PlanningError(
                     f"{operator.id}: the stream's {stream!r} is {types[stream]} and {column!r} of dataset "
                     f"{spec.dataset} is {expected}; equal values of different types lie in different buckets.",
                     f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
                 )
-        for chosen in spec.selection(view.schema.names):
-            view.schema.field(chosen.column, f"dataset {spec.dataset}")
+        for chosen in spec.selection(schema.names):
+            schema.field(chosen.column, f"dataset {spec.dataset}")
             if chosen.name in types:
                 raise PlanningError(
                     f"{operator.id}: the stream and dataset {spec.dataset} both have a column {chosen.name!r}.",
@@ -173,29 +188,41 @@ class _Batch:
 
     def _append(self, operator: Operator, frame: DataFrame, spec: SendToStream) -> DataFrame:
         """Append to the output stream and go on with what it holds of this batch."""
-        self._before_output(spec.stream)
-        system_name, _, stream = spec.stream.partition(".")
-        system = self._context.systems[system_name]
-        visible = frame.select(*[_column(name) for name in frame.columns if not name.startswith("__")])
         output = self._context.app.outputs[spec.stream]
-        schema = Schema.from_spark(visible.schema)
-        system.create(stream, schema=schema, key=output.key, partitions=output.partitions)
-        result = system.append(
-            stream,
-            frame,
-            producer=f"{self._context.app.name}.{operator.id}",
-            sequence=self._inputs.batch,
-            order_by=("__partition", "__offset"),
-            partitioned=not self._context.plan.exchanges_before(operator.id),
-        )
-        self._counters[spec.stream] = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
+        result = self._send(operator, frame, spec.stream, output.key, output.partitions)
         if not self._uses[operator.id]:
             return frame
+        system_name, _, stream = spec.stream.partition(".")
+        system = self._context.systems[system_name]
         ranges = {
             SystemStreamPartition(system_name, stream, partition): OffsetRange(start, result.next[partition])
             for partition, start in result.first.items()
         }
         return system.read(self._spark, ranges)
+
+    def _feed(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
+        """Append to the stream that feeds a dataset; the dataset takes the changes when it next advances."""
+        dataset = self._context.app.dataset(spec.table)
+        self._send(operator, frame, dataset.input, dataset.partition_by or dataset.key, dataset.partitions or 1)
+
+    def _send(
+        self, operator: Operator, frame: DataFrame, qualified: str, key: Sequence[str], partitions: int
+    ) -> AppendResult:
+        self._before_output(qualified)
+        system_name, _, stream = qualified.partition(".")
+        system = self._context.systems[system_name]
+        visible = frame.select(*[_column(name) for name in frame.columns if not name.startswith("__")])
+        system.create(stream, schema=Schema.from_spark(visible.schema), key=key, partitions=partitions)
+        result = system.append(
+            stream,
+            frame,
+            producer=self._context.app.name,
+            sequence=self._inputs.batch,
+            order_by=("__partition", "__offset"),
+            partitioned=not self._context.plan.exchanges_before(operator.id),
+        )
+        self._counters[qualified] = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
+        return result
 
     def _write(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
         self._before_output(spec.table)
@@ -204,6 +231,15 @@ class _Batch:
         write = TableWrite(table, spec.contract, spec.on_null_key, partitions)
         exchange = bool(self._context.plan.exchanges_before(operator.id))
         self._counters[spec.table] = write_table(frame, write, exchange=exchange, what=operator.id)
+
+
+def _upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:
+    """Return the operators whose records reach an output; the others need not run."""
+    needed: set[str] = set()
+    for operator in reversed(operators):
+        if isinstance(operator.spec, SendToStream | SendToTable) or operator.id in needed:
+            needed |= {operator.id, *operator.inputs}
+    return needed
 
 
 def _column(name: str) -> Any:

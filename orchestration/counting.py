@@ -14,12 +14,11 @@ class JoinCounts:
     Spark counts them as the rows pass, so `result` is there once an output has consumed them all.
     """
 
-    def __init__(self, name: str, how: str) -> None:
+    def __init__(self, name: str) -> None:
         from pyspark.sql import Observation
 
-        self.name, self._how = name, how
+        self.name = name
         self._observation = Observation()
-        self._observed = False
 
     def observe(self, joined: DataFrame) -> DataFrame:
         """Return `joined`, counted; it has the column `__matched`, null where no entry was met."""
@@ -32,6 +31,6 @@ class JoinCounts:
         )
 
     def result(self) -> dict[str, int]:
-        """Return {"rows", "unmatched"}, {} where no output used the join."""
+        """Return {"rows", "unmatched"}; waits for the output if it has not run yet."""
         found: dict[str, Any] = self._observation.get
         return {name: int(value) for name, value in found.items()}

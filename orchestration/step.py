@@ -19,6 +19,7 @@ from assets import DatasetStore, DatasetView
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
 from orchestration.planner import ExecutionPlan
+from resources.errors import OffsetOutOfRangeError
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ class _Step:
             seconds=seconds,
         )
         self._event("outputs", intent)
-        self._commit = self._log.close(held, self._state, done)
-        _, self._state = self._log.read()
+        self._commit, self._state = self._log.close(held, self._state, done)
         self._add(done, time.monotonic() - worked)
         self._event("batch", intent, records=self._state.records, counters=counters)
         return True
@@ -218,13 +218,26 @@ class _Step:
         systems = self._context.systems
         ends: dict[SystemStreamPartition, str] = {}
         for name in {ssp.system for ssp in starts}:
-            ends |= systems[name].upcoming([ssp for ssp in starts if ssp.system == name])
+            mine = [ssp for ssp in starts if ssp.system == name]
+            ends |= systems[name].upcoming(mine)
+            self._check_retained(systems[name], {ssp: starts[ssp] for ssp in mine})
         lags = {str(ssp): systems[ssp.system].distance(ssp, starts[ssp], ends[ssp]) for ssp in starts}
         shares = spread(lags, self._context.app.max_batch_records)
         return {
             str(ssp): Range(start=starts[ssp], end=systems[ssp.system].advance(ssp, starts[ssp], shares[str(ssp)]))
             for ssp in sorted(starts)
         }
+
+    def _check_retained(self, system: StreamSystem, starts: Mapping[SystemStreamPartition, str]) -> None:
+        """Refuse to plan a batch over records that retention has dropped: an intent must be readable."""
+        for ssp, oldest in system.oldest(starts).items():
+            if system.compare(starts[ssp], oldest) < 0:
+                raise OffsetOutOfRangeError(
+                    f"{ssp}: application {self._context.app.name!r} goes on at offset {starts[ssp]}, and the oldest "
+                    f"that the stream still holds is {oldest}: retention has passed the checkpoint.",
+                    "Deliver the lost records again, or run the application under a new name from the oldest offset; "
+                    "then give the stream a longer retention.",
+                )
 
     def _add(self, done: ClosedBatch, commit_seconds: float) -> None:
         self.batches += 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from orchestration.declarations import column_names
-from orchestration.sinks import DEFAULT, UPDATE
 from resources.errors import ConfigurationError
+from resources.tables.spark_write import DEFAULT, UPDATE
 
 Columns = Mapping[str, str] | Sequence[str]
 

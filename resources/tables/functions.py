@@ -125,9 +125,7 @@ class UpdatesWithDefaults(Protocol):
         ...
 
 
-async def _key_by_key(
-    entries: Sequence[tuple[K, T]], request: Callable[[K, T], Awaitable[V]]
-) -> Mapping[K, list[V]]:
+async def _key_by_key(entries: Sequence[tuple[K, T]], request: Callable[[K, T], Awaitable[V]]) -> Mapping[K, list[V]]:
     """Send one request per entry: in sequence for one key, several keys at a time.
 
     Every key gets its turn before an error is raised. Missing records are collected into one error;

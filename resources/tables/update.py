@@ -61,9 +61,7 @@ class SecondTry(Generic[K, V, U]):
     hopeless: tuple[K, ...]  # keys of messages that came before any default
 
 
-def plan_second_try(
-    entries: Sequence[tuple[K, UpdateMessage[U, V]]], missing: frozenset[object]
-) -> SecondTry[K, V, U]:
+def plan_second_try(entries: Sequence[tuple[K, UpdateMessage[U, V]]], missing: frozenset[object]) -> SecondTry[K, V, U]:
     """Decide, message by message, what becomes of the keys in `missing`. Pure."""
     defaults: dict[K, V] = {}
     updates: list[tuple[K, U]] = []

@@ -73,9 +73,7 @@ def test_it_gives_up_after_the_attempts_with_the_last_error_as_it_was():
 
 def test_it_never_waits_past_the_total_time():
     clock = ManualClock()
-    table = table_over(
-        Flaky(*(busy() for _ in range(99))), clock, attempts=99, first_wait=1, max_wait=4, max_total=10
-    )
+    table = table_over(Flaky(*(busy() for _ in range(99))), clock, attempts=99, first_wait=1, max_wait=4, max_total=10)
     with pytest.raises(TableUnavailableError):
         asyncio.run(table.put("a", {}))
     assert 0 < clock.now() <= 10

@@ -81,9 +81,7 @@ def test_update_only_refuses_a_default_and_names_the_contract_to_use():
     store = Journal()
     store.records["b"] = {}
     messages = [("a", UpdateMessage({"n": 1}, {"n": 0})), ("b", UpdateMessage({"n": 1}))]
-    with pytest.raises(
-        RecordNotFoundError, match=r"UPDATE_ONLY forbids.*UpdateContract\.UPDATE_WITH_DEFAULTS"
-    ) as e:
+    with pytest.raises(RecordNotFoundError, match=r"UPDATE_ONLY forbids.*UpdateContract\.UPDATE_WITH_DEFAULTS") as e:
         asyncio.run(table_over(store).update_messages(messages, ONLY))
     assert e.value.keys == ("a",)
     assert store.records == {"b": {"n": 1}}
