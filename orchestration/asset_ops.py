@@ -57,7 +57,7 @@ def dataset_asset(app: "Application", dataset: "AdjunctDataset", spec: AssetSpec
             lake = adjunct_lake.open()
             systems = systems_for(app, lake)
             _observe(context, lake, systems, {dataset.input: source})
-            report = advance_dataset(lake, systems, dataset, lambda: adjunct_spark.spark_session, by=context.run_id)
+            report = advance_dataset(lake, systems, dataset, lambda: adjunct_spark.spark_session, by=context.run.run_id)
             uri = f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
         metadata = dataset_metadata(report, uri)
         if report.version is None:
@@ -104,9 +104,9 @@ def outputs_asset(
             systems = systems_for(app, lake)
             _observe(context, lake, systems, inputs)
             planned = plan_application(app, systems)
-            remember_tables(lake, app, by=context.run_id)
+            remember_tables(lake, app, by=context.run.run_id)
             report = run_step(
-                StepContext(lake, systems, app, planned, lambda: adjunct_spark.spark_session, context.run_id, log)
+                StepContext(lake, systems, app, planned, lambda: adjunct_spark.spark_session, context.run.run_id, log)
             )
             described = {
                 node: stream_metadata(lake, systems, node.name)

@@ -1,0 +1,180 @@
+"""What loading the code location costs, and what stands in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey, DefaultSensorStatus, Definitions
+
+from dagster_adjunct import (
+    AdjunctTranslator,
+    Application,
+    AssetSubject,
+    ConfigurationError,
+    bounded_dataset,
+    build_definitions,
+)
+from tests.orchestration.dagster import small
+from tests.servers.s3 import ROOT
+
+HEAVY = ["pyspark", "pandas", "boto3", "botocore", "numpy", "pyarrow", "psycopg", "matplotlib"]
+# Loads as a code server does, with every way to the network shut.
+LOAD = f"""
+import json, socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError(f"loading opened a connection: {{args}}")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+from orchestration.definitions import defs
+from dagster import Definitions
+Definitions.validate_loadable(defs)
+assets = sorted(key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys())
+print(json.dumps([assets, [name for name in {HEAVY!r} if name in sys.modules]]))
+"""
+
+
+def loaded(folder: Path, **env: str) -> tuple[list[str], list[str]]:
+    """Return the asset keys of orchestration.definitions and the heavy modules that came along."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DAGSTER_HOME": "", **env}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assets, heavy = json.loads(done.stdout.splitlines()[-1])
+    return assets, heavy
+
+
+def test_loading_the_code_location_imports_nothing_heavy_and_opens_no_lake(tmp_path: Path) -> None:
+    assets, heavy = loaded(tmp_path, ADJUNCT_LAKE=str(tmp_path / "lake"))
+    assert heavy == []
+    assert list(tmp_path.iterdir()) == []
+    assert assets == [
+        "datasets/airlines", "datasets/airports", "datasets/planes", "datasets/weather",
+        "lake/airlines", "lake/airports", "lake/enriched_flights", "lake/flights", "lake/planes", "lake/weather",
+        "tables/aircraft_state",
+    ]  # fmt: skip
+
+
+def test_loading_an_application_on_an_s3_lake_touches_no_network(tmp_path: Path) -> None:
+    assets, heavy = loaded(
+        tmp_path, ADJUNCT_APP="tests.orchestration.dagster.small:app", ADJUNCT_LAKE="s3://nowhere/lake"
+    )
+    assert heavy == []
+    assert "lake/priced" in assets
+
+
+def test_lineage_runs_from_source_streams_over_datasets_and_the_enriched_stream_to_the_table(tmp_path: Path) -> None:
+    graph = build_definitions(small.order_totals(tmp_path / "t.sqlite")).resolve_asset_graph()
+    parents = {
+        key.to_user_string(): {parent.to_user_string() for parent in graph.get(key).parent_keys}
+        for key in graph.get_all_asset_keys()
+    }
+    assert parents == {
+        "lake/orders": set(),
+        "lake/items": set(),
+        "lake/rates": set(),
+        "datasets/items": {"lake/items"},
+        "datasets/rates": {"lake/rates"},
+        "lake/priced": {"lake/orders", "datasets/items", "datasets/rates"},
+        "tables/item_state": {"lake/priced"},
+    }
+    made = {key.to_user_string() for key in graph.materializable_asset_keys}
+    assert made == set(parents) - {"lake/orders", "lake/items", "lake/rates"}
+
+
+def test_a_dataset_joined_after_an_output_is_upstream_of_what_follows_only() -> None:
+    labels = bounded_dataset("labels", input="lake.labels", key="item", broadcast=True)
+    app = Application("late-join")
+    sent = app.input_stream("lake.orders").send_to(app.output_stream("lake.first", partitions=2, key="item"))
+    sent.join(app.table(labels), on="item").send_to(app.output_stream("lake.second", partitions=2, key="item"))
+    graph = build_definitions(app).resolve_asset_graph()
+    assert graph.get(AssetKey(["lake", "first"])).parent_keys == {AssetKey(["lake", "orders"])}
+    assert graph.get(AssetKey(["lake", "second"])).parent_keys == {
+        AssetKey(["lake", "first"]),
+        AssetKey(["datasets", "labels"]),
+    }
+
+
+def test_assets_have_kinds_owners_groups_and_what_a_table_declares(tmp_path: Path) -> None:
+    graph = build_definitions(small.order_totals(tmp_path / "t.sqlite")).resolve_asset_graph()
+    items, priced = graph.get(AssetKey(["datasets", "items"])), graph.get(AssetKey(["lake", "priced"]))
+    table = graph.get(AssetKey(["tables", "item_state"]))
+    assert (items.group_name, list(items.owners), items.kinds) == ("shop", ["team:catalog"], {"spark", "parquet"})
+    assert (priced.group_name, list(priced.owners)) == ("order_totals", ["team:sales"])
+    assert table.kinds == {"sqlite"}
+    columns = table.metadata["dagster/column_schema"].value.columns
+    assert [(column.name, column.type) for column in columns] == [
+        ("item", "string"), ("label", "string"), ("last_order", "bigint"),
+    ]  # fmt: skip
+
+
+class Platform(AdjunctTranslator):
+    """Keys, groups and owners as some company has them."""
+
+    def get_asset_key(self, subject: AssetSubject) -> AssetKey:
+        return AssetKey(["shop", subject.kind, *subject.name.replace("-", "_").split(".")])
+
+    def get_group_name(self, subject: AssetSubject) -> str:
+        return f"{subject.kind}s"
+
+    def get_owners(self, subject: AssetSubject) -> list[str]:
+        return ["team:platform"]
+
+
+def test_a_users_translator_decides_keys_groups_and_owners_everywhere(tmp_path: Path) -> None:
+    defs = build_definitions(small.order_totals(tmp_path / "t.sqlite"), translator=Platform())
+    graph = defs.resolve_asset_graph()
+    assert {key.path[0] for key in graph.get_all_asset_keys()} == {"shop"}
+    priced = graph.get(AssetKey(["shop", "stream", "lake", "priced"]))
+    assert (priced.group_name, list(priced.owners)) == ("streams", ["team:platform"])
+    assert AssetKey(["shop", "dataset", "rates"]) in priced.parent_keys
+    selected = defs.resolve_job_def("order_totals").asset_layer.selected_asset_keys
+    assert selected == graph.materializable_asset_keys
+
+
+def test_applications_given_together_share_datasets_and_feed_each_other(tmp_path: Path) -> None:
+    labels = Application("labels")
+    priced = labels.input_stream("lake.priced").join(labels.table(small.items), on="item")
+    priced.send_to(labels.output_stream("lake.labels", partitions=2, key="item"))
+    defs = build_definitions(small.order_totals(tmp_path / "t.sqlite"), labels)
+    graph = defs.resolve_asset_graph()
+    assert graph.get(AssetKey(["lake", "labels"])).parent_keys == {
+        AssetKey(["lake", "priced"]),
+        AssetKey(["datasets", "items"]),
+    }
+    assert graph.get(AssetKey(["lake", "priced"])).is_materializable
+    own = defs.resolve_job_def("labels").asset_layer.selected_asset_keys
+    assert own == {AssetKey(["lake", "labels"]), AssetKey(["datasets", "items"])}
+    assert [sensor.name for sensor in defs.sensors or ()] == ["order_totals_new_records", "labels_new_records"]
+
+
+def test_applications_that_share_nothing_merge(tmp_path: Path) -> None:
+    other = Application("other")
+    other.input_stream("lake.clicks").send_to(other.output_stream("lake.copy", partitions=1))
+    merged = Definitions.merge(build_definitions(small.order_totals(tmp_path / "t.sqlite")), build_definitions(other))
+    Definitions.validate_loadable(merged)
+    assert {job.name for job in merged.resolve_all_job_defs()} >= {"order_totals", "other"}
+
+
+def test_two_applications_that_write_one_stream_are_refused(tmp_path: Path) -> None:
+    twin = small.order_totals(tmp_path / "t.sqlite", name="twin")
+    with pytest.raises(ConfigurationError, match=r"'order-totals' and 'twin' both write stream 'lake.priced'"):
+        build_definitions(small.order_totals(tmp_path / "t.sqlite"), twin)
+
+
+def test_two_declarations_of_one_dataset_are_refused(tmp_path: Path) -> None:
+    other = Application("other")
+    items = bounded_dataset("items", input="lake.items", key="item", broadcast=True)
+    joined = other.input_stream("lake.clicks").join(other.table(items), on="item")
+    joined.send_to(other.output_stream("lake.copy", partitions=1))
+    with pytest.raises(ConfigurationError, match="declare dataset 'items' differently"):
+        build_definitions(small.order_totals(tmp_path / "t.sqlite"), other)
+
+
+def test_sensors_are_stopped_until_somebody_starts_them(tmp_path: Path) -> None:
+    (sensor,) = build_definitions(small.order_totals(tmp_path / "t.sqlite")).sensors or ()
+    assert sensor.default_status is DefaultSensorStatus.STOPPED

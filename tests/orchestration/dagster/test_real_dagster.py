@@ -1,0 +1,178 @@
+"""The real webserver and daemon run the application: from the UI's own requests, and from the sensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct import Lake, open_lake
+from tests.orchestration.dagster import small
+from tests.servers.dagster import LOCATION, REPOSITORY, DagsterServers, dagster_servers
+
+pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+REPOSITORY_SELECTOR = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION}
+SENSOR = {**REPOSITORY_SELECTOR, "sensorName": "order_totals_new_records"}
+ASSETS = {
+    "lake/orders": [],
+    "lake/items": [],
+    "lake/rates": [],
+    "datasets/items": ["lake/items"],
+    "datasets/rates": ["lake/rates"],
+    "lake/priced": ["datasets/items", "datasets/rates", "lake/orders"],
+    "tables/item_state": ["lake/priced"],
+}
+FIRST, SECOND = small.orders(0, 40), small.orders(40, 30)
+DONE = ("SUCCESS", "FAILURE", "CANCELED")
+
+GRAPH = """{ assetNodes { assetKey { path } groupName kinds isMaterializable isObservable
+  dependencyKeys { path } owners { ... on TeamAssetOwner { team } } } }"""
+LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+RUNS = "{ runsOrError { ... on Runs { results { runId status startTime endTime tags { key value } } } } }"
+MATERIALIZATIONS = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
+  assetMaterializations(limit: 50) { runId metadataEntries { __typename label
+    ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } ... on JsonMetadataEntry { jsonString }
+    ... on TableSchemaMetadataEntry { schema { columns { name type } } } } } } } }"""
+ERRORS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on EventConnection { events {
+  ... on MessageEvent { message } ... on ErrorEvent { error { message causes { message } } } } } } }"""
+START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
+  __typename ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
+TICKS = """query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor {
+  sensorState { ticks { status skipReason runIds error { message } } } } } }"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dagster")
+
+
+@pytest.fixture(scope="module")
+def lake(folder: Path) -> Lake:
+    """A lake with datasets delivered and some orders waiting."""
+    lake = open_lake(folder / "lake")
+    small.append(lake, "items", 1, small.ITEMS, marker="v1")
+    small.append(lake, "rates", 1, small.RATES)
+    small.append(lake, "orders", 1, FIRST)
+    return lake
+
+
+@pytest.fixture(scope="module")
+def servers(folder: Path, lake: Lake) -> Iterator[DagsterServers]:
+    env = {
+        "ADJUNCT_APP": "tests.orchestration.dagster.small:app",
+        "ADJUNCT_LAKE": lake.url,
+        "ADJUNCT_TEST_SQLITE": str(folder / "item-state.sqlite"),
+        "ADJUNCT_SPARK_MASTER": "local[2]",
+    }
+    with dagster_servers(folder / "home", env) as running:
+        yield running
+
+
+def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(servers: DagsterServers) -> None:
+    nodes = {_path(node["assetKey"]): node for node in servers.graphql(GRAPH)["assetNodes"]}
+    assert {key: sorted(map(_path, node["dependencyKeys"])) for key, node in nodes.items()} == ASSETS
+    assert not any(nodes[key]["isMaterializable"] for key in ("lake/orders", "lake/items", "lake/rates"))
+    assert all(
+        nodes[key]["isMaterializable"] for key in ASSETS if key not in ("lake/orders", "lake/items", "lake/rates")
+    )
+    assert nodes["datasets/items"]["groupName"] == "shop"
+    assert nodes["datasets/items"]["owners"] == [{"team": "catalog"}]
+    assert nodes["lake/priced"]["groupName"] == "order_totals"
+    assert nodes["tables/item_state"]["kinds"] == ["sqlite"]
+
+
+def test_assets_launched_as_the_ui_launches_them_run_one_after_the_other(servers: DagsterServers, lake: Lake) -> None:
+    keys = [key for key in ASSETS if not key.startswith("lake/") or key == "lake/priced"]
+    first, second = _launch(servers, keys), _launch(servers, keys)
+    runs = servers.until("the end of both runs", 400, lambda: _ended(servers, {first, second}))
+    assert {run["status"] for run in runs.values()} == {"SUCCESS"}, _errors(servers, runs)
+    early, late = sorted(runs.values(), key=lambda run: run["startTime"])
+    assert late["startTime"] >= early["endTime"]
+
+    assert small.priced(lake) == small.expected(FIRST)
+    enriched = _materializations(servers, "lake/priced")
+    assert {entry["runId"] for entry in enriched} == {first, second}
+    made = next(_metadata(entry) for entry in enriched if _metadata(entry)["adjunct/batches"] == 1)
+    assert made["dagster/row_count"] == len(FIRST)
+    assert [column["name"] for column in made["dagster/column_schema"]] == [
+        "id", "item", "currency", "quantity", "label", "rate",
+    ]  # fmt: skip
+    items = _metadata(_materializations(servers, "datasets/items")[0])
+    assert items["dagster/row_count"] == len(small.ITEMS)
+    assert items["adjunct/version"].startswith("v000001-")
+    table = _metadata(_materializations(servers, "tables/item_state")[0])
+    assert table["dagster/table_name"] == "item_state"
+
+
+def test_the_sensor_launches_a_run_for_new_records_and_none_without(servers: DagsterServers, lake: Lake) -> None:
+    before = set(_runs(servers))
+    started = servers.graphql(START_SENSOR, sensor=SENSOR)["startSensor"]
+    assert started.get("sensorState", {}).get("status") == "RUNNING", started
+    servers.until("a tick without records", 120, lambda: _skipped(servers, "No new records."))
+    assert set(_runs(servers)) == before
+
+    small.append(lake, "orders", 2, SECOND)
+    launched = servers.until("a run by the sensor", 120, lambda: set(_runs(servers)) - before)
+    runs = servers.until("its end", 300, lambda: _ended(servers, launched))
+    assert [run["status"] for run in runs.values()] == ["SUCCESS"], _errors(servers, runs)
+    (run,) = runs.values()
+    tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+    assert tags["dagster/sensor_name"] == "order_totals_new_records"
+    assert tags["adjunct/lag"] == str(len(SECOND))
+    assert small.priced(lake) == small.expected(FIRST + SECOND)
+    assert set(_runs(servers)) - before == launched
+
+
+def _path(key: dict[str, Any]) -> str:
+    return "/".join(key["path"])
+
+
+def _launch(servers: DagsterServers, keys: list[str]) -> str:
+    """Launch a run as the UI's Materialize button does: the implicit asset job, with a selection of assets."""
+    selection = [{"path": key.split("/")} for key in keys]
+    selector = {**REPOSITORY_SELECTOR, "jobName": "__ASSET_JOB", "assetSelection": selection, "assetCheckSelection": []}
+    params = {"mode": "default", "executionMetadata": {"tags": []}, "runConfigData": "{}", "selector": selector}
+    launched = servers.graphql(LAUNCH, params=params)["launchPipelineExecution"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    run_id: str = launched["run"]["runId"]
+    return run_id
+
+
+def _runs(servers: DagsterServers) -> dict[str, dict[str, Any]]:
+    return {run["runId"]: run for run in servers.graphql(RUNS)["runsOrError"]["results"]}
+
+
+def _ended(servers: DagsterServers, wanted: set[str]) -> dict[str, dict[str, Any]] | None:
+    runs = {run_id: run for run_id, run in _runs(servers).items() if run_id in wanted}
+    return runs if len(runs) == len(wanted) and all(run["status"] in DONE for run in runs.values()) else None
+
+
+def _errors(servers: DagsterServers, runs: Iterable[str]) -> str:
+    """Return what the runs said when they failed."""
+    events = [event for run in runs for event in servers.graphql(ERRORS, run=run)["logsForRun"]["events"]]
+    return "\n".join(f"{event['message']}: {event['error']}" for event in events if event.get("error"))
+
+
+def _skipped(servers: DagsterServers, reason: str) -> bool:
+    ticks = servers.graphql(TICKS, sensor=SENSOR)["sensorOrError"]["sensorState"]["ticks"]
+    assert not [tick["error"] for tick in ticks if tick["error"]]
+    return any(tick["status"] == "SKIPPED" and tick["skipReason"] == reason for tick in ticks)
+
+
+def _materializations(servers: DagsterServers, key: str) -> list[dict[str, Any]]:
+    """Return an asset's materialisations, newest first."""
+    found = servers.graphql(MATERIALIZATIONS, key={"path": key.split("/")})["assetOrError"]["assetMaterializations"]
+    materializations: list[dict[str, Any]] = found
+    return materializations
+
+
+def _metadata(materialization: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for entry in materialization["metadataEntries"]:
+        value = next((entry[name] for name in ("intValue", "text", "jsonString") if name in entry), None)
+        values[entry["label"]] = entry["schema"]["columns"] if "schema" in entry else value
+    return values

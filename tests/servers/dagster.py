@@ -1,0 +1,123 @@
+"""The real dagster-webserver and dagster-daemon over one DAGSTER_HOME, and GraphQL over plain HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dagster import DagsterInstance
+
+from orchestration.instance import prepare_dagster_home
+from tests.servers.s3 import ROOT, free_port
+
+T = TypeVar("T")
+LOCATION, REPOSITORY = "adjunct", "__repository__"
+READY_SECONDS = 240.0
+_READY = "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
+
+
+@dataclass(frozen=True)
+class DagsterServers:
+    """A running webserver and daemon; `home` is their DAGSTER_HOME."""
+
+    url: str
+    home: Path
+
+    def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
+        """Return the data of a query; errors of GraphQL itself are assertion errors."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/graphql", data=body, headers={"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+        assert not found.get("errors"), found["errors"]
+        data: dict[str, Any] = found["data"]
+        return data
+
+    def until(self, what: str, seconds: float, look: Callable[[], T | None]) -> T:
+        """Return what `look` finds, asked every second; fail after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = look()
+            if found:
+                return found
+            time.sleep(1)
+        logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.home.glob("*.log")))
+        raise AssertionError(f"{what} did not happen within {seconds:.0f} s\n{logs}")
+
+
+@contextmanager
+def dagster_servers(home: Path, env: Mapping[str, str]) -> Iterator[DagsterServers]:
+    """Start both on workspace.yaml, wait until the code location is loaded, and end both with all they started."""
+    home = prepare_dagster_home(home)
+    _create_storage(home)
+    port = free_port()
+    environment = {**os.environ, "DAGSTER_HOME": str(home), **env}
+    scripts = Path(sys.executable).parent
+    commands = {
+        "webserver": [str(scripts / "dagster-webserver"), "-h", "127.0.0.1", "-p", str(port), "-w", "workspace.yaml"],
+        "daemon": [str(scripts / "dagster-daemon"), "run", "-w", "workspace.yaml"],
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    servers = DagsterServers(f"http://127.0.0.1:{port}", home)
+    try:
+        for name, command in commands.items():
+            with (home / f"{name}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+                )
+        servers.until("loading the code location", READY_SECONDS, lambda: _loaded(servers, processes))
+        yield servers
+    finally:
+        _end(processes)
+
+
+def _create_storage(home: Path) -> None:
+    """Create the instance's databases before several processes would, at once."""
+    with DagsterInstance.from_config(str(home)) as instance:
+        instance.get_runs(limit=1)
+        instance.get_asset_keys()
+        instance.all_instigator_state()
+
+
+def _loaded(servers: DagsterServers, processes: list[subprocess.Popen[bytes]]) -> bool:
+    assert all(process.poll() is None for process in processes), "a server ended; see its log in DAGSTER_HOME"
+    try:
+        entries = servers.graphql(_READY)["workspaceOrError"]["locationEntries"]
+    except (OSError, urllib.error.URLError):
+        return False
+    found = [entry["locationOrLoadError"]["__typename"] for entry in entries if entry["locationOrLoadError"]]
+    assert "PythonError" not in found, servers.graphql(_LOAD_ERRORS)
+    return found == ["RepositoryLocation"]
+
+
+_LOAD_ERRORS = (
+    "{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError "
+    "{ ... on PythonError { message } } } } } }"
+)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End the process groups: the servers have code servers and runs as children."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
