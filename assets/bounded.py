@@ -144,7 +144,7 @@ def _seal(
     attempt = log.attempt()
     ranges = {cut.ssp: (str(cut.start), str(cut.end)) for cut in complete.segments}
     with stages("validate"):
-        records = {ssp: source.count({ssp: span}) for ssp, span in ranges.items()}
+        records = source.counts(ranges)
         check_counts(log.name, complete, records)
     with stages("build"):
         read = sum(records.values())

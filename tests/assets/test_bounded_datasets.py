@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from conftest import World
 from hypothesis import HealthCheck, given, settings
@@ -182,6 +184,18 @@ def test_a_broadcast_dataset_is_one_file(sparkling: World) -> None:
 
 
 @pytest.mark.spark
+def test_datasets_advance_at_the_same_time_in_threads_of_one_session(sparkling: World) -> None:
+    world = planes(sparkling)
+    specs = [bounded_dataset(f"planes-{n}", input="lake.planes", key="tailnum", partitions=n) for n in (2, 3, 4)]
+    world.send("planes", [(f"N{n}", n, "x") for n in range(50)], version="v1")
+    with ThreadPoolExecutor(3) as pool:
+        reports = list(pool.map(world.advance, specs))
+    assert [(report.action, report.rows) for report in reports] == [("sealed", 50)] * 3
+    with ThreadPoolExecutor(3) as pool:
+        assert len({frozenset(found.items()) for found in pool.map(lambda spec: entries(world, spec), specs)}) == 1
+
+
+@pytest.mark.spark
 def test_only_declared_columns_are_stored(sparkling: World) -> None:
     world = planes(sparkling)
     spec = bounded_dataset("seats", input="lake.planes", key="tailnum", partitions=8, columns=["tailnum", "seats"])
@@ -218,7 +232,7 @@ def test_a_key_of_another_type_is_refused(world: World) -> None:
 
 
 @pytest.mark.spark
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 3)), max_size=15), min_size=1, max_size=3
