@@ -75,7 +75,7 @@ def test_executors_elsewhere_are_refused_for_a_folder_that_only_this_machine_see
     monkeypatch.delenv("ADJUNCT_LAKE", raising=False)
     monkeypatch.delenv("ADJUNCT_LAKE_SHARED", raising=False)
     for lake in (str(tmp_path), None):
-        with pytest.raises(ConfigurationError, match="is a folder.*ADJUNCT_LAKE_SHARED=true"):
+        with pytest.raises(ConfigurationError, match=r"is a folder.*ADJUNCT_LAKE_SHARED=true"):
             session_config(master="spark://head:7077", lake_url=lake)
     assert session_config(master="local[2]", lake_url=str(tmp_path))["spark.master"] == "local[2]"
     assert session_config(master="spark://head:7077", lake_url="s3://bucket/lake")

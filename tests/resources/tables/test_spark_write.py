@@ -49,7 +49,7 @@ def test_records_of_a_key_arrive_in_the_order_of_their_stream_wherever_they_lay(
     write = TableWrite(table, None, "fail", tasks=3)
     counters = write_table(frame(spark, rows[::-1], PUT), write, exchange=True, what="send-to-9-pairs")
     assert stored(tmp_path) == expected
-    assert (counters["puts"], counters["deletes"]) == (540, 60)
+    assert (counters["writes"], counters["deletes"]) == (540, 60)
 
 
 def test_updates_of_a_composite_key_put_the_first_default_only(

@@ -1,0 +1,21 @@
+"""Fixtures for the tests of the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from resources.objects import open_lake
+from tests.orchestration.step_world import StepWorld
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def step_world(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> StepWorld:
+    """A fresh lake, the shared session, and physical plans that must be what the planner proved."""
+    monkeypatch.setenv("ADJUNCT_STRICT_PLANS", "1")
+    return StepWorld(open_lake(tmp_path / "lake"), tmp_path, lambda: spark)

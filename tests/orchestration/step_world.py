@@ -1,0 +1,111 @@
+"""A lake with a few records, and short ways to run tiny applications on it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from assets import AdjunctDataset, advance_dataset
+from orchestration.application import Application
+from orchestration.batchlog import ApplicationState, BatchLog
+from orchestration.run import plan_application
+from orchestration.step import StepContext, StepEvent, StepReport, run_step
+from resources.backends import SqliteTable
+from resources.objects import Lake
+from resources.schema import Schema
+from resources.streams import META, LakeStreams, StreamSystem
+from resources.tables import RemoteTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = tuple[Any, ...]
+
+
+def ignore(event: StepEvent) -> None:
+    """Hear nothing."""
+
+
+@dataclass
+class StepWorld:
+    """One lake in a folder; `spark` is the shared session."""
+
+    lake: Lake
+    folder: Path
+    spark: Callable[[], SparkSession]
+    sequences: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> LakeStreams:
+        return LakeStreams(self.lake)
+
+    @property
+    def systems(self) -> dict[str, StreamSystem]:
+        return {"lake": self.streams}
+
+    def stream(self, name: str, key: str | Sequence[str], partitions: int, /, **columns: str) -> None:
+        keys = [key] if isinstance(key, str) else list(key)
+        self.streams.create(name, schema=Schema.of(**columns), key=keys, partitions=partitions)
+
+    def send(self, stream: str, *rows: Row, deleted: Sequence[Row] = (), version: str | None = None) -> None:
+        """Append rows in the stream's columns, then tombstones, then a version's marker where one is named."""
+        schema = self.streams.info(stream).schema
+        assert schema is not None
+        everything = [*rows, *deleted]
+        columns = {
+            name: pa.array([row[index] for row in everything], schema.to_arrow().field(name).type)
+            for index, name in enumerate(schema.names)
+        }
+        columns["__tombstone"] = pa.array([False] * len(rows) + [True] * len(deleted), pa.bool_())
+        number = self.sequences[stream] = self.sequences.get(stream, 0) + 1
+        table = pa.table(columns)
+        self.streams.append(stream, table, producer="test", sequence=number, end_of_dataset=version)
+
+    def advance(self, *datasets: AdjunctDataset) -> None:
+        for dataset in datasets:
+            advance_dataset(self.lake, self.systems, dataset, self.spark, by="test")
+
+    def context(
+        self,
+        app: Application,
+        *,
+        run: str = "run-1",
+        on_event: Callable[[StepEvent], None] = ignore,
+        max_batches: int | None = None,
+    ) -> StepContext:
+        planned = plan_application(app, self.systems)
+        return StepContext(self.lake, self.systems, app, planned, self.spark, run, on_event, max_batches)
+
+    def run(self, app: Application, **options: Any) -> StepReport:
+        """Bring the application's datasets up to date and run its step."""
+        self.advance(*app.datasets)
+        return run_step(self.context(app, **options))
+
+    def rows(self, stream: str) -> list[dict[str, Any]]:
+        """Return the records of a stream, by partition and offset, without their position."""
+        found = self.streams.read_arrow(self.streams.whole(stream))
+        rows: list[dict[str, Any]] = found.drop_columns(
+            [name for name in META if name in found.column_names]
+        ).to_pylist()
+        return rows
+
+    def state(self, app: Application) -> ApplicationState:
+        return BatchLog(self.lake, app.name).read()[1]
+
+    # -- a remote table of (k, v, w)
+
+    def table(self, name: str = "things") -> RemoteTable[Any, Any, Any]:
+        store = SqliteTable(
+            self.folder / f"{name}.sqlite", name, "k", columns={"k": "string", "v": "int", "w": "int"}, create=True
+        )
+        return RemoteTable(name, key="k", read_function=store, write_function=store)
+
+    def records(self, name: str = "things") -> dict[str, tuple[Any, ...]]:
+        with sqlite3.connect(self.folder / f"{name}.sqlite") as connection:
+            rows = connection.execute(f"SELECT k, v, w FROM {name}").fetchall()
+        return {row[0]: row[1:] for row in rows}

@@ -1,0 +1,128 @@
+"""The batch log on plain values: intents, closes, history, fencing, and how records are shared out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestration.batchlog import (
+    ApplicationState,
+    BatchLog,
+    ClosedBatch,
+    Intent,
+    Range,
+    add_counters,
+    application_state,
+    spread,
+)
+from resources.errors import CommitConflict, MalformedDocumentError
+from resources.objects import Lake, open_lake
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake(tmp_path)
+
+
+def intent(batch: int, start: int, end: int, run: str = "one") -> Intent:
+    spans = {"lake.trips.0": Range(start=str(start), end=str(end))}
+    return Intent(batch=batch, run=run, clock=NOW, ranges=spans, versions={"planes": "v1", "none-yet": None})
+
+
+def closed(what: Intent, rows: int) -> ClosedBatch:
+    return ClosedBatch(intent=what, closed_at=NOW, records=rows, counters={"out": {"rows": rows}}, seconds={"work": 1})
+
+
+def test_an_application_that_never_ran_has_an_empty_state(lake: Lake) -> None:
+    assert BatchLog(lake, "app").read() == (None, ApplicationState())
+    assert application_state(lake, "app").checkpoint == {}
+
+
+def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake) -> None:
+    log = BatchLog(lake, "app")
+    start = log.start(None, ApplicationState(), {"lake.trips.0": "5", "lake.trips.1": "7"}, "one")
+    commit, state = log.read()
+    assert commit == start
+    for number, (begin, end) in enumerate([(5, 8), (8, 9)], start=1):
+        what = intent(number, begin, end)
+        commit = log.open(commit, state, what)
+        _, opened = log.read()
+        assert opened.open == what
+        assert opened.checkpoint["lake.trips.0"] == str(begin)
+        commit, state = log.close(commit, state, closed(what, end - begin))
+        assert log.read() == (commit, state)
+    assert state.checkpoint == {"lake.trips.0": "9", "lake.trips.1": "7"}
+    assert (state.batch, state.records, state.open, state.totals) == (2, 4, None, {"out": {"rows": 4}})
+    assert [found.batch for _, found in log.history(10)] == [2, 1, 1, 0, 0]
+
+
+def test_whoever_commits_second_is_fenced_and_told_by_whom(lake: Lake) -> None:
+    log = BatchLog(lake, "app")
+    mine = log.open(None, ApplicationState(), intent(1, 0, 5, "first"))
+    log.hold(mine)
+    taken = intent(1, 0, 5, "second")
+    log.open(mine, ApplicationState(), taken)
+    with pytest.raises(CommitConflict, match=r"taken over by another run .*by second"):
+        log.hold(mine)
+    with pytest.raises(CommitConflict, match=r"taken over by another run .*by second"):
+        log.close(mine, ApplicationState(), closed(intent(1, 0, 5, "first"), 5))
+    assert log.read()[1].open == taken
+
+
+def test_two_runs_that_begin_together_give_one_batch(lake: Lake) -> None:
+    BatchLog(lake, "app").open(None, ApplicationState(), intent(1, 0, 5, "first"))
+    with pytest.raises(CommitConflict):
+        BatchLog(lake, "app").open(None, ApplicationState(), intent(1, 0, 5, "second"))
+
+
+def test_a_malformed_log_names_the_manifest_and_the_field(lake: Lake) -> None:
+    log = lake.commit_log("applications/app", "application")
+    broken = log.commit(None, {"batch": "many"}, by="somebody")
+    with pytest.raises(MalformedDocumentError, match="batch") as caught:
+        BatchLog(lake, "app").read()
+    assert broken.manifest_key in str(caught.value)
+
+
+def test_a_log_of_another_kind_is_not_taken_for_a_batch_log(lake: Lake) -> None:
+    lake.commit_log("applications/app", "stream").commit(None, {}, by="somebody")
+    with pytest.raises(MalformedDocumentError, match="'stream'"):
+        BatchLog(lake, "app").read()
+
+
+def test_counters_add_up_and_leave_their_summands_alone() -> None:
+    left, right = {"a": {"x": 1}, "b": {"y": 2}}, {"a": {"x": 10, "z": 5}, "c": {"w": 1}}
+    assert add_counters(left, right) == {"a": {"x": 11, "z": 5}, "b": {"y": 2}, "c": {"w": 1}}
+    assert (left, right) == ({"a": {"x": 1}, "b": {"y": 2}}, {"a": {"x": 10, "z": 5}, "c": {"w": 1}})
+
+
+lags = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(0, 10**9), max_size=40)
+
+
+@given(lags, st.integers(1, 10**9))
+def test_shares_add_up_to_the_limit_and_never_exceed_a_lag(lags: dict[str, int], limit: int) -> None:
+    shares = spread(lags, limit)
+    assert shares.keys() == lags.keys()
+    assert sum(shares.values()) == min(limit, sum(lags.values()))
+    assert all(0 <= shares[ssp] <= lag for ssp, lag in lags.items())
+
+
+@given(lags, st.integers(1, 10**9))
+def test_shares_follow_the_lags_to_within_one_record(lags: dict[str, int], limit: int) -> None:
+    total = sum(lags.values())
+    if total > limit:
+        assert all(abs(share - lags[ssp] * limit / total) < 1.001 for ssp, share in spread(lags, limit).items())
+
+
+@given(lags, st.integers(1, 10**6))
+def test_every_partition_is_read_to_its_end_in_finitely_many_batches(lags: dict[str, int], limit: int) -> None:
+    left = {ssp: lag % 50 for ssp, lag in lags.items()}
+    for _ in range(sum(left.values()) + 1):
+        shares = spread(left, limit)
+        left = {ssp: lag - shares[ssp] for ssp, lag in left.items()}
+    assert not any(left.values())
