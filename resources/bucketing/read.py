@@ -39,18 +39,21 @@ def bucketed_frame(
     )
     name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
     known = _tables.setdefault(spark.sparkContext.applicationId, {})
-    if name not in known:
+    if name in known:
+        # Used again, so it is the last to be dropped: a frame's table must be there when its plan is made.
+        known.pop(name, None)
+    else:
         _create(spark, store, name, layout, wanted)
         try:
             _check_files(spark, name, what, wanted)
         except BaseException:
             spark.sql(f"DROP TABLE IF EXISTS {name}")
             raise
-        known[name] = None
-        while len(known) > _TABLES_KEPT:
-            oldest = next(iter(known))
-            del known[oldest]
-            spark.sql(f"DROP TABLE IF EXISTS {oldest}")
+    known[name] = None
+    while len(known) > _TABLES_KEPT:
+        oldest = next(iter(known))
+        known.pop(oldest, None)
+        spark.sql(f"DROP TABLE IF EXISTS {oldest}")
     return spark.table(name)
 
 

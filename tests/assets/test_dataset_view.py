@@ -164,3 +164,15 @@ def test_threads_may_share_a_view(sparkling: World) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: view.get(f"N{n}")["seats"], [*range(200)] * 3))
     assert found == [*range(200)] * 3
+
+
+@pytest.mark.spark
+def test_a_version_read_again_and_again_outlives_the_tables_of_others(sparkling: World, monkeypatch) -> None:
+    monkeypatch.setattr("resources.bucketing.read._TABLES_KEPT", 3)
+    world = sealed(sparkling)
+    view = world.view(PLANES)
+    for number in range(2, 6):
+        frame = view.frame(world.spark())
+        world.send("planes", [("N1", number)], version=f"v{number}")
+        world.advance(PLANES)
+        assert frame.count() == 20
