@@ -6,8 +6,8 @@ from pathlib import Path
 
 _CONFIG = """\
 # One run of an application, and one of a dataset, at a time, however it is launched: Adjunct's ops are in pools,
-# and a run waits in the queue until the pools of all its ops are free. Without this the batch log would fence a
-# second run off, as an error.
+# and a run waits in the queue until the pools of all its ops are free. Where that is not so (another instance's
+# settings, or two runs that use a pool for the first time in the same second) the batch log fences one of them off.
 concurrency:
   pools:
     granularity: run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.batchlog import BatchLog
 from resources.errors import NoSealedVersionError, StreamNotFoundError
+from resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from orchestration.application import Application
@@ -39,8 +40,8 @@ def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Applica
         position |= {f"{dataset.name}<{ssp}": end for ssp, end in _upcoming(systems, dataset.input).items()}
     for source in app.inputs.values():
         upcoming = _upcoming(systems, source.stream)
-        system_name, _, stream = source.stream.partition(".")
-        system = systems[system_name]
+        name, stream = split_stream_name(source.stream)
+        system = systems[name]
         fresh = [ssp for ssp in upcoming if str(ssp) not in state.checkpoint]
         oldest = system.oldest(fresh) if fresh else {}
         if fresh and (source.default_offset or system.info(stream).default_offset) == "upcoming":
@@ -68,17 +69,19 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
         manifest = store.manifest()
         if manifest is not None and manifest.version is not None:
             continue
+        system, stream = split_stream_name(dataset.input)
         try:
+            systems[system].info(stream)
+            # What is delivered whole is sealed by the run, and an unbounded dataset bootstraps in it.
             if dataset.kind == "bounded" and waiting_for(systems, dataset, manifest).missing:
                 store.require_current(systems)
-            systems[dataset.input.partition(".")[0]].info(dataset.input.partition(".")[2])
         except (NoSealedVersionError, StreamNotFoundError) as error:
             waiting.append(error.problem)
     return tuple(waiting)
 
 
 def _upcoming(systems: Mapping[str, StreamSystem], name: str) -> dict[SystemStreamPartition, str]:
-    system_name, _, stream = name.partition(".")
+    system_name, stream = split_stream_name(name)
     system = systems[system_name]
     try:
         return system.upcoming(system.partitions(stream))
