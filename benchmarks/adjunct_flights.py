@@ -1,6 +1,6 @@
 """The main job through the public API, without Dagster: what is measured against the bare script.
 
-    python -m benchmarks.adjunct_flights FOLDER
+python -m benchmarks.adjunct_flights FOLDER
 """
 
 from __future__ import annotations

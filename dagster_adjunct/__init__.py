@@ -11,7 +11,17 @@ from dagster_adjunct._floors import check_floors
 
 check_floors()
 
-from assets.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset  # noqa: E402
+from assets import (  # noqa: E402
+    AdjunctDataset,
+    AdvanceReport,
+    DatasetStore,
+    DatasetView,
+    abandon_version,
+    advance_dataset,
+    bounded_dataset,
+    open_dataset,
+    unbounded_dataset,
+)
 from orchestration import (  # noqa: E402
     AdjunctTranslator,
     Application,
@@ -27,6 +37,7 @@ from orchestration import (  # noqa: E402
     plan_application,
     prepare_dagster_home,
     run_application,
+    served_versions,
     session_scope,
     systems_for,
     update_message,
@@ -69,6 +80,7 @@ __all__ = [
     "AdjunctDataset",
     "AdjunctError",
     "AdjunctTranslator",
+    "AdvanceReport",
     "Application",
     "ApplicationState",
     "AssetSubject",
@@ -76,6 +88,8 @@ __all__ = [
     "CommitConflict",
     "CommitStateUnknown",
     "ConfigurationError",
+    "DatasetStore",
+    "DatasetView",
     "Field",
     "Lake",
     "LakeResource",
@@ -105,15 +119,19 @@ __all__ = [
     "TransientError",
     "UpdateContract",
     "UpdateMessage",
+    "abandon_version",
+    "advance_dataset",
     "application_state",
     "bounded_dataset",
     "build_definitions",
+    "open_dataset",
     "open_lake",
     "plan_application",
     "prepare_dagster_home",
     "register_backend",
     "register_system",
     "run_application",
+    "served_versions",
     "session_scope",
     "systems_for",
     "unbounded_dataset",

@@ -1,7 +1,7 @@
 """Orchestration: what runs when. Applications, their plan and step, and how Dagster runs them."""
 
 from orchestration.application import Application
-from orchestration.batchlog import ApplicationState, application_state
+from orchestration.batchlog import ApplicationState, application_state, served_versions
 from orchestration.build import build_definitions
 from orchestration.catalog import systems_for
 from orchestration.instance import prepare_dagster_home
@@ -28,6 +28,7 @@ __all__ = [
     "plan_application",
     "prepare_dagster_home",
     "run_application",
+    "served_versions",
     "session_scope",
     "systems_for",
     "update_message",

@@ -115,7 +115,7 @@ class BatchLog:
         if now is None or now.id != commit.id:
             raise self._fenced(now)
 
-    def history(self, limit: int) -> Iterator[tuple[Commit, ApplicationState]]:
+    def history(self, limit: int | None) -> Iterator[tuple[Commit, ApplicationState]]:
         """Yield the newest commits first: who moved the checkpoint, when, from where to where."""
         for commit in self._log.history(limit):
             yield commit, self._parse(commit)
@@ -145,6 +145,20 @@ class BatchLog:
                 f"{'.'.join(map(str, first['loc']))}: {first['msg']}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
             ) from error
+
+
+def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
+    """Return, by dataset and version, which batches met it: from the batch log's whole history, oldest first."""
+    batches: dict[int, dict[str, str | None]] = {}
+    for _, state in BatchLog(lake, application).history(None):
+        if state.last is not None:
+            batches[state.last.intent.batch] = state.last.intent.versions
+    served: dict[str, dict[str, list[int]]] = {}
+    for batch in sorted(batches):
+        for dataset, version in batches[batch].items():
+            if version is not None:
+                served.setdefault(dataset, {}).setdefault(version, []).append(batch)
+    return served
 
 
 def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

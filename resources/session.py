@@ -38,6 +38,7 @@ _S3A_EXCLUDES = (
     "org.apache.httpcomponents:*",
 )
 
+_LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
     # Bucketed scans keep one partition a bucket even where no join asks for it: the writers rely on it.
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
@@ -54,7 +55,6 @@ _PLANS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "WARN",
 }
 
 
@@ -86,6 +86,7 @@ def session_config(
     master = master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
+    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     if master.startswith("local") or "127.0.0.1" in master:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.ui.enabled": "false"}

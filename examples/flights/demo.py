@@ -19,6 +19,8 @@ from examples.flights.deliver import deliver
 
 FOLDER = Path(".adjunct")
 FLIGHTS = 336_776
+# The progress bar tells what happens; Dagster keeps the whole log for the UI.
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
                 added += deliver(lake, part)
             progress.update(task, description=f"run {part}: starting Spark")
             with stages.stage(f"run {part}"):
-                result = job.execute_in_process(instance=instance, raise_on_error=False)
+                result = job.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
             if not result.success:
                 raise _failure(result)
         log.removeHandler(follower)
@@ -110,7 +112,6 @@ def _job() -> tuple[Any, Any]:
 
     from examples.flights.pipeline import defs
 
-    logging.getLogger("dagster").setLevel(logging.WARNING)
     return defs.resolve_job_def("flight_delays"), DagsterInstance.get()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from dagster_adjunct import LakeStreams, application_state
+from dagster_adjunct import DatasetStore, LakeStreams, application_state, served_versions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +22,7 @@ def show_report(console: Console, lake: Lake, plot: Path) -> None:
     """Print the totals of the application and draw `plot` from the enriched stream."""
     state = application_state(lake, "flight-delays")
     console.print(_counters(state))
+    console.print(_versions(lake))
     streams = LakeStreams(lake)
     columns = ["dep_delay", "visib", "wind_speed", "model"]
     enriched = streams.read_arrow(streams.whole("enriched-flights"), columns=columns)
@@ -36,8 +37,17 @@ def _counters(state: Any) -> Table:
         for counter, value in counters.items():
             if value or counter in ("rows", "updates", "unmatched", "defaults_put", "retries"):
                 table.add_row(name, counter.replace("_", " "), f"{value:,}")
-    for dataset, version in (state.last.intent.versions if state.last else {}).items():
-        table.add_row(f"dataset {dataset}", "version served last", str(version))
+    return table
+
+
+def _versions(lake: Lake) -> Table:
+    table = Table("dataset", "version", "entries", "batches", title="Dataset versions served", title_justify="left")
+    for dataset, versions in served_versions(lake, "flight-delays").items():
+        store = DatasetStore(lake, dataset)
+        for version, batches in versions.items():
+            rows = store.version(version).rows
+            entries = "merged when read" if rows is None else f"{rows:,}"
+            table.add_row(dataset, version, entries, f"{batches[0]} to {batches[-1]}")
     return table
 
 

@@ -1,0 +1,138 @@
+"""Sealing a bounded dataset and committing changes to an unbounded one, against Spark's plain writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks.timing import Measured, alternate, show
+from dagster_adjunct import (
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    bounded_dataset,
+    open_lake,
+    session_scope,
+    unbounded_dataset,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+BUCKETS = 8
+CHANGES = 30_000
+CHUNK = 1_000_000
+SCHEMA = Schema.of(k="string", a="string", b="string", c="bigint", d="double", e="timestamp")
+
+
+def rows(start: int, count: int, version: int) -> pa.Table:
+    """Return rows with keys from `start` on; `version` makes their values differ."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = pa.array(np.arange(start, start + count, dtype=np.int64))
+    text = pc.cast(numbers, pa.string())
+    scattered = pa.array((np.arange(start, start + count, dtype=np.int64) * 2_654_435_761 + version) % 1_000_003)
+    return pa.table(
+        {
+            "k": pc.binary_join_element_wise("key-", text, ""),
+            "a": pc.binary_join_element_wise("value ", pc.cast(scattered, pa.string()), ""),
+            "b": pc.binary_join_element_wise(
+                "group ", pc.cast(pa.array(np.asarray(scattered) % 1000), pa.string()), ""
+            ),
+            "c": scattered,
+            "d": pc.cast(scattered, pa.float64()),
+            "e": pc.cast(scattered, pa.int64()).cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
+def fill(streams: LakeStreams, name: str, count: int) -> None:
+    """Create a stream of `count` rows, appended a million at a time."""
+    streams.create(name, schema=SCHEMA, key=["k"], partitions=BUCKETS)
+    for start in range(0, count, CHUNK):
+        streams.append(name, rows(start, min(CHUNK, count - start), 0), producer="fill", sequence=start + 1)
+
+
+def run(rounds: int, large: int) -> None:
+    with TemporaryDirectory() as folder, session_scope(master="local[2]") as session:
+        root, spark = Path(folder), session()
+        lake = open_lake(root / "lake")
+        streams = LakeStreams(lake)
+        systems = {"lake": streams}
+        fill(streams, "rows", 3_000_000)
+        streams.append_markers("rows", "one", producer="end", sequence=1)
+
+        print("seal: 3M rows x 6 columns into 8 buckets, sorted by key")
+
+        def seal(number: int) -> None:
+            dataset = bounded_dataset(f"sealed-{number}", input="lake.rows", key="k", partitions=BUCKETS)
+            report = advance_dataset(lake, systems, dataset, lambda: spark, by="benchmark")
+            assert report.rows == 3_000_000, report
+
+        def plain(number: int) -> None:
+            files = sorted(map(str, (root / "lake" / "streams" / "rows" / "data").glob("*/*.parquet")))
+            (
+                spark.read.parquet(*files)
+                .select(*SCHEMA.names)
+                .repartition(BUCKETS, "k")
+                .write.bucketBy(BUCKETS, "k")
+                .sortBy("k")
+                .option("path", str(root / f"plain-{number}"))
+                .saveAsTable(f"plain_{number}")
+            )
+
+        seal(1000)  # both warm
+        plain(1000)
+        measured = alternate(rounds, spark_bucketed_write=plain, seal=seal)
+        show(measured, "seal", "spark_bucketed_write", "at most 1.25")
+
+        print(f"commit: {CHANGES:,} changes into 3M rows")
+        small = commits(spark, root, streams, systems, "rows", 3_000_000, rounds)
+        show(small, "commit", "parquet", "at most 3")
+        if large:
+            print(f"commit: {CHANGES:,} changes into {large:,} rows")
+            fill(streams, "more-rows", large)
+            big = commits(spark, root, streams, systems, "more-rows", large, rounds)
+            ratio = big["commit"].median / small["commit"].median
+            print(f"  {big['commit']}\n  that is {ratio:.2f} of the commit into 3M rows (goal: at most 1.2)\n")
+
+
+def commits(
+    spark: SparkSession,
+    root: Path,
+    streams: LakeStreams,
+    systems: dict[str, LakeStreams],
+    name: str,
+    count: int,
+    rounds: int,
+) -> dict[str, Measured]:
+    """Bootstrap a dataset from the stream, then time commits of changes and plain writes of the same rows."""
+    dataset = unbounded_dataset(f"table-{name}", input=f"lake.{name}", key="k", partitions=BUCKETS)
+    advance_dataset(streams.lake, systems, dataset, lambda: spark, by="benchmark")
+    delivered: list[pa.Table] = []
+
+    def deliver(number: int) -> None:
+        delivered.append(rows(number * 1000, CHANGES, number + 1))
+        streams.append(name, delivered[-1], producer="changes", sequence=number + 1)
+
+    def commit(_: int) -> None:
+        report = advance_dataset(streams.lake, systems, dataset, lambda: spark, by="benchmark")
+        assert report.action == "applied", report
+
+    def parquet(number: int) -> None:
+        newest = max((root / "lake" / "streams" / name / "data").iterdir(), key=lambda path: path.name)
+        spark.read.parquet(str(newest)).select(*SCHEMA.names).write.parquet(str(root / f"{name}-plain-{number}"))
+
+    deliver(0)
+    parquet(1000)  # both warm
+    commit(0)
+    times: dict[str, list[float]] = {"commit": [], "parquet": []}
+    for number in range(1, rounds + 1):
+        deliver(number)
+        for what, measured in alternate(1, parquet=lambda _, n=number: parquet(n), commit=commit).items():
+            times[what] += measured.seconds
+    return {what: Measured(what, tuple(seconds)) for what, seconds in times.items()}
