@@ -97,7 +97,7 @@ def test_a_frame_without_the_columns_that_are_needed_says_which(
 def test_what_a_task_refuses_comes_back_as_what_it_is(spark: SparkSession, tmp_path: Path) -> None:
     missing = SqliteTable(tmp_path / "none.sqlite", "t", ["a", "b"], columns={"a": "string", "b": "int", "v": "string"})
     write = TableWrite(RemoteTable("pairs", key=["a", "b"], write_function=missing), None, "fail", 2)
-    with pytest.raises(TableAccessError, match="none.sqlite") as refused:
+    with pytest.raises(TableAccessError, match=r"none\.sqlite") as refused:
         write_table(frame(spark, [(0, 0, False, "a", 1, "x")], PUT), write, exchange=True, what="sink")
     assert refused.value.next_step
     narrow = SqliteTable(tmp_path / "n.sqlite", "t", ["a", "b"], columns={"a": "string", "b": "int"}, create=True)

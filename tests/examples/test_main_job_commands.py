@@ -1,0 +1,135 @@
+"""The commands that read, on the lake that the main job left: for people and, with --json, for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from orchestration.cli.main import root
+from tests.examples.conftest import FinishedJob
+from tests.examples.driving import ROOT
+from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+STREAMS = ["airlines", "airports", "enriched-flights", "flights", "planes", "weather"]
+
+
+def shown(job: FinishedJob, *arguments: str) -> str:
+    """Return what a command prints on this lake, with tables as wide as they need."""
+    result = CliRunner().invoke(root, [*arguments, "--lake", job.lake], env={"COLUMNS": "300"}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def read(job: FinishedJob, *arguments: str) -> Any:
+    return json.loads(shown(job, *arguments, "--json"))
+
+
+def adjunct(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the console script itself."""
+    script = Path(sys.executable).parent / "adjunct"
+    return subprocess.run([str(script), *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_streams_are_listed_with_their_records(main_job: FinishedJob) -> None:
+    listed = {item["name"]: item for item in read(main_job, "stream", "list")}
+    assert sorted(listed) == STREAMS
+    assert listed["enriched-flights"]["records"] == listed["flights"]["records"] == 336_776
+    assert listed["planes"]["records"] == 2_471 + 3_322
+    assert (listed["weather"]["key"], listed["weather"]["partitions"]) == (["origin"], 8)
+    text = shown(main_job, "stream", "list")
+    assert all(name in text for name in STREAMS)
+    assert "336,776" in text
+
+
+def test_a_stream_is_described_with_offsets_and_schema(main_job: FinishedJob) -> None:
+    facts = read(main_job, "stream", "describe", "lake.enriched-flights")
+    assert [field["name"] for field in facts["schema"]] == list(ENRICHED_COLUMNS)
+    assert sum(map(int, facts["upcoming"])) == 336_776
+    assert set(map(int, facts["oldest"])) == {0}
+    assert read(main_job, "stream", "describe", "planes")["markers"] == 16
+    text = shown(main_job, "stream", "describe", "enriched-flights")
+    assert "plane_year" in text
+    assert "336,776" in text
+
+
+def test_a_stream_is_exported_whole_and_never_over_a_file(main_job: FinishedJob, tmp_path: Path) -> None:
+    target = tmp_path / "airports.parquet"
+    assert "1,458 records of airports" in shown(main_job, "stream", "export", "airports", "--to", str(target))
+    table = pq.read_table(target)
+    assert table.num_rows == 1_458
+    assert {"faa", "name", "__partition", "__offset", "__timestamp"} <= set(table.column_names)
+    refused = adjunct("stream", "export", "airports", "--to", str(target), "--lake", main_job.lake)
+    assert refused.returncode == 1
+    assert "exists already" in refused.stderr
+
+
+def test_datasets_are_listed_and_shown_with_their_versions(main_job: FinishedJob) -> None:
+    listed = {item["name"]: item for item in read(main_job, "dataset", "list")}
+    assert sorted(listed) == ["airlines", "airports", "planes", "weather"]
+    assert listed["planes"]["version"]["rows"] == 3_322
+    shown_planes = read(main_job, "dataset", "show", "planes")
+    assert [version["rows"] for version in shown_planes["versions"]] == [2_471, 3_322]
+    assert [version["name"] for version in shown_planes["versions"]] == ["2013-1", "2013-2"]
+    weather = read(main_job, "dataset", "show", "weather")
+    assert weather["bootstrap"]["state"] == "done"
+    assert sum(map(int, weather["offsets"].values())) == 26_115
+    for name in listed:
+        assert name in shown(main_job, "dataset", "list")
+        assert "next offsets" in shown(main_job, "dataset", "show", name)
+
+
+def test_entries_are_found_by_key_also_by_a_key_of_two_columns(main_job: FinishedJob) -> None:
+    found = read(main_job, "dataset", "get", "planes", "N14228", "N00000")
+    assert [item["entry"] and item["entry"]["manufacturer"] for item in found] == ["BOEING", None]
+    hour = read(main_job, "dataset", "get", "weather", "EWR", "2013-01-01T06:00:00Z", "JFK", "2013-12-30T12:00:00Z")
+    assert [item["entry"]["origin"] for item in hour] == ["EWR", "JFK"]
+    assert hour[0]["entry"]["temp"] == pytest.approx(39.02)
+    assert "American Airlines" in shown(main_job, "dataset", "get", "airlines", "AA")
+    assert "no entry" in shown(main_job, "dataset", "get", "airlines", "??")
+
+
+def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: FinishedJob) -> None:
+    record = read(main_job, "table", "get", "aircraft-state", "N14228")["record"]
+    wanted = dict(zip(STATE_COLUMNS, expected()[1]["N14228"], strict=True))
+    assert {**record, "last_time_hour": wanted["last_time_hour"]} == wanted
+    assert record["last_time_hour"].startswith(str(wanted["last_time_hour"]).removesuffix("Z"))
+    assert "BOEING" in shown(main_job, "table", "get", "aircraft-state", "N14228")
+    assert read(main_job, "table", "get", "aircraft-state", "N00000")["record"] is None
+    assert "no record" in shown(main_job, "table", "get", "aircraft-state", "N00000")
+
+
+def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
+    assert "planes" in shown(main_job, "plan", "examples.flights.pipeline:app")
+    assert isinstance(read(main_job, "plan", "examples.flights.pipeline:app"), dict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("stream", "describe", "nowhere"), "there is no stream 'nowhere'"),
+        (("dataset", "show", "nowhere"), "there is no dataset 'nowhere'"),
+        (("dataset", "get", "weather", "EWR"), "key of 2 columns"),
+        (("table", "get", "nowhere", "k"), "known are aircraft-state"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_sentence_with_exit_code_1(
+    main_job: FinishedJob, arguments: tuple[str, ...], said: str
+) -> None:
+    refused = adjunct(*arguments, "--lake", main_job.lake)
+    assert refused.returncode == 1, refused.stderr
+    assert said in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_console_script_prints_one_json_document_and_nothing_else(main_job: FinishedJob) -> None:
+    done = adjunct("dataset", "list", "--json", "--lake", main_job.lake)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 4
