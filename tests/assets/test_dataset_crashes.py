@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import World
 
 from assets import AdvanceReport, DatasetStore, bounded_dataset, unbounded_dataset
 from resources.errors import CommitConflict
 from resources.objects import Lake, open_lake
 from resources.objects.faulty import Crash, Fault, FaultyStore
 from resources.schema import Schema
+from tests.assets.conftest import World
 
 SCHEMA = Schema.of(k="string", v="int")
 BOUNDED = bounded_dataset("refs", input="lake.changes", key="k", partitions=2)

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import World
 
 from assets import DatasetStore, bounded_dataset, list_datasets, open_dataset
 from assets.keys import coerce_key, decode_key, key_from_text
 from resources.bucketing.files import encode_key
 from resources.errors import DatasetError, DatasetNotFoundError, MalformedDocumentError, SchemaMismatchError
 from resources.schema import Field, Schema
+from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 

@@ -9,11 +9,11 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from conftest import World
 
 from assets import DatasetStore, bounded_dataset, open_dataset
 from resources.errors import ManifestMismatchError, NullKeyError, SchemaMismatchError
 from resources.schema import Schema
+from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
-from conftest import World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assets import DatasetStore, unbounded_dataset
 from resources.errors import DatasetError, NoSealedVersionError, NullKeyError
 from resources.schema import Schema
+from tests.assets.conftest import World
 
 WEATHER = unbounded_dataset(
     "weather", input="lake.weather", key=["origin", "hour"], partition_by="origin", partitions=4
