@@ -47,7 +47,7 @@ def aircraft_state() -> RemoteTable:
     else:
         path = os.environ.get("ADJUNCT_DEMO_SQLITE", ".adjunct/demo.sqlite")
         store = SqliteTable(path=path, table="aircraft_state", key="tailnum", columns=columns, create=True)
-    return RemoteTable("aircraft-state", key="tailnum", read_function=store, write_function=store)
+    return RemoteTable("aircraft-state", key="tailnum", read_function=store, write_function=store, batch_size=5_000)
 
 
 def flight_delays() -> Application:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from resources import errors
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 UPDATE, DEFAULT = "update", "default"
 _POSITION = ("__partition", "__offset")
 _TOMBSTONE = "__tombstone"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ async def _put(batch: Any, table: RemoteTable[Any, Any, Any]) -> None:
 
 
 def _keys(batch: Any, key: Sequence[str]) -> list[Any]:
-    columns = [batch.column(name).to_pylist() for name in key]
+    columns = [_values(batch.column(name)) for name in key]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
@@ -165,5 +167,15 @@ def _structs(column: Any) -> list[Any]:
 
 
 def _rows(names: Sequence[str], columns: Sequence[Any]) -> list[dict[str, Any]]:
-    values = [column.to_pylist() for column in columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*map(_values, columns), strict=True)]
+
+
+def _values(column: Any) -> list[Any]:
+    """Return Python values; instants by plain arithmetic, which Arrow's own way takes longer for."""
+    import pyarrow as pa
+
+    if not pa.types.is_timestamp(column.type) or column.type.tz is None:
+        values: list[Any] = column.to_pylist()
+        return values
+    micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
+    return [None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros]
