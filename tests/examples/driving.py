@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "ADJUNCT_TEST_PROCESS"
-LONGEST = 540
+LONGEST = 1000
 # A JVM that lives for some seconds spends a third of its time on compiling what it then hardly uses.
 _SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 

@@ -29,15 +29,13 @@ BEFORE_THE_FIRST_BATCH = [
     "swap datasets/weather@1",  # the bootstrap is built, not committed
     "swapped applications/flight-delays@1",  # default positions stored, nothing planned
 ]
-WRITING_OUTPUTS = [
+IN_BATCHES = [
     "intent@1",
     "output lake.enriched-flights@1",
     "output lake.enriched-flights@1+0.7",  # Spark's tasks are writing
     "swap streams/enriched-flights@1",  # the files are there, nothing lists them (the stream itself exists by now)
     "output aircraft-state@1",  # between the two outputs
-    "output aircraft-state@2+0.3",  # in the midst of the table's output
-]
-CLOSING = [
+    "output aircraft-state@2+0.3",  # in the midst of the table's output of the next batch
     "outputs@1",  # both outputs written, batch open
     "swap applications/flight-delays@2",  # after taking over: the close has its manifest and is not swapped in
     "batch@1",  # right after the commit
@@ -47,8 +45,8 @@ CLOSING = [
 
 @pytest.mark.parametrize(
     "deaths",
-    [BEFORE_THE_FIRST_BATCH, WRITING_OUTPUTS, CLOSING],
-    ids=["before-the-first-batch", "writing-outputs", "closing-and-delivering"],
+    [BEFORE_THE_FIRST_BATCH, IN_BATCHES],
+    ids=["before-the-first-batch", "in-batches"],
 )
 def test_a_job_killed_again_and_again_gives_what_an_undisturbed_one_gives(deaths: list[str], tmp_path: Path) -> None:
     lake, state = str(tmp_path / "lake"), tmp_path / "state.sqlite"
