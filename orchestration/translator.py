@@ -47,7 +47,10 @@ class AdjunctTranslator:
     def get_kinds(self, subject: AssetSubject) -> set[str]:
         if subject.kind == "table":
             return {subject.storage or "table"}
-        return {"spark", "parquet"}
+        if subject.kind == "dataset":
+            return {"spark", "parquet"}
+        system = subject.name.partition(".")[0]
+        return {"stream", "parquet" if system == "lake" else system}
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
         return {"adjunct/kind": subject.kind, "adjunct/name": subject.name}

@@ -105,7 +105,7 @@ def test_assets_have_kinds_owners_groups_and_what_a_table_declares(tmp_path: Pat
     table = graph.get(AssetKey(["tables", "item_state"]))
     assert (items.group_name, list(items.owners), items.kinds) == ("shop", ["team:catalog"], {"spark", "parquet"})
     assert (priced.group_name, list(priced.owners)) == ("order_totals", ["team:sales"])
-    assert table.kinds == {"sqlite"}
+    assert (priced.kinds, table.kinds) == ({"stream", "parquet"}, {"sqlite"})
     columns = table.metadata["dagster/column_schema"].value.columns
     assert [(column.name, column.type) for column in columns] == [
         ("item", "string"), ("label", "string"), ("last_order", "bigint"),
