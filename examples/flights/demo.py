@@ -116,7 +116,7 @@ def _job() -> tuple[Any, Any]:
 
 
 def _batches(result: Any) -> int:
-    materialisations = [event.asset_materialization for event in result.all_events if event.is_step_materialization]
+    materialisations = [event.materialization for event in result.all_events if event.is_step_materialization]
     return sum(m.metadata["adjunct/batches"].value for m in materialisations if "adjunct/batches" in m.metadata)
 
 

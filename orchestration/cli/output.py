@@ -76,13 +76,14 @@ def guarded(command: Callable[[], Any]) -> int:
     except (click.Abort, KeyboardInterrupt):
         _errors.print("Stopped. What was committed stays; the same command goes on from there.")
         return 130
-    except AdjunctError as error:
-        _errors.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        _errors.print(error.problem, markup=False, highlight=False)
-        if error.next_step:
-            _errors.print(error.next_step, markup=False, highlight=False)
-        return _failed(1)
     except Exception as error:  # noqa: BLE001 - the last line of defence: nothing bare reaches the user
+        ours = error if isinstance(error, AdjunctError) else _inside(error)
+        if ours is not None:
+            _errors.print(f"[bold red]{type(ours).__name__}[/]: ", end="")
+            _errors.print(ours.problem, markup=False, highlight=False)
+            if ours.next_step:
+                _errors.print(ours.next_step, markup=False, highlight=False)
+            return _failed(1)
         _errors.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         _errors.print(_first_lines(error), markup=False, highlight=False)
         _errors.print("This is not an error that Adjunct expected; set ADJUNCT_DEBUG=1 for the traceback.")
@@ -93,6 +94,13 @@ def _failed(code: int) -> int:
     if os.environ.get("ADJUNCT_DEBUG"):
         traceback.print_exc(file=sys.stderr)
     return code
+
+
+def _inside(error: Exception) -> AdjunctError | None:
+    """Return the error of ours that a Spark task raised and Spark reports in its own words."""
+    from orchestration.failures import adjunct_error
+
+    return adjunct_error(error)
 
 
 def _first_lines(error: BaseException) -> str:
