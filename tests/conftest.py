@@ -18,6 +18,9 @@ def spark() -> Iterator[SparkSession]:
     """One session for all tests of a run: starting it takes 6-10 s."""
     from resources.session import new_session
 
-    session = new_session({"spark.sql.shuffle.partitions": "4"}, master="local[2]")
+    # A JVM that lives for some minutes would spend much of them on compiling what it then hardly uses.
+    compile_less = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {"spark.sql.shuffle.partitions": "4", "spark.driver.extraJavaOptions": compile_less}
+    session = new_session(settings, master="local[2]")
     yield session
     session.stop()

@@ -125,9 +125,7 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
     place = f"127.0.0.1:{postgres_server.port}/adjunct"
     with (
         blocking(table_of("nowhere", columns=None, create=False)) as table,
-        pytest.raises(
-            TableAccessError, match=rf"PostgreSQL table public.nowhere at {place}: there is no such table"
-        ),
+        pytest.raises(TableAccessError, match=rf"PostgreSQL table public.nowhere at {place}: there is no such table"),
     ):
         table.get(1)
     postgres_server.execute("CREATE TABLE keyless (id text, v int)")
