@@ -74,9 +74,7 @@ class Schema:
         for field in self.fields:
             if field.name == name:
                 return field
-        raise SchemaMismatchError(
-            f"{what} has no column {name!r}: it has {', '.join(self.names)}.", "Check the name."
-        )
+        raise SchemaMismatchError(f"{what} has no column {name!r}: it has {', '.join(self.names)}.", "Check the name.")
 
     def select(self, names: Iterable[str], what: str = "schema") -> Schema:
         """Return the schema with only these columns, in this order."""

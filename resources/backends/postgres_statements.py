@@ -59,9 +59,9 @@ class Statements:
             "INSERT INTO {table} ({names}) SELECT {names} FROM unnest({given}) AS s ({names}) "
             "ORDER BY {ordered} ON CONFLICT ({keys}) DO {action}"
         ).format(**values, action=action)
-        self.delete = sql.SQL(
-            "DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}"
-        ).format(**values)
+        self.delete = sql.SQL("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}").format(
+            **values
+        )
 
     def update(self, group: UpdateGroup) -> tuple[Composed, list[list[Any]]]:
         """The statement that applies `group`, and its arrays."""

@@ -53,9 +53,7 @@ _WORDS = {
 }
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split("|")}
 # "character varying(10)", "timestamp(3) with time zone", "int": words, perhaps a size, perhaps more words.
-_SPELLED = re.compile(
-    r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE
-)
+_SPELLED = re.compile(r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
