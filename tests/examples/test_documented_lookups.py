@@ -1,0 +1,41 @@
+"""What the page for newcomers shows of the demo's lake is what the main job leaves there."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from orchestration.cli.main import root
+from tests.doc_blocks import ROOT, Block, blocks_of, printed
+from tests.examples.conftest import FinishedJob
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def test_the_documented_look_ups_of_the_demo_print_what_the_page_shows(
+    main_job: FinishedJob, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    shown: Block | None = None
+    said = ""
+    for block in blocks_of(ROOT / "docs" / "getting-started.md"):
+        if not block.run and block.language == "console" and "adjunct" in block.text:
+            shown, said = block, _printed(block, main_job.lake)
+        elif not block.run and block.language == "text" and said:
+            assert printed(block.text, said), f"{block.place} shows\n{block.text}\nand this was printed\n{said}"
+    assert shown is not None
+
+
+def _printed(block: Block, lake: str) -> str:
+    """Return what the commands of a block print on this lake; `adjunct ui` is none of them."""
+    said = []
+    for line in block.text.splitlines():
+        program, *arguments = shlex.split(line)
+        if program != "adjunct" or arguments[0] in ("ui", "demo"):
+            continue
+        result = CliRunner().invoke(root, [*arguments, "--lake", lake], env={"COLUMNS": "100"}, catch_exceptions=False)
+        assert result.exit_code == 0, f"{block.place}: {line}\n{result.output}"
+        said.append(result.output)
+    return "\n".join(said)

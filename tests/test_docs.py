@@ -1,0 +1,82 @@
+"""The documentation holds: its code runs as written, its links lead somewhere, and it leaves no setting out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from orchestration.cli.main import root
+from resources import errors
+from resources.objects import LakeSettings
+from tests.doc_blocks import ROOT, PageReader, blocks_of, printed
+
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+WITH_CODE = [page for page in PAGES if any(block.run and block.language != "text" for block in blocks_of(page))]
+_LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_as_written(page: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    with PageReader(folder, tmp_path / "session.log") as reader:
+        for block in blocks_of(page):
+            reader.follow(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    targets = [found["target"] for found in _LINK.finditer(page.read_text(encoding="utf-8"))]
+    local = [target.partition("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = [page.name for page in DOCS.glob("*.md") if page.name != "index.md"]
+    assert [name for name in pages if f"({name})" not in index] == []
+
+
+def test_the_page_on_the_command_line_has_every_command_and_option() -> None:
+    text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    for path, command in _commands(root, "adjunct"):
+        assert f"## {path}\n" in text, path
+        section = text.split(f"## {path}\n")[1].split("\n## ")[0]
+        for option in (name for parameter in command.params for name in parameter.opts if name.startswith("--")):
+            assert f"`{option}" in section, (path, option)
+
+
+def test_the_page_on_lakes_has_every_setting() -> None:
+    text = (DOCS / "lakes.md").read_text(encoding="utf-8")
+    names = [
+        field.validation_alias or f"ADJUNCT_S3_{name}".upper() for name, field in LakeSettings.model_fields.items()
+    ]
+    assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+def test_pages_name_only_errors_that_exist() -> None:
+    ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    known = ours | {"ImportError", "ModuleNotFoundError"}
+    for page in PAGES:
+        named = set(re.findall(r"`([A-Z]\w*(?:Error|Conflict|Mismatch|StateUnknown))`", page.read_text("utf-8")))
+        assert named <= known, page.name
+
+
+def test_what_a_page_shows_is_compared_part_by_part() -> None:
+    assert printed("a  b\n… d", "x\na b\nc\nd")
+    assert not printed("a b … e", "a b c d")
+
+
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands that do something, each with what to type for it."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name, below in command.commands.items():
+        yield from _commands(below, f"{path} {name}")
