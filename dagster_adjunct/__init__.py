@@ -57,9 +57,11 @@ from resources.objects import Lake, LakeSettings, open_lake  # noqa: E402
 from resources.schema import Field, Schema  # noqa: E402
 from resources.spark import SparkResource  # noqa: E402
 from resources.streams import (  # noqa: E402
+    CompactionPolicy,
     LakeStreams,
     Marker,
     OffsetRange,
+    Retention,
     StreamSystem,
     SystemStreamPartition,
     register_system,
@@ -87,6 +89,7 @@ __all__ = [
     "BlockingTable",
     "CommitConflict",
     "CommitStateUnknown",
+    "CompactionPolicy",
     "ConfigurationError",
     "DatasetStore",
     "DatasetView",
@@ -104,6 +107,7 @@ __all__ = [
     "RateLimit",
     "RecordNotFoundError",
     "RemoteTable",
+    "Retention",
     "RetryPolicy",
     "RunReport",
     "Schema",
