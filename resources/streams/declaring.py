@@ -79,14 +79,18 @@ def declare(
 
 
 def check_equal(name: str, stored: Declaration, wanted: Declaration) -> None:
-    """Raise StreamExistsError with the differences of two declarations, if there are any."""
+    """Raise StreamExistsError with the differences of two declarations, if there are any.
+
+    A time column or policy that is left out asks for none: an application creates its output without knowing what
+    somebody configured since.
+    """
     differences = []
     columns = stored.schema_.difference(wanted.schema_)
     if columns:
         differences.append(f"columns: {columns}")
     for part in ("key", "partitions", "timestamp", "retention", "compaction"):
         old, new = getattr(stored, part), getattr(wanted, part)
-        if old != new:
+        if new is not None and old != new:
             differences.append(f"{part} is {new!r}, expected {old!r}")
     if differences:
         raise StreamExistsError(

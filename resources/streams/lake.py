@@ -83,7 +83,7 @@ class LakeStreams(StreamSystem):
         retention: Retention | None = None,
         compaction: CompactionPolicy | None = None,
     ) -> StreamInfo:
-        """Create a stream, or do nothing if it is there and declared equally.
+        """Create a stream, or do nothing if it is there and declared equally; what is left out stays as it is there.
 
         `key` gives a record's partition (Spark's hash of it modulo `partitions`; a null key has one, too); a
         stream without key has one partition. `timestamp` names the column with the record's time; without one,

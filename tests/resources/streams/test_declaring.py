@@ -45,6 +45,17 @@ def test_policies_are_changed_by_configure(streams: LakeStreams) -> None:
     assert streams.describe("s").retention == retention
 
 
+def test_a_stream_is_declared_again_without_what_was_configured_since(streams: LakeStreams) -> None:
+    schema = Schema.of(k="string", at="timestamp")
+    streams.create("s", schema=schema, key=["k"], partitions=1, timestamp="at")
+    week = Retention(max_age=timedelta(days=7))
+    streams.configure("s", retention=week, compaction=None)
+    streams.create("s", schema=schema, key=["k"], partitions=1)
+    assert (streams.describe("s").retention, streams.describe("s").timestamp) == (week, "at")
+    with pytest.raises(StreamExistsError, match="retention is"):
+        streams.create("s", schema=schema, key=["k"], partitions=1, retention=Retention(max_bytes=1))
+
+
 def test_a_declaration_that_can_not_work_says_why(streams: LakeStreams) -> None:
     with pytest.raises(ConfigurationError, match="no key and 4 partitions"):
         streams.create("s", schema=SCHEMA, partitions=4)
