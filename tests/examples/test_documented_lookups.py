@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,9 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_the_documented_look_ups_of_the_demo_print_what_the_page_shows(
-    main_job: FinishedJob, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    main_job: FinishedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     shown: Block | None = None
     said = ""
     for block in blocks_of(ROOT / "docs" / "getting-started.md"):
