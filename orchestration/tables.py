@@ -5,6 +5,7 @@ Stored are registered backend names and plain settings, never module paths and n
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from resources.backends import describe, function_from
@@ -25,7 +26,8 @@ def remember_tables(lake: Lake, app: Application, *, by: str) -> None:
         if not isinstance(table, RemoteTable):
             continue
         try:
-            function = describe(table.read_function or table.write_function)
+            # A copy, as executors get it: with the path of a local file made absolute.
+            function = describe(copy(table.read_function or table.write_function))
         except ConfigurationError:
             continue
         body = {"name": table.name, "key": list(table.key), "function": function}
@@ -46,7 +48,9 @@ def open_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
             "Check the name; a table is known once an application that writes it has run.",
         )
     try:
-        function = function_from(commit.body["function"])
+        settings = dict(commit.body["function"])
+        # Looking a record up must not make a table.
+        function = function_from(settings | ({"create": False} if "create" in settings else {}))
         return RemoteTable(commit.body["name"], key=commit.body["key"], read_function=function)
     except (KeyError, TypeError) as error:
         raise MalformedDocumentError(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from resources.errors import ConfigurationError
@@ -86,6 +87,8 @@ def session_config(
     master = master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
+    # Spark makes this folder in the working directory otherwise, though nothing is ever put there.
+    settings["spark.sql.warehouse.dir"] = str(Path(gettempdir()) / "adjunct-spark-warehouse")
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     if master.startswith("local") or "127.0.0.1" in master:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -52,11 +52,13 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 def show_facts(title: str, facts: Mapping[str, Any]) -> None:
     """Print names and values, one a line."""
-    table = Table(title=title, title_justify="left", show_header=False)
+    console.print(title, style="italic", markup=False, highlight=False)
+    table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, _cell(value))
+        # A whole number here may be a year or a number of a flight: no thousands separators.
+        table.add_row(name, str(value) if isinstance(value, int | float) else _cell(value))
     console.print(table)
 
 

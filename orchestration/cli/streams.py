@@ -69,6 +69,23 @@ def export(name: str, target: Path, lake_url: str | None) -> None:
     show_line(f"{records.num_rows:,} records of {name} written to {target}.")
 
 
+@stream.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@lake_url
+def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
+    """Apply the retention and compaction that streams declare, and delete what nothing reaches any more.
+
+    Without a NAME, all streams. For cron, or a schedule of your platform; safe beside readers and writers.
+    """
+    streams = _streams(lake_url)
+    for name in [_lake_stream(name) for name in names] or streams.list_streams():
+        done = streams.maintain(name)
+        show_line(
+            f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by retention, "
+            f"{done.merged_segments} segments merged into {done.merged_into}, {done.deleted_objects} objects deleted."
+        )
+
+
 def _streams(lake_url: str | None) -> LakeStreams:
     from resources.objects import open_lake
     from resources.streams import LakeStreams

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from orchestration.cli.output import as_json, lake_url, show_facts, show_json
+
+if TYPE_CHECKING:
+    from resources.tables import RemoteTable
 
 
 @click.group()
@@ -24,11 +29,25 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
     from resources.tables import BlockingTable
 
     remote = open_table(open_lake(lake_url), name)
+    values = _typed(key, remote)
     with BlockingTable(remote) as blocking:
-        record = blocking.get(key[0] if len(key) == 1 else key)
+        record = blocking.get(values[0] if len(values) == 1 else values)
     if json_output:
         show_json({"table": name, "key": list(key), "record": record})
     elif record is None:
         show_facts(f"{name} {' '.join(key)}", {"": "no record"})
     else:
         show_facts(f"{name} {' '.join(key)}", record)
+
+
+def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
+    """Return the texts of a key as values of the types that the table's declaration gives its key columns."""
+    from assets.keys import key_from_text
+    from resources.backends.values import Kind, declared_column
+    from resources.schema import Field
+
+    types = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
+    columns = getattr(remote.read_function, "columns", None) or {}
+    kinds = {name: declared_column(name, kind).kind for name, kind in columns.items()}
+    fields = tuple(Field(name, types.get(kinds.get(name, Kind.STRING), "string")) for name in remote.key)
+    return key_from_text(f"table {remote.name!r}", fields, list(key))

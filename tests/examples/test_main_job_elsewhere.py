@@ -20,27 +20,26 @@ EVERY = 32
 REDUCED = ["--every", str(EVERY), "--batch", "3000"]
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, id="all-flights")])
 def test_the_main_job_on_versitygw_equals_the_oracle(
-    versitygw: S3Server, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versitygw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_s3(versitygw, every, [], tmp_path, monkeypatch)
+    on_s3(versitygw, tmp_path, monkeypatch)
 
 
 def test_the_main_job_on_moto_equals_the_oracle(
     moto_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every 32nd flight, all planes and weather: moto keeps to the protocol, and takes long over all the data."""
-    on_s3(moto_s3, EVERY, REDUCED, tmp_path, monkeypatch)
+    on_s3(moto_s3, tmp_path, monkeypatch)
 
 
-def on_s3(server: S3Server, every: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_s3(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run all the data on the server, over a socket, and compare all rows."""
     lake, state = server.url(), tmp_path / "state.sqlite"
-    result = drive(lake, state, *options, env=server.env).result
+    result = drive(lake, state, env=server.env).result
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
-    assert_outputs(lake, sqlite_state(state), every)
-    facts = expected(every)[2]
+    assert_outputs(lake, sqlite_state(state))
+    facts = expected()[2]
     counters = application_state(open_lake(lake), "flight-delays").totals
     assert counters["lake.enriched-flights"] == {"rows": facts["flights"], "duplicate_batches": 0}
     assert counters["aircraft-state"]["updates"] == facts["updates"]
