@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_table
+from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_record, show_table
 from resources.errors import ConfigurationError
 
 
@@ -85,4 +85,4 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
         return
     for each, entry in found:
         title = f"{name} {', '.join(each)} (version {view.version})"
-        show_facts(title, entry if entry is not None else {"": "no entry"})
+        show_record(title, entry, "no entry")

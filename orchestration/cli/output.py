@@ -57,9 +57,16 @@ def show_facts(title: str, facts: Mapping[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        # A whole number here may be a year or a number of a flight: no thousands separators.
-        table.add_row(name, str(value) if isinstance(value, int | float) else _cell(value))
+        table.add_row(name, _cell(value))
     console.print(table)
+
+
+def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> None:
+    """Print a user's own values as they are: a whole number may be a year, so it gets no thousands separators."""
+    if record is None:
+        show_facts(title, {"": missing})
+        return
+    show_facts(title, {name: str(v) if isinstance(v, int | float) else v for name, v in record.items()})
 
 
 def guarded(command: Callable[[], Any]) -> int:

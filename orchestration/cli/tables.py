@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json
+from orchestration.cli.output import as_json, lake_url, show_json, show_record
 
 if TYPE_CHECKING:
     from resources.tables import RemoteTable
@@ -34,10 +34,8 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
         record = blocking.get(values[0] if len(values) == 1 else values)
     if json_output:
         show_json({"table": name, "key": list(key), "record": record})
-    elif record is None:
-        show_facts(f"{name} {' '.join(key)}", {"": "no record"})
     else:
-        show_facts(f"{name} {' '.join(key)}", record)
+        show_record(f"{name} {' '.join(key)}", record, "no record")
 
 
 def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
