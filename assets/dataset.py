@@ -1,8 +1,8 @@
 """What an adjunct dataset is, said once: name, source stream, key and how it is spread.
 
 A specification is a pure declaration: making one reads nothing and writes nothing. Kinds: a
-*bounded* dataset arrives in versions, each closed by end-of-dataset markers (SAMZA-2012); an
-*unbounded* one follows a change stream (SAMZA-1278).
+*bounded* dataset arrives in versions, each closed by end-of-dataset markers; an
+*unbounded* one follows a change stream. Both after SAMZA-1278.
 """
 
 from __future__ import annotations
