@@ -78,7 +78,7 @@ class BatchLog:
 
     def __init__(self, lake: Lake, application: str) -> None:
         self._application = application
-        self._log = lake.commit_log(f"applications/{application}", KIND)
+        self._log = lake.commit_log(lake.application_prefix(application), KIND)
 
     def read(self) -> tuple[Commit | None, ApplicationState]:
         """Return the newest commit and the state it holds (an empty one before the first)."""

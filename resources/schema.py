@@ -122,11 +122,6 @@ class Schema:
     def from_arrow(cls, schema: pa.Schema) -> Schema:
         return cls(tuple(Field(field.name, _type_from_arrow(field)) for field in schema))
 
-    def to_spark(self) -> StructType:
-        from pyspark.sql.types import StructField, StructType, _parse_datatype_string
-
-        return StructType([StructField(f.name, _parse_datatype_string(f.type)) for f in self.fields])
-
     @classmethod
     def from_spark(cls, schema: StructType) -> Schema:
         return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))

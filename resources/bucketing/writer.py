@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -265,11 +264,3 @@ def write_arrow_buckets(
         finally:
             writer.discard()
     return sorted((file for file in files if file), key=lambda file: file.bucket)
-
-
-def rows_of(files: Sequence[BucketFile], partitions: int) -> list[int]:
-    """Return the row count of every bucket, 0 where it has no file."""
-    counts = [0] * partitions
-    for file in files:
-        counts[file.bucket] = file.rows
-    return counts

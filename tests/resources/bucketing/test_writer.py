@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name, encode_key
-from resources.bucketing.writer import BucketFileWriter, WriteOptions, rows_of, write_arrow_buckets
+from resources.bucketing.writer import BucketFileWriter, WriteOptions, write_arrow_buckets
 from resources.errors import MalformedDocumentError, ManifestMismatchError, NullKeyError, SchemaMismatchError
 from resources.hashing import buckets
 from resources.objects.faulty import Fault, FaultyStore
@@ -46,7 +46,7 @@ def test_rows_land_in_their_buckets_in_order_with_their_facts() -> None:
         assert [tuple(row.values()) for row in found.to_pylist()] == mine
         assert file.name == bucket_file_name(file.bucket, "attempt-1")
         assert (file.rows, file.size) == (len(mine), len(store.get(f"{FOLDER}/{file.name}").data))
-    assert sum(rows_of(files, 4)) == 100
+    assert sum(file.rows for file in files) == 100
 
 
 @pytest.mark.parametrize("seed", range(20))
