@@ -8,11 +8,17 @@ A specification is a pure declaration: making one reads nothing and writes nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
+from assets.inputs import Input, QuerySource
+from assets.policies import DiscardPolicy, VersionPartitions
 from resources.errors import ConfigurationError
 from resources.names import check_name, split_stream_name
+
+if TYPE_CHECKING:
+    from assets.extractor import KeyValueExtractor
+    from assets.validators import Validator
 
 Kind = Literal["bounded", "unbounded"]
 MAX_PARTITIONS = 100_000
@@ -22,15 +28,22 @@ MAX_PARTITIONS = 100_000
 class AdjunctDataset:
     """One adjunct dataset: entries by key, sealed from `input`, joined by applications.
 
+    `input` is a stream ("lake.planes"), and for a bounded dataset also a FileSource or QuerySource.
     `partitions` is the number of buckets, None for one broadcast copy. `partition_by` are the key
     columns that choose the bucket, () for a broadcast copy. `columns` are the columns to store, None
     for all of the input's. `bootstrap` holds an application back until the dataset can be read for
-    the first time. `owners` and `group` are what Dagster shows. Raises ConfigurationError.
+    the first time. `owners` and `group` are what Dagster shows.
+
+    For bounded datasets: `extractor` makes entries of records; `duplicates` says whether several records of one
+    key are resolved to the last one or refuse the version; `validators` decide what may be published; members of
+    one `version_set` switch together; `versions` makes them partitions in Dagster; `discard` says what is kept;
+    `on_damage="previous"` lets a reader that meets a damaged file fall back to the previous sealed version.
+    Raises ConfigurationError.
     """
 
     name: str
     kind: Kind
-    input: str
+    input: Input
     key: tuple[str, ...]
     partition_by: tuple[str, ...]
     partitions: int | None
@@ -39,10 +52,18 @@ class AdjunctDataset:
     description: str = ""
     owners: tuple[str, ...] = ()
     group: str | None = None
+    extractor: KeyValueExtractor | None = None
+    validators: tuple[Validator, ...] = ()
+    duplicates: Literal["last", "error"] = "last"
+    version_set: str | None = None
+    versions: VersionPartitions | None = None
+    discard: DiscardPolicy = field(default_factory=DiscardPolicy)
+    on_damage: Literal["fail", "previous"] = "fail"
 
     def __post_init__(self) -> None:
         check_name("dataset", self.name)
-        split_stream_name(self.input)
+        if isinstance(self.input, str):
+            split_stream_name(self.input)
         if self.kind not in ("bounded", "unbounded"):
             raise self._wrong(f"has kind {self.kind!r}: expected bounded or unbounded", "Choose one of them.")
         if not self.key:
@@ -55,6 +76,11 @@ class AdjunctDataset:
             if missing:
                 raise self._wrong(f"does not store its key column {missing[0]!r}", "Add it to columns=.")
         self._check_spread()
+
+    @property
+    def stream(self) -> str | None:
+        """The input stream ("lake.planes"), None where the dataset is made from files or a query."""
+        return self.input if isinstance(self.input, str) else None
 
     @property
     def broadcast(self) -> bool:
@@ -101,26 +127,48 @@ class AdjunctDataset:
 def bounded_dataset(
     name: str,
     *,
-    input: str,
+    input: Input,
     key: str | Sequence[str],
     partitions: int | None = None,
     partition_by: str | Sequence[str] | None = None,
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    extractor: KeyValueExtractor | None = None,
+    duplicates: Literal["last", "error"] = "last",
+    validators: Sequence[Validator] = (),
+    versions: VersionPartitions | None = None,
+    discard: DiscardPolicy = DiscardPolicy(),  # noqa: B008 - a frozen value
+    on_damage: Literal["fail", "previous"] = "fail",
     description: str = "",
     owners: str | Sequence[str] = (),
     group: str | None = None,
 ) -> AdjunctDataset:
-    """Return a dataset that arrives in versions on the stream `input` ("lake.planes").
+    """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
 
-    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given.
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. See
+    AdjunctDataset for the rest.
     """
     spread = _partition_by(name, key, partitions, partition_by, broadcast)
     return AdjunctDataset(
-        name, "bounded", input, _names(key), spread, partitions, bootstrap,
-        None if columns is None else _names(columns), description, _names(owners), group,
-    )  # fmt: skip
+        name,
+        "bounded",
+        input,
+        _names(key),
+        spread,
+        partitions,
+        bootstrap,
+        None if columns is None else _names(columns),
+        description,
+        _names(owners),
+        group,
+        extractor=extractor,
+        duplicates=duplicates,
+        validators=tuple(validators),
+        versions=versions,
+        discard=discard,
+        on_damage=on_damage,
+    )
 
 
 def unbounded_dataset(
@@ -168,3 +216,24 @@ def _partition_by(
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ...]:
+    """Return these bounded datasets as members of one version set: they switch, pin and roll back in one commit.
+
+    A version of the set is published when every member has delivered a version of the same name.
+    """
+    check_name("version set", name)
+    names = [member.name for member in members]
+    if len(set(names)) < 2 or len(set(names)) != len(names):
+        raise ConfigurationError(
+            f"version set {name!r} has the members {', '.join(names) or 'none'}: expected two or more different ones.",
+            "Name the datasets that switch together.",
+        )
+    for member in members:
+        if member.kind != "bounded" or isinstance(member.input, QuerySource) or member.versions is not None:
+            raise ConfigurationError(
+                f"version set {name!r} has the member {member.name!r}, whose versions have no names of their producer.",
+                "Only bounded datasets from a stream or from files, without version partitions, can switch together.",
+            )
+    return tuple(replace(member, version_set=name) for member in members)

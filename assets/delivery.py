@@ -8,12 +8,96 @@ the marker contradicts what was sealed (design, rule 10).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
+from assets.manifest import MarkerFacts
 from resources.errors import MarkerConflictError
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import Marker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.manifest import DatasetManifest, Declaration
+    from resources.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A version that has arrived whole, from whatever source: what it is called and where its records are.
+
+    `offsets` are the manifest's after it, `ranges` what it takes in by stream partition; both are empty for files
+    and queries. `markers` are what it promised, by stream partition or by completion object. `redelivered` counts
+    records dropped before it. `content` is the source's own.
+    """
+
+    version: str
+    offsets: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    markers: Mapping[str, MarkerFacts] = field(default_factory=dict)
+    redelivered: int = 0
+    content: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Awaiting:
+    """No version is complete. `version` is the one that has begun, if any; `missing` names the markers it lacks.
+
+    `offsets` are the manifest's behind dropped re-deliveries. `idle` says that nothing at all has arrived.
+    """
+
+    version: str | None
+    missing: tuple[str, ...]
+    offsets: Mapping[str, str] = field(default_factory=dict)
+    redelivered: int = 0
+    idle: bool = False
+
+
+class VersionSource(Protocol):
+    """Where versions of one dataset come from, looked at once: `next` decides from what was seen then.
+
+    Every source refuses, with DatasetError naming the dataset, what can't make it: no schema, key columns missing.
+    """
+
+    @property
+    def spec(self) -> AdjunctDataset: ...
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the entries, after extractor and `columns`."""
+        ...
+
+    @property
+    def declaration(self) -> Declaration: ...
+
+    @property
+    def copartitioned(self) -> bool:
+        """Whether partition i of what `read` returns holds exactly bucket i, so that no exchange is needed."""
+        ...
+
+    @property
+    def ordered_by(self) -> tuple[str, ...]:
+        """Columns of what `read` returns that put records of one key in order, the last one counting."""
+        ...
+
+    def first_manifest(self) -> DatasetManifest:
+        """Return the manifest of a dataset that has no commit yet."""
+        ...
+
+    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+        """Return the next complete version after what the manifest has settled. Raises MarkerConflictError."""
+        ...
+
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
+        """Return how many records it holds; raise MarkerConflictError where they are not what was promised."""
+        ...
+
+    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return its records: the columns of `schema`, `ordered_by`, and `__tombstone`. Checked strictly."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

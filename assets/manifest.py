@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 KIND = "dataset"
 POSITION = "__position"
 TOMBSTONE = "__tombstone"
-LISTED = 100
+FACTS_KEPT = 100
+NAMES_KEPT = 10_000
 
 
 def _schema(value: Any) -> Any:
@@ -64,17 +65,30 @@ class Declaration(_Document):
     key_types: tuple[str, ...]
     partition_by: tuple[str, ...]
     partitions: int | None = Field(default=None, ge=1)
-    input_partitions: int = Field(ge=1)
+    input_partitions: int = Field(ge=0)
     columns: tuple[str, ...] | None = None
     bootstrap: bool = True
 
 
 class MarkerFacts(_Document):
-    """What one partition's end-of-dataset marker said: rows before it and a checksum, where it gave them."""
+    """What one marker said: rows before it and a checksum, where it gave them.
+
+    A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0).
+    """
 
     offset: int
     rows: int | None = None
     checksum: str | None = None
+
+
+class Verdict(_Document):
+    """What one validator said of a version. `severity` "warn" never refuses one."""
+
+    name: str
+    passed: bool
+    severity: Literal["error", "warn"] = "error"
+    message: str = ""
+    facts: dict[str, Any] = Field(default_factory=dict)
 
 
 class SealedVersion(_Document):
@@ -100,6 +114,7 @@ class SealedVersion(_Document):
     digest: int | None = None
     offsets: dict[str, tuple[Offset, Offset]]
     counters: dict[str, int] = Field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -138,15 +153,49 @@ def layout_of(
 
 
 class VersionRef(_Document):
-    """A version that is retained: enough to list it, and the commit whose manifest describes it whole."""
+    """A version that is retained: enough to list it, to find its document, and to know which files it needs.
+
+    `document` is the object that holds its SealedVersion, None for a version that was refused before it was
+    built. `folders` are those of its generations. `reason` says why it was rejected, withdrawn or forced.
+    """
 
     id: str
     number: int
     name: str | None
     rows: int | None
     sealed_at: AwareDatetime
-    commit_number: int
-    commit: str
+    state: Literal["sealed", "rejected", "withdrawn"] = "sealed"
+    document: str | None
+    folders: tuple[str, ...] = ()
+    bytes: int = 0
+    reason: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class Pin(_Document):
+    """Holds readers at a version, whatever seals meanwhile, until it is taken away or `expires_at` has passed."""
+
+    version: str
+    reason: str
+    by: str
+    at: AwareDatetime
+    expires_at: AwareDatetime | None = None
+
+
+class Change(_Document):
+    """What one commit did to which version, and why; by whom and when stands in the commit."""
+
+    action: str
+    version: str | None = None
+    reason: str = ""
+
+
+class Awaited(_Document):
+    """The version that some markers have been seen of, the markers that are missing, and since when."""
+
+    version: str | None
+    missing: tuple[str, ...]
+    since: AwareDatetime
 
 
 class Delivered(_Document):
@@ -186,22 +235,32 @@ class Bootstrap(_Document):
 class DatasetManifest(_Document):
     """The whole state of a dataset at one commit.
 
-    `offsets` is the next offset to read of each input partition. `versions` lists the newest retained versions
-    of a bounded dataset, oldest first; an unbounded one has a version a commit, found by its number.
-    `delivered` remembers the newest names, so that a marker that comes again is known.
+    `offsets` is the next offset to read of each input partition ({} for files and queries). `version` is what
+    is served: the pinned version, else `head`, the one that the last switch chose. `versions` lists all
+    retained versions of a bounded dataset by number; an unbounded one has a version a commit, found by its
+    number. `delivered` remembers the newest deliveries and `known` the names of older ones, so that a marker
+    that comes again is known. `doomed` are the folders and documents that are being deleted: nobody may begin
+    to use them (design, rule 4).
     """
 
     format: Literal[1] = 1
     name: str
     declaration: Declaration
     version: SealedVersion | None = None
+    head: str | None = None
+    pin: Pin | None = None
     versions: tuple[VersionRef, ...] = ()
     delivered: tuple[Delivered, ...] = ()
+    known: tuple[str, ...] = ()
     abandoned: tuple[Abandoned, ...] = ()
+    awaited: Awaited | None = None
+    doomed: tuple[str, ...] = ()
     offsets: dict[str, Offset]
     bootstrap: Bootstrap | None = None
+    next_number: int = Field(default=1, ge=1)
     next_generation: int = Field(default=1, ge=1)
     counters: dict[str, int] = Field(default_factory=dict)
+    change: Change | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -212,12 +271,26 @@ class DatasetManifest(_Document):
             )
         if (self.bootstrap is None) != (self.declaration.kind == "bounded"):
             raise ValueError(f"a {self.declaration.kind} dataset has bootstrap {self.bootstrap!r}")
-        if self.version is not None:
-            if self.declaration.kind == "bounded" and self.version.id not in {ref.id for ref in self.versions}:
-                raise ValueError(f"the current version {self.version.id} is not among the retained versions")
-            if any(generation.id >= self.next_generation for generation in self.version.generations):
-                raise ValueError(f"next_generation is {self.next_generation}, which the current version uses")
+        if self.declaration.kind == "bounded":
+            self._check_served()
+        version = self.version
+        if version and any(generation.id >= self.next_generation for generation in version.generations):
+            raise ValueError(f"next_generation is {self.next_generation}, which the current version uses")
         return self
+
+    def _check_served(self) -> None:
+        sealed = {ref.id for ref in self.versions if ref.state == "sealed"}
+        wanted = self.pin.version if self.pin else self.head
+        served = self.version.id if self.version else None
+        if served != wanted:
+            raise ValueError(f"the version served is {served}, and {wanted} is pinned or chosen")
+        for named in {served, self.head} - {None}:
+            if named not in sealed:
+                raise ValueError(f"the version {named} is not among the retained, sealed versions")
+
+    def ref(self, version_id: str) -> VersionRef | None:
+        """Return the retained version of this id."""
+        return next((ref for ref in self.versions if ref.id == version_id), None)
 
     def body(self) -> dict[str, Any]:
         """Return the manifest as the JSON-able body of a commit."""

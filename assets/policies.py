@@ -1,0 +1,49 @@
+"""How long versions are kept, and how Dagster partitions a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from resources.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardPolicy:
+    """Which versions stay: the newest `keep` (None: all), what is served, pinned or leased, and nothing young.
+
+    Nothing is deleted that is younger than `grace`, by the store's clock: versions, and what failed attempts
+    left. Rejected and withdrawn versions go when they are older than `grace`.
+    """
+
+    keep: int | None = 3
+    grace: timedelta = timedelta(hours=24)
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and (isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1):
+            raise ConfigurationError(
+                f"a discard policy keeps {self.keep!r} versions: expected 1 or more.", "Change keep=."
+            )
+        if self.grace < timedelta(0):
+            raise ConfigurationError(f"a discard policy has a grace period of {self.grace}.", "Change grace=.")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPartitions:
+    """Versions as partitions in Dagster: one a day since `start` ("2026-01-01"), or one a name in `names`.
+
+    With neither, names are added in Dagster as they come (dynamic). A version takes the name of its partition,
+    and versions are ordered by name, numbers in it by value: an older one never becomes current by being built.
+    """
+
+    by: Literal["day", "name"] = "name"
+    start: str | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.by == "day") != (self.start is not None):
+            raise ConfigurationError(
+                f"version partitions by {self.by} have start={self.start!r}.",
+                'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
+            )
