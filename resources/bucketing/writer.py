@@ -34,7 +34,8 @@ class WriteOptions:
     """What the writer does on the way.
 
     `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key (they
-    must be adjacent); `drop_tombstones` then leaves deleted keys out. `number_rows` adds `__row`, counted
+    must be adjacent) and counts those before it, and how many of these said something else; `drop_tombstones`
+    then leaves deleted keys out. `number_rows` adds `__row`, counted
     from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
     microseconds since the epoch, with the number of its nulls.
     """
@@ -66,7 +67,7 @@ class BucketFileWriter:
         self._held: pa.Table | None = None
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
-        self._rows = self._superseded = self._deleted = 0
+        self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._digest: int | None = None
         self._min: list[Any] | None = None
         self._last: pa.Table | None = None
@@ -150,6 +151,10 @@ class BucketFileWriter:
             differs = step if differs is None else pc.or_(differs, step)
         kept = batch.slice(0, count).filter(differs)
         self._superseded += count - kept.num_rows
+        if DIGEST in batch.column_names and kept.num_rows < count:
+            digests = batch.column(DIGEST)
+            other = pc.and_(pc.invert(differs), pc.not_equal(digests.slice(0, count), digests.slice(1)))
+            self._conflicting += pc.sum(other).as_py() or 0
         return kept
 
     def _take(self, batch: pa.Table) -> None:
@@ -217,6 +222,7 @@ class BucketFileWriter:
         stats: dict[str, Any] = {}
         if self._options.last_per_key:
             stats["superseded"] = self._superseded
+            stats["conflicting"] = self._conflicting
         if self._options.drop_tombstones:
             stats["deleted"] = self._deleted
         if self._range is not None:
