@@ -56,7 +56,8 @@ class Declaration(_Document):
     """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
 
     `partitions` None is a broadcast copy. `columns` are what new versions store, None for all of the input's.
-    `input_partitions` is how many partitions the input had when the dataset was made.
+    `input_partitions` is how many partitions the input had when the dataset was made (0: files or a query).
+    `order` says whether versions follow each other as they arrive, or by name (version partitions).
     """
 
     kind: Literal["bounded", "unbounded"]
@@ -68,6 +69,7 @@ class Declaration(_Document):
     input_partitions: int = Field(ge=0)
     columns: tuple[str, ...] | None = None
     bootstrap: bool = True
+    order: Literal["arrival", "name"] = "arrival"
 
 
 class MarkerFacts(_Document):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -47,3 +48,9 @@ class VersionPartitions:
                 f"version partitions by {self.by} have start={self.start!r}.",
                 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
             )
+
+
+def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return what orders version names as people do: v2 before v10, 2026-01-31 before 2026-02-01."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return tuple((0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
+
+from assets.manifest import Verdict
 
 if TYPE_CHECKING:
     from resources.schema import Schema
 
-Action = Literal["sealed", "unchanged", "waiting", "bootstrapped", "applied", "up-to-date"]
+Action = Literal["sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "up-to-date"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvent:
+    """One stage of a dataset's advance has ended; `version` is the delivered name, None where there is none yet."""
+
+    dataset: str
+    version: str | None
+    stage: str
+    seconds: float
+
+    def summary(self) -> str:
+        """Return the event in one line, for logs."""
+        version = f", version {self.version}" if self.version else ""
+        return f"dataset {self.dataset}{version}: {self.stage} took {self.seconds:.2f} s"
+
+
+OnStage = Callable[[StageEvent], None]
+
+
+def ignore(event: StageEvent) -> None:
+    """Hear of a stage and do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceReport:
-    """The outcome of `advance_bounded` or `advance_unbounded`.
+    """The outcome of advancing one dataset.
 
-    `version` is the id now served (None before the first), `sealed` the ids made by this call, oldest first.
-    `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters`
-    are of this call: records read, superseded or redelivered, keys that ended deleted, changes applied.
-    `offsets` are the next ones to read, by stream partition. `waiting` names the stream partitions without a
-    marker for the next version. `seconds` is wall time by stage.
+    `version` is the id now served (None before the first), `sealed` the ids made by this call, oldest first, and
+    `rejected` those that it refused. `verdicts` are what the validators said of `evaluated`, the version looked at
+    last. `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters`
+    are of this call: records read, superseded or redelivered, keys that ended deleted, changes applied. `offsets`
+    are the next ones to read, by stream partition. `waiting` names the markers that the next version lacks,
+    `waiting_since` when its first one was seen. `seconds` is wall time by stage.
     """
 
     dataset: str
@@ -30,10 +56,14 @@ class AdvanceReport:
     action: Action
     version: str | None
     sealed: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    evaluated: str | None = None
+    verdicts: tuple[Verdict, ...] = ()
     rows: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     offsets: Mapping[str, str] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
+    waiting_since: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     schema: Schema | None = None
     note: str = ""
@@ -57,23 +87,28 @@ class AdvanceReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         values["schema"] = None if self.schema is None else self.schema.to_json()
         values["seconds"] = {stage: round(seconds, 3) for stage, seconds in self.seconds.items()}
+        values["verdicts"] = [verdict.model_dump(mode="json") for verdict in self.verdicts]
+        values["waiting_since"] = None if self.waiting_since is None else self.waiting_since.isoformat()
         for name in ("counters", "offsets"):
             values[name] = dict(values[name])
-        for name in ("sealed", "waiting"):
+        for name in ("sealed", "rejected", "waiting"):
             values[name] = list(values[name])
         return values
 
 
 class Stages:
-    """Wall time by stage; a stage that runs twice adds up."""
+    """Wall time by stage; a stage that runs twice adds up. Each end of one is told to `on_stage`."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: str = "", on_stage: OnStage = ignore) -> None:
         self.seconds: dict[str, float] = {}
+        self._dataset, self._on_stage = dataset, on_stage
 
     @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
+    def __call__(self, stage: str, version: str | None = None) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+            took = time.perf_counter() - began
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + took
+            self._on_stage(StageEvent(self._dataset, version, stage, took))

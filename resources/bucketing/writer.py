@@ -222,7 +222,8 @@ class BucketFileWriter:
         stats: dict[str, Any] = {}
         if self._options.last_per_key:
             stats["superseded"] = self._superseded
-            stats["conflicting"] = self._conflicting
+            if self._conflicting:
+                stats["conflicting"] = self._conflicting
         if self._options.drop_tombstones:
             stats["deleted"] = self._deleted
         if self._range is not None:
