@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from assets.report import OnStage, ignore
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -21,16 +23,22 @@ def advance_dataset(
     spark: Callable[[], SparkSession],
     *,
     by: str,
+    partition: str | None = None,
+    make_current: bool = False,
+    on_stage: OnStage = ignore,
 ) -> AdvanceReport:
-    """Seal the complete versions of a bounded dataset, or bootstrap and follow an unbounded one.
+    """Publish the complete versions of a bounded dataset, or bootstrap and follow an unbounded one.
 
     `spark` is called only when there is something to build. Safe to call again after any failure; several
-    datasets may advance at the same time, in threads of one session.
+    datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
+    bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
     """
     if spec.kind == "bounded":
         from assets.bounded import advance_bounded
 
-        return advance_bounded(lake, systems, spec, spark, by=by)
+        return advance_bounded(
+            lake, systems, spec, spark, by=by, partition=partition, make_current=make_current, on_stage=on_stage
+        )
     from assets.unbounded import advance_unbounded
 
-    return advance_unbounded(lake, systems, spec, spark, by=by)
+    return advance_unbounded(lake, systems, spec, spark, by=by, on_stage=on_stage)

@@ -1,46 +1,40 @@
-"""Bounded datasets: versions that arrive on a stream, sealed when every partition has delivered its marker.
+"""Bounded datasets: versions that arrive, are built and checked beside the one served, and then switch.
 
-    deliver -> (every partition marked?) -> build -> check -> unchanged? -> seal and switch, in one commit
+    collect -> build -> unchanged? stop -> validate -> seal -> switch
 
-Whatever fails before the commit leaves the current version and the offsets where they were; the next advance
-takes up from there. Behaviour: SAMZA-1278, "Bounded dataset"; rules 6 and 10 of the design.
+The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
+version and the offsets where they were, and the next advance takes up from there: a build that was finished is
+not repeated. A version that is refused for reasons of its data is kept aside as rejected, and does not block the
+next one. Behaviour: SAMZA-1278, "Bounded dataset"; rules 5, 6, 10 and 12 of the design.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.build import DatasetLog, add, check_declaration, write_generation
-from assets.delivery import Complete, MarkerSaid, Settled, Waiting, check_counts, next_delivery
-from assets.manifest import (
-    LISTED,
-    Abandoned,
-    DatasetManifest,
-    Delivered,
-    MarkerFacts,
-    SealedVersion,
-    VersionRef,
-    layout_of,
-)
-from assets.report import Action, AdvanceReport, Stages
-from assets.source import Source, as_stored, by_partition
-from resources.errors import DatasetError
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import OFFSET, PARTITION
+from assets.build import add, check_declaration
+from assets.candidate import Built, build_candidate, validate_candidate
+from assets.delivery import Awaiting, Delivery
+from assets.inputs import QuerySource
+from assets.log import DatasetLog
+from assets.manifest import Abandoned, Awaited, Change, DatasetManifest
+from assets.publish import leave, publish
+from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
+from assets.source import open_source
+from assets.version_set import join_version_set
+from assets.versions import expire_pin
+from resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from assets.build import Attempt
     from assets.dataset import AdjunctDataset
-    from resources.bucketing.files import Generation
-    from resources.objects.commit import Commit
+    from assets.delivery import VersionSource
     from resources.objects.lake import Lake
     from resources.streams.system import StreamSystem
-
-    State = tuple[Commit | None, DatasetManifest]
 
 
 def advance_bounded(
@@ -50,39 +44,49 @@ def advance_bounded(
     spark: Callable[[], SparkSession],
     *,
     by: str,
+    partition: str | None = None,
+    make_current: bool = False,
+    on_stage: OnStage = ignore,
 ) -> AdvanceReport:
-    """Seal every version that is complete, in order, and say what the next one waits for.
+    """Publish every version that is complete, in order, and say what the next one waits for.
 
-    `systems` are the stream systems by name; `by` says in the commits who did it. `spark` is called only if
-    there are records to build from. Raises MarkerConflictError, NullKeyError, DatasetError (a changed
-    declaration), and CommitConflict when another writer was first; what is current stays current.
+    `systems` are the stream systems by name; `by` says in the commits who did it. `spark` is called only if there
+    are records to build from. `partition` asks for the version of this name, where the dataset declares version
+    partitions; an older one is kept beside what is served unless `make_current`. Raises MarkerConflictError when
+    markers contradict each other, DatasetError (a changed declaration), and CommitConflict when another writer
+    was first; what is served stays served.
     """
-    stages = Stages()
-    with stages("collect"):
-        source = Source.of(systems, spec)
-        log = DatasetLog(lake, spec.name)
-        commit, manifest = log.read()
-        if manifest is None:
-            manifest = _first_manifest(source)
-        check_declaration(spec.name, manifest.declaration, source.declaration)
-        markers = source.markers(by_partition(manifest.offsets))
-    state: State = (commit, manifest)
-    sealed: list[str] = []
-    unchanged: list[str] = []
-    counters: dict[str, int] = {}
-    while True:
-        found = next_delivery(spec.name, _numbers(state[1]), markers, _settled(state[1]))
-        dropped = sum(source.count({cut.ssp: (str(cut.start), str(cut.end))}) for cut in found.dropped)
-        counters = add(counters, {"redelivered": dropped} if dropped else {})
-        if isinstance(found, Waiting):
-            break
-        state, made = _seal(log, source, state, found, spark, stages, by)
-        version = state[1].version
-        assert version is not None
-        (sealed if made else unchanged).append(version.id)
-        counters = add(counters, version.counters if made else {})
-    state = _leave(log, state, found, by)
-    return _report(source, state[1], found, sealed, unchanged, counters, stages)
+    if spec.version_set is not None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
+            "Advance the set with all its members: advance_version_set(lake, systems, members, …).",
+        )
+    _check_partition(spec, partition)
+    return _Cycle(lake, systems, (spec,), spark, by, on_stage, partition, make_current).run()[0]
+
+
+def advance_version_set(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    specs: Sequence[AdjunctDataset],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_stage: OnStage = ignore,
+) -> list[AdvanceReport]:
+    """Publish every version that all members of a version set have delivered, each in one commit; a report a member.
+
+    A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
+    MarkerConflictError when the members' next versions have different names.
+    """
+    names = {spec.version_set for spec in specs}
+    if len(names) != 1 or None in names or len(specs) < 2:
+        raise ConfigurationError(
+            f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set.",
+            "Declare them with version_set(NAME, …) and pass what it returns.",
+        )
+    join_version_set(lake, str(names.pop()), [spec.name for spec in specs], by=by)
+    return _Cycle(lake, systems, specs, spark, by, on_stage, None, False).run()
 
 
 def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
@@ -91,201 +95,203 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     Records that end with one of its markers are dropped. A version that is sealed stays as it is, and what is
     delivered under its name again is dropped unread, whatever its markers say. Safe to repeat.
     """
-    log = DatasetLog(lake, dataset)
-    commit, manifest = log.read()
-    if manifest is None:
-        raise DatasetError(f"dataset {dataset!r} has no commit yet, so there is nothing to abandon.", "Advance it.")
-    if any(ended.name == version for ended in manifest.abandoned):
-        return
     ended = Abandoned(name=version, reason=reason, by=by, at=datetime.now(UTC))
-    log.commit(commit, manifest.after(abandoned=(*manifest.abandoned, ended)), log.attempt(), by=by)
+    change = Change(action="abandon", version=version, reason=reason)
+
+    def abandon(manifest: DatasetManifest) -> DatasetManifest | None:
+        if any(each.name == version for each in manifest.abandoned):
+            return None
+        awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
+        return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
+
+    DatasetLog(lake, dataset).transact(abandon, by=by)
 
 
-def waiting_for(systems: Mapping[str, StreamSystem], spec: AdjunctDataset, manifest: DatasetManifest | None) -> Waiting:
-    """Return what the next version waits for, without building anything (nothing, if one is complete)."""
-    source = Source.of(systems, spec)
-    manifest = manifest or _first_manifest(source)
-    markers = source.markers(by_partition(manifest.offsets))
-    found = next_delivery(spec.name, _numbers(manifest), markers, _settled(manifest))
-    return found if isinstance(found, Waiting) else Waiting(found.version, (), found.dropped, found.offsets)
+@dataclass
+class Member:
+    """One dataset while it advances: alone, or with the other members of its version set.
+
+    `manifest` is what is decided on, `committed` what stands in the lake. `others` are the markers that other
+    members of the set lack for the version that this one has.
+    """
+
+    spec: AdjunctDataset
+    log: DatasetLog
+    source: VersionSource
+    manifest: DatasetManifest
+    stages: Stages
+    sealed: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    committed: DatasetManifest | None = None
+    last: Built | None = None
+    awaiting: Awaiting | None = None
+    others: tuple[str, ...] = ()
 
 
-def _first_manifest(source: Source) -> DatasetManifest:
-    offsets = as_stored(source.system.oldest(source.ssps))
-    return DatasetManifest(name=source.spec.name, declaration=source.declaration, offsets=offsets)
+class _Cycle:
+    def __init__(
+        self,
+        lake: Lake,
+        systems: Mapping[str, StreamSystem],
+        specs: Sequence[AdjunctDataset],
+        spark: Callable[[], SparkSession],
+        by: str,
+        on_stage: OnStage,
+        partition: str | None,
+        make_current: bool,
+    ) -> None:
+        self._spark, self._by, self._make_current = spark, by, make_current
+        # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
+        self._once = partition is not None or any(isinstance(spec.input, QuerySource) for spec in specs)
+        self._members = []
+        self._commit, manifests = DatasetLog(lake, specs[0].name).read_all()
+        _check_membership(specs, manifests)
+        for spec in specs:
+            stages = Stages(spec.name, on_stage)
+            with stages("collect"):
+                log = DatasetLog(lake, spec.name)
+                source = open_source(systems, spec, lake, partition=partition)
+                committed = manifests.get(spec.name)
+                manifest = committed or source.first_manifest()
+                check_declaration(spec.name, manifest.declaration, source.declaration)
+                manifest = expire_pin(log, _ordered(manifest, spec), datetime.now(UTC))
+                self._members.append(Member(spec, log, source, manifest, stages, committed=committed))
 
+    def run(self) -> list[AdvanceReport]:
+        while (deliveries := self._next()) is not None:
+            built = [
+                build_candidate(member, deliveries[member.spec.name], self._spark, by=self._by)
+                for member in self._members
+                if member.spec.name in deliveries
+            ]
+            for candidate in built:
+                validate_candidate(candidate, self._spark)
+            self._commit = publish(self._commit, built, by=self._by, make_current=self._make_current)
+        return [self._report(member) for member in self._members]
 
-def _numbers(manifest: DatasetManifest) -> dict[SystemStreamPartition, int]:
-    return {ssp: int(offset) for ssp, offset in by_partition(manifest.offsets).items()}
+    def _next(self) -> dict[str, Delivery] | None:
+        """Return what every member has delivered whole, None when one still waits; by then that is recorded."""
+        if self._once and any(member.last is not None for member in self._members):
+            for member in self._members:
+                member.awaiting = Awaiting(None, (), member.manifest.offsets, idle=True)
+            return None
+        found = {member.spec.name: member.source.next(member.manifest) for member in self._members}
+        complete = {name: each for name, each in found.items() if isinstance(each, Delivery)}
+        _check_one_version(complete)
+        waiting = {name: each for name, each in found.items() if isinstance(each, Awaiting)}
+        version = next((each.version for each in complete.values()), None)
+        # A member that had this version before it joined the set is not waited for.
+        if complete and all(version in _names(self._member(name).manifest) for name in waiting):
+            return complete
+        for name in complete:
+            self._member(name).others = tuple(marker for each in waiting.values() for marker in each.missing)
+        for name, each in waiting.items():
+            member = self._member(name)
+            member.awaiting = each
+            member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
+            awaited = _awaited(member.manifest, each, version)
+            self._commit = leave(self._commit, member, each.offsets, awaited, by=self._by)
+        return None
 
+    def _member(self, name: str) -> Member:
+        return next(member for member in self._members if member.spec.name == name)
 
-def _settled(manifest: DatasetManifest) -> Settled:
-    """Return what the markers of delivered versions said; nothing contradicts an abandoned one."""
-    settled: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {
-        done.name: {
-            SystemStreamPartition.parse(ssp): MarkerSaid(said.rows, said.checksum) for ssp, said in done.markers.items()
-        }
-        for done in manifest.delivered
-    }
-    return settled | {ended.name: {} for ended in manifest.abandoned}
-
-
-def _seal(
-    log: DatasetLog,
-    source: Source,
-    state: State,
-    complete: Complete,
-    spark: Callable[[], SparkSession],
-    stages: Stages,
-    by: str,
-) -> tuple[State, bool]:
-    """Build and commit one complete version; (state, False) if it equals the current one (rule 6)."""
-    commit, manifest = state
-    attempt = log.attempt()
-    ranges = {cut.ssp: (str(cut.start), str(cut.end)) for cut in complete.segments}
-    with stages("validate"):
-        records = source.counts(ranges)
-        check_counts(log.name, complete, records)
-    with stages("build"):
-        read = sum(records.values())
-        generation, counters = attempt.generation(manifest.next_generation), {"read": read}
-        if read:
-            what = f"dataset {log.name!r}, version {complete.version!r}"
-            generation, counted = _build(log, source, generation, attempt, source.read(spark(), ranges), what)
-            counters |= counted
-            _check_all_read(what, generation, counters)
-    number = manifest.versions[-1].number + 1 if manifest.versions else 1
-    version = SealedVersion(
-        id=f"v{number:06d}-{attempt.id}",
-        number=number,
-        name=complete.version,
-        sealed_at=datetime.now(UTC),
-        columns=source.schema,
-        key=source.spec.key,
-        partition_by=source.spec.partition_by,
-        partitions=source.spec.partitions,
-        positioned=False,
-        generations=(generation,),
-        rows=generation.rows,
-        digest=sum(file.digest or 0 for file in generation.files) % 2**64,
-        offsets={str(ssp): span for ssp, span in ranges.items()},
-        counters=counters,
-    )
-    same = manifest.version is not None and _same_content(manifest.version, version)
-    with stages("commit"):
-        if same:
-            after = _delivered(manifest, complete, manifest.version)
-        else:
-            commit_number = 1 if commit is None else commit.number + 1
-            shared = {name: getattr(version, name) for name in ("id", "number", "name", "rows", "sealed_at")}
-            ref = VersionRef(**shared, commit_number=commit_number, commit=attempt.id)
-            after = _delivered(manifest, complete, version).after(
-                version=version,
-                versions=(*manifest.versions, ref)[-LISTED:],
-                next_generation=manifest.next_generation + 1,
-                counters=add(manifest.counters, version.counters),
-            )
-        commit = log.commit(commit, after, attempt, by=by, written=generation)
-    if same:
-        log.drop(generation)
-    return (commit, after), not same
-
-
-def _build(
-    log: DatasetLog, source: Source, empty: Generation, attempt: Attempt, rows: DataFrame, what: str
-) -> tuple[Generation, dict[str, int]]:
-    """Write the last record of each key, by its place in the stream, without those that are deleted."""
-    spec = source.spec
-    layout = layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
-    return write_generation(
-        log.lake,
-        attempt,
-        empty.id,
-        layout,
-        rows,
-        what=what,
-        order_by=(*spec.key, OFFSET, PARTITION),
-        keep_tombstones=False,
-        partitioned=source.copartitioned,
-    )
-
-
-def _check_all_read(what: str, generation: Generation, counters: dict[str, int]) -> None:
-    got = generation.rows + counters["superseded"] + counters["deleted"]
-    if got != counters["read"]:
-        raise DatasetError(
-            f"{what}: the stream gave {got} records where its index counts {counters['read']}.",
-            "Nothing was published. Compare the stream's files with its manifest: adjunct stream describe.",
+    def _report(self, member: Member) -> AdvanceReport:
+        manifest, version = member.manifest, member.manifest.version
+        idle = member.awaiting is not None and member.awaiting.idle and version is not None
+        action: Action = "waiting"
+        notes = []
+        if member.sealed:
+            action = "sealed"
+        elif member.rejected:
+            action = "rejected"
+        elif member.unchanged:
+            action = "unchanged"
+            notes.append("the version delivered equals the current one")
+        elif idle:
+            action = "up-to-date"
+            notes.append("nothing new was delivered")
+        for ref in (manifest.ref(rejected) for rejected in member.rejected):
+            if ref is not None:
+                notes.append(f"version {ref.name!r} is rejected: {ref.reason}")
+        waiting = member.others or (member.awaiting.missing if member.awaiting and not idle else ())
+        if waiting:
+            begun = member.awaiting.version if member.awaiting else None
+            wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
+            notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
+        if manifest.pin is not None:
+            notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
+        looked_at = member.last.version if member.last and member.last.version else version
+        return AdvanceReport(
+            dataset=manifest.name,
+            kind="bounded",
+            action=action,
+            version=None if version is None else version.id,
+            sealed=tuple(member.sealed),
+            rejected=tuple(member.rejected),
+            evaluated=looked_at.id if looked_at else None,
+            verdicts=looked_at.verdicts if looked_at else (),
+            rows=None if version is None else version.rows,
+            counters=member.counters,
+            offsets=manifest.offsets,
+            waiting=waiting,
+            waiting_since=manifest.awaited.since if manifest.awaited and waiting else None,
+            seconds=member.stages.seconds,
+            schema=member.source.schema if version is None else version.columns,
+            note="; ".join(notes),
         )
 
 
-def _same_content(current: SealedVersion, new: SealedVersion) -> bool:
-    """Whether both hold the same rows in the same layout: equal counts and digests, bucket by bucket."""
-
-    def facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
-        return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
-
-    return current.layout == new.layout and facts(current) == facts(new)
-
-
-def _delivered(manifest: DatasetManifest, complete: Complete, held_by: SealedVersion | None) -> DatasetManifest:
-    """Return the manifest with this delivery done: its markers remembered, the offsets behind them."""
-    assert held_by is not None
-    markers = {
-        str(cut.ssp): MarkerFacts(offset=cut.end, rows=cut.marker.rows, checksum=cut.marker.checksum)
-        for cut in complete.segments
-    }
-    done = Delivered(name=complete.version, version=held_by.id, markers=markers)
-    offsets = as_stored({ssp: str(offset) for ssp, offset in complete.offsets.items()})
-    return manifest.after(delivered=(*manifest.delivered, done)[-LISTED:], offsets=offsets)
+def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
+    if partition is not None and spec.versions is None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} declares no version partitions, and version {partition!r} of it is asked for.",
+            "Declare them with versions=VersionPartitions(…), or advance it without a partition.",
+        )
+    if partition is not None and spec.stream is not None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is made from the stream {spec.stream}, whose markers name the versions.",
+            "Advance it without a partition: what the stream holds is published in its order.",
+        )
 
 
-def _leave(log: DatasetLog, state: State, found: Waiting, by: str) -> State:
-    """Commit the offsets behind dropped re-deliveries; and, the first time, where this dataset begins to read."""
-    commit, manifest = state
-    offsets = as_stored({ssp: str(offset) for ssp, offset in found.offsets.items()})
-    if commit is not None and offsets == manifest.offsets:
-        return state
-    manifest = manifest.after(offsets=offsets)
-    return log.commit(commit, manifest, log.attempt(), by=by), manifest
+def _check_membership(specs: Sequence[AdjunctDataset], manifests: Mapping[str, DatasetManifest]) -> None:
+    if specs[0].version_set is None and len(manifests) > 1:
+        others = ", ".join(sorted(set(manifests) - {specs[0].name}))
+        raise DatasetError(
+            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
+            "Declare it with version_set(NAME, …) as before, or under a new name.",
+        )
 
 
-def _report(
-    source: Source,
-    manifest: DatasetManifest,
-    found: Waiting,
-    sealed: list[str],
-    unchanged: list[str],
-    counters: dict[str, int],
-    stages: Stages,
-) -> AdvanceReport:
-    upcoming = source.system.upcoming(source.ssps)
-    idle = all(int(upcoming[ssp]) <= offset for ssp, offset in found.offsets.items())
-    version = manifest.version
-    action: Action = "waiting"
-    note = ""
-    if sealed:
-        action = "sealed"
-    elif unchanged:
-        action, note = "unchanged", "the version delivered equals the current one"
-    elif idle and version is not None:
-        action, note = "up-to-date", "nothing new was delivered"
-    waiting = () if idle and version is not None else tuple(map(str, found.missing))
-    if waiting:
-        wanted = "the first version" if found.version is None else f"version {found.version!r}"
-        wanted = "the next version" if found.version is None and version is not None else wanted
-        note = "; ".join(filter(None, [note, f"{wanted} waits for the markers of {', '.join(waiting)}"]))
-    return AdvanceReport(
-        dataset=manifest.name,
-        kind="bounded",
-        action=action,
-        version=None if version is None else version.id,
-        sealed=tuple(sealed),
-        rows=None if version is None else version.rows,
-        counters=counters,
-        offsets=manifest.offsets,
-        waiting=waiting,
-        seconds=stages.seconds,
-        schema=source.schema if version is None else version.columns,
-        note=note,
-    )
+def _ordered(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest:
+    order = "arrival" if spec.versions is None else "name"
+    if manifest.declaration.order == order:
+        return manifest
+    return manifest.after(declaration=manifest.declaration.model_copy(update={"order": order}))
+
+
+def _check_one_version(complete: Mapping[str, Delivery]) -> None:
+    versions = {each.version for each in complete.values()}
+    if len(versions) > 1:
+        said = "; ".join(f"{name}: {each.version!r}" for name, each in complete.items())
+        raise MarkerConflictError(
+            f"the members of one version set have delivered different versions as the next ({said}).",
+            "If one of them has no counterpart in the other members, abandon it there: "
+            "adjunct dataset abandon DATASET VERSION --reason ….",
+        )
+
+
+def _names(manifest: DatasetManifest) -> set[str]:
+    return {*manifest.known, *(done.name for done in manifest.delivered), *(each.name for each in manifest.abandoned)}
+
+
+def _awaited(manifest: DatasetManifest, awaiting: Awaiting, others: str | None) -> Awaited | None:
+    """Return what to remember of a wait: for which version, and since when. `others` have it whole in the set."""
+    if awaiting.idle and others is None:
+        return None
+    before, version = manifest.awaited, awaiting.version or others
+    since = before.since if before is not None and before.version == version else datetime.now(UTC)
+    return Awaited(version=version, missing=awaiting.missing, since=since)

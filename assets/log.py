@@ -173,10 +173,7 @@ class DatasetLog:
             )
         else:
             log, body = self.log, manifests[self.name].body()
-            if parent is None:
-                # The name first: a dataset that is there is always listed; a name without a commit is left out.
-                with contextlib.suppress(ObjectExistsError):
-                    self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
+            self._list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
         except CommitConflict as conflict:
@@ -184,6 +181,11 @@ class DatasetLog:
                 f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
                 "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
             ) from conflict
+
+    def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
+        """Fence the dataset's own pointer: from now on its manifest is in the version set's log."""
+        self._list_name(parent)
+        self.log.commit(parent, {"version_set": version_set, "manifest": manifest}, by=by)
 
     def transact(self, change: Callable[[DatasetManifest], DatasetManifest | None], *, by: str) -> DatasetManifest:
         """Commit what `change` makes of the manifest, deciding again after every conflict; return what is current.
@@ -217,6 +219,12 @@ class DatasetLog:
             else:
                 return manifests | dict(after)
         raise AssertionError("unreachable")
+
+    def _list_name(self, parent: Commit | None) -> None:
+        if parent is None:
+            # The name first: a dataset that is there is always listed; a name without a commit is left out.
+            with contextlib.suppress(ObjectExistsError):
+                self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
 
     def drop(self, written: Generation | None) -> None:
         """Delete files that nothing can refer to; what can't be deleted now is garbage for discarding."""

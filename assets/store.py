@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from assets.build import NAMES, DatasetLog, check_declaration
+from assets.build import check_declaration
+from assets.log import NAMES, DatasetLog
 from assets.lookup import FileCache
-from assets.manifest import DatasetManifest, SealedVersion
+from assets.manifest import DatasetManifest, SealedVersion, VersionRef
+from assets.versions import (
+    HistoryEntry,
+    drop_version,
+    force_version,
+    pin_version,
+    require_version,
+    roll_back,
+    unpin_version,
+    withdraw_version,
+)
 from assets.view import DatasetView
 from resources.errors import (
     DatasetError,
@@ -34,20 +46,23 @@ class DatasetStore:
     def __init__(self, lake: Lake, spec: AdjunctDataset | str) -> None:
         self.name = spec if isinstance(spec, str) else spec.name
         self._spec = None if isinstance(spec, str) else spec
-        self._log = DatasetLog(lake, self.name)
+        self.log = DatasetLog(lake, self.name)
         self._lake = lake
         self._cache = FileCache()
 
     def manifest(self) -> DatasetManifest | None:
         """Return the newest manifest, None before the first commit. Two requests."""
-        manifest = self._log.read()[1]
+        manifest = self.log.read()[1]
         if manifest is not None and self._spec is not None:
             self._check(manifest, self._spec)
         return manifest
 
     def current(self) -> DatasetView | None:
         """Return the version that is served now, or None while there is none."""
-        manifest = self.manifest()
+        return self.view_of(self.manifest())
+
+    def view_of(self, manifest: DatasetManifest | None) -> DatasetView | None:
+        """Return the version that a manifest of this dataset serves."""
         return None if manifest is None or manifest.version is None else self._view(manifest.version)
 
     def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> DatasetView:
@@ -63,34 +78,75 @@ class DatasetStore:
             "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
         )
 
-    def version(self, version_id: str) -> DatasetView:
-        """Return any retained version by its id, current or not."""
+    def version(self, version: str) -> DatasetView:
+        """Return any retained version by its id, or the newest of a name; a withdrawn one is refused."""
+        manifest = self.require_manifest()
+        if manifest.version is not None and manifest.version.id == version:
+            return self._view(manifest.version)
+        if manifest.declaration.kind == "unbounded":
+            return self._view(self._committed(manifest, version))
+        ref = require_version(manifest, version)
+        if ref.state == "withdrawn":
+            require_version(manifest, ref.id, sealed=True)  # says why, and what to do
+        return self._view(self.log.read_version(ref))
+
+    def versions(self) -> tuple[VersionRef, ...]:
+        """Return all retained versions of a bounded dataset, in the order in which they were made."""
+        return self.require_manifest().versions
+
+    def history(self, limit: int | None = 100) -> list[HistoryEntry]:
+        """Return the newest commits, newest first: what was done to which version, by whom, when and why."""
+        return [
+            HistoryEntry(
+                number=commit.number,
+                at=commit.created_at,
+                by=commit.by,
+                action=manifest.change.action if manifest.change else "commit",
+                version=manifest.change.version if manifest.change else None,
+                reason=manifest.change.reason if manifest.change else "",
+                served=manifest.version.id if manifest.version else None,
+            )
+            for commit, manifest in self.log.history(limit)
+        ]
+
+    # -- what operators do; each is one commit, and for a member of a version set one of the whole set
+
+    def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> DatasetManifest:
+        """Serve this version, by id or name, whatever seals meanwhile, until `unpin` or expiry."""
+        return pin_version(self.log, version, reason=reason, by=by, expires_at=expires_at)
+
+    def unpin(self, *, reason: str, by: str) -> DatasetManifest:
+        """Serve again what the last switch chose."""
+        return unpin_version(self.log, reason=reason, by=by)
+
+    def rollback(self, to: str | None = None, *, reason: str, by: str) -> DatasetManifest:
+        """Serve an earlier version (None: the one before) until the next one seals."""
+        return roll_back(self.log, to, reason=reason, by=by)
+
+    def withdraw(self, version: str, *, reason: str, by: str) -> DatasetManifest:
+        """Never serve this version again; the one before takes its place."""
+        return withdraw_version(self.log, version, reason=reason, by=by)
+
+    def force(self, version: str, *, reason: str, by: str) -> DatasetManifest:
+        """Publish a rejected version after all."""
+        return force_version(self.log, version, reason=reason, by=by)
+
+    def drop(self, version: str, *, reason: str, by: str) -> DatasetManifest:
+        """Forget a rejected or withdrawn version; the next discard deletes its files."""
+        return drop_version(self.log, version, reason=reason, by=by)
+
+    def require_manifest(self) -> DatasetManifest:
+        """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
         manifest = self.manifest()
         if manifest is None:
             raise self._not_found()
-        if manifest.version is not None and manifest.version.id == version_id:
-            return self._view(manifest.version)
-        place = _commit_of(manifest, version_id)
-        found = None
-        if place is not None:
-            with suppress(ObjectNotFoundError, MalformedDocumentError):
-                found = self._log.read_at(*place).version
-        if found is None or found.id != version_id:
-            listed = ", ".join(ref.id for ref in manifest.versions[-3:])
-            current = manifest.version.id if manifest.version else "none"
-            raise DatasetError(
-                f"dataset {self.name!r} has no version {version_id!r}; the current one is {current}"
-                f"{f', the newest are {listed}' if listed else ''}.",
-                f"See adjunct dataset show {self.name}.",
-            )
-        return self._view(found)
+        return manifest
 
     def describe(self) -> dict[str, Any]:
         """Return what the dataset is and holds, as JSON-able values. Raises DatasetNotFoundError."""
-        manifest = self.manifest()
-        if manifest is None:
-            raise self._not_found()
-        described = manifest.model_dump(mode="json", exclude={"format", "version", "delivered", "next_generation"})
+        manifest = self.require_manifest()
+        hidden = {"format", "version", "delivered", "known", "next_generation", "next_number", "doomed"}
+        described = manifest.model_dump(mode="json", exclude=hidden)
         version = manifest.version
         described["version"] = None
         if version is not None:
@@ -111,7 +167,7 @@ class DatasetStore:
         declared = manifest.declaration.model_copy(
             update={
                 "kind": spec.kind,
-                "input": spec.input,
+                "input": str(spec.input),
                 "key": spec.key,
                 "partition_by": spec.partition_by,
                 "partitions": spec.partitions,
@@ -119,20 +175,42 @@ class DatasetStore:
         )
         check_declaration(self.name, manifest.declaration, declared)
 
+    def _committed(self, manifest: DatasetManifest, version: str) -> SealedVersion:
+        """Return an unbounded dataset's version, whose number is that of the commit that holds it."""
+        number, dash, commit_id = version.removeprefix("v").partition("-")
+        found = None
+        if dash and number.isdecimal() and commit_id:
+            with suppress(ObjectNotFoundError, MalformedDocumentError):
+                found = self.log.read_at(int(number), commit_id).version
+        if found is None or found.id != version:
+            current = manifest.version.id if manifest.version else "none"
+            raise DatasetError(
+                f"dataset {self.name!r} has no version {version!r}; the current one is {current}.",
+                f"See adjunct dataset history {self.name}.",
+            )
+        return found
+
     def _awaited(self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None) -> str:
         kind = manifest.declaration.kind if manifest is not None else self._spec.kind if self._spec else None
         if kind == "unbounded":
             return "its bootstrap is not finished"
+        if manifest is not None and any(ref.state == "withdrawn" for ref in manifest.versions):
+            return "all that were sealed are withdrawn"
+        rejected = [ref for ref in manifest.versions if ref.state == "rejected"] if manifest else []
+        refused = f"; version {rejected[-1].name!r} was rejected ({rejected[-1].reason})" if rejected else ""
         if self._spec is None or systems is None:
             source = manifest.declaration.input if manifest else self._spec.input if self._spec else "its input"
-            return f"no version has been marked as complete in every partition of {source} and sealed"
-        from assets.bounded import waiting_for
+            return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
+        from assets.delivery import Awaiting
+        from assets.source import open_source
 
-        found = waiting_for(systems, self._spec, manifest)
-        if not found.missing:
-            return "one is delivered whole and not sealed yet"
+        source = open_source(systems, self._spec, self._lake)
+        found = source.next(manifest or source.first_manifest())
+        if not isinstance(found, Awaiting):
+            return f"one is delivered whole and not sealed yet{refused}"
         name = f"version {found.version!r}" if found.version else "the first version"
-        return f"{name} waits for the end-of-dataset markers of {', '.join(map(str, found.missing))}"
+        since = f" since {manifest.awaited.since:%Y-%m-%d %H:%M} UTC" if manifest and manifest.awaited else ""
+        return f"{name} waits{since} for the end-of-dataset markers of {', '.join(found.missing)}{refused}"
 
     def _not_found(self) -> DatasetNotFoundError:
         known = ", ".join(list_datasets(self._lake)) or "none"
@@ -154,14 +232,3 @@ def list_datasets(lake: Lake) -> list[str]:
     """Return the names of all datasets that have a commit, sorted."""
     names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{NAMES}/")]
     return sorted(name for name in names if lake.store.head(DatasetLog(lake, name).log.pointer_key))
-
-
-def _commit_of(manifest: DatasetManifest, version_id: str) -> tuple[int, str] | None:
-    """Return (commit number, commit id) of a version; an unbounded version's number is its commit's."""
-    for ref in manifest.versions:
-        if ref.id == version_id:
-            return ref.commit_number, ref.commit
-    number, dash, commit_id = version_id.removeprefix("v").partition("-")
-    if manifest.declaration.kind == "unbounded" and dash and number.isdecimal() and commit_id:
-        return int(number), commit_id
-    return None

@@ -14,18 +14,19 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.build import DatasetLog, add, check_declaration, write_generation
+from assets.build import add, check_declaration, write_generation
+from assets.log import DatasetLog
 from assets.manifest import POSITION, Bootstrap, DatasetManifest, SealedVersion, layout_of
-from assets.report import Action, AdvanceReport, Stages
+from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
 from assets.source import Ranges, Source, as_stored, by_partition
-from resources.errors import DatasetError, OffsetOutOfRangeError
+from resources.errors import CommitConflict, DatasetError, OffsetOutOfRangeError
 from resources.streams.system import OFFSET
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets.build import Attempt
     from assets.dataset import AdjunctDataset
+    from assets.log import Attempt
     from resources.bucketing.files import Generation
     from resources.objects.commit import Commit
     from resources.objects.lake import Lake
@@ -40,6 +41,7 @@ def advance_unbounded(
     spark: Callable[[], SparkSession],
     *,
     by: str,
+    on_stage: OnStage = ignore,
 ) -> AdvanceReport:
     """Bootstrap the dataset, or apply the changes since its last commit; nothing new makes no commit.
 
@@ -47,7 +49,7 @@ def advance_unbounded(
     there are records to read. Raises NullKeyError, DatasetError (a changed declaration, a stream whose keys
     spread over partitions), and CommitConflict when another writer was first.
     """
-    stages = Stages()
+    stages = Stages(spec.name, on_stage)
     with stages("collect"):
         source = Source.of(systems, spec)
         _check_order(source)
@@ -58,7 +60,7 @@ def advance_unbounded(
             _check_columns(manifest, source)
         if commit is None or manifest is None:
             manifest = _begin(source)
-            commit = log.commit(None, manifest, log.attempt(), by=by)
+            commit = log.commit(None, manifest, by=by)
         bootstrap = manifest.bootstrap
         assert bootstrap is not None
         starts = by_partition(manifest.offsets)
@@ -73,11 +75,16 @@ def advance_unbounded(
         generation, counters = attempt.generation(manifest.next_generation), {"read": records}
         if records:
             generation, counted = _build(log, source, generation, attempt, ranges, spark(), base=running)
+            counted.pop("conflicting", None)  # of a change stream nothing else is expected
             counters |= counted if running else {"changes": generation.rows, **counted}
     offsets = as_stored({**starts, **{ssp: end for ssp, (_, end) in ranges.items()}})
     with stages("commit"):
         after = _after(source, manifest, commit, attempt, generation, offsets, counters, running)
-        log.commit(commit, after, attempt, by=by, written=generation)
+        try:
+            log.commit(commit, after, by=by, commit_id=attempt.id)
+        except CommitConflict:
+            log.drop(generation)
+            raise
     action: Action = "bootstrapped" if running else "applied"
     made = after.version is not None and after.version is not manifest.version
     return _report(source, after, action, counters, stages, made=made)

@@ -1,0 +1,199 @@
+"""The switch: one commit that makes versions current, or keeps them aside; repeated over changes that don't matter.
+
+A pin or a rollback that is committed during a long build does not cost the build: the same decision is made again
+on what is current then. Another writer that took in the same delivery does: CommitConflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from assets.build import add
+from assets.manifest import FACTS_KEPT, NAMES_KEPT, Awaited, Change, DatasetManifest, Delivered, VersionRef
+from assets.policies import natural_order
+from assets.versions import serve
+from resources.errors import CommitConflict
+
+if TYPE_CHECKING:
+    from assets.bounded import Member
+    from assets.candidate import Built
+    from resources.objects.commit import Commit
+
+_TRIES = 20
+
+
+def publish(commit: Commit | None, built: Sequence[Built], *, by: str, make_current: bool) -> Commit:
+    """Commit these versions together: all published, or all kept aside when one of them is refused."""
+    refused = next((each for each in built if each.problem), None)
+    documents = {}
+    for each in built:
+        if each.version is not None and (refused is not None or not each.unchanged):
+            with each.member.stages("seal", each.delivery.version):
+                documents[each.id] = each.member.log.write_version(each.version)
+    members = [each.member for each in built]
+    with members[0].stages("switch", built[0].delivery.version):
+        for tried in range(_TRIES):
+            after = {
+                each.member.spec.name: _after(each, documents.get(each.id), refused, make_current) for each in built
+            }
+            try:
+                commit = members[0].log.commit_all(commit, after, by=by)
+                break
+            except CommitConflict:
+                if tried + 1 == _TRIES:
+                    raise
+                commit = _rebase(built)
+        for each in built:
+            _note(each, after[each.member.spec.name])
+    assert commit is not None
+    return commit
+
+
+def leave(
+    commit: Commit | None, member: Member, offsets: Mapping[str, str], awaited: Awaited | None, *, by: str
+) -> Commit | None:
+    """Commit what waiting has found: offsets behind dropped re-deliveries, which markers are missing, an expired pin.
+
+    Also the first time, so that it stands where this dataset begins to read. Nothing new makes no commit.
+    """
+    manifest = member.manifest
+    before = member.committed
+    same = awaited == manifest.awaited or (
+        awaited is not None
+        and manifest.awaited is not None
+        and (awaited.version, awaited.missing) == (manifest.awaited.version, manifest.awaited.missing)
+    )
+    if before is not None and dict(offsets) == manifest.offsets and same and before == manifest:
+        return commit
+    after = manifest.after(offsets=dict(offsets), awaited=awaited, change=Change(action="wait"))
+    commit = member.log.commit(commit, after, by=by)
+    member.manifest = member.committed = after
+    return commit
+
+
+def _after(built: Built, document: str | None, refused: Built | None, make_current: bool) -> DatasetManifest:
+    manifest, delivery, version = built.member.manifest, built.delivery, built.version
+    common = {
+        "offsets": dict(delivery.offsets),
+        "awaited": None,
+        "counters": add(manifest.counters, version.counters if version else {}),
+    }
+    if built.unchanged and refused is None:
+        held = manifest.ref(built.unchanged)
+        head = {"head": held.id} if held is not None and _switches(manifest, held, make_current) else {}
+        common["counters"] = manifest.counters
+        return serve(
+            built.member.log, manifest, **common, **head, **_delivered(manifest, built, built.unchanged),
+            change=Change(action="unchanged", version=built.unchanged, reason=f"delivered as {delivery.version}"),
+        )  # fmt: skip
+    ref = _ref(built, document, refused)
+    fresh = {
+        **common,
+        **_delivered(manifest, built, ref.id),
+        "versions": (*manifest.versions, ref),
+        "next_number": built.number + 1,
+    }
+    if version is not None and version.generations:
+        fresh["next_generation"] = max(manifest.next_generation, max(g.id for g in version.generations) + 1)
+    if refused is not None:
+        return manifest.after(**fresh, change=Change(action="reject", version=ref.id, reason=ref.reason))
+    head = {"head": ref.id} if _switches(manifest, ref, make_current) else {}
+    return serve(
+        built.member.log, manifest, **fresh, **head, built=version,
+        change=Change(action="seal", version=ref.id, reason="" if head else "kept beside a later version"),
+    )  # fmt: skip
+
+
+def _ref(built: Built, document: str | None, refused: Built | None) -> VersionRef:
+    version, reason = built.version, ""
+    if refused is not None:
+        reason = refused.problem
+        if refused is not built:
+            reason = f"member {refused.member.spec.name} of the version set refused it: {reason}"
+    return VersionRef(
+        id=built.id,
+        number=built.number,
+        name=built.delivery.version,
+        rows=None if version is None else version.rows,
+        sealed_at=datetime.now(UTC) if version is None else version.sealed_at,
+        state="sealed" if refused is None else "rejected",
+        document=document,
+        folders=() if version is None else tuple(generation.folder for generation in version.generations),
+        bytes=0 if version is None else sum(generation.size for generation in version.generations),
+        reason=reason,
+        verdicts=version.verdicts if refused is not None and version is not None else (),
+    )
+
+
+def _switches(manifest: DatasetManifest, new: VersionRef, make_current: bool) -> bool:
+    """Whether a version becomes the one that readers get: never by itself an older one, in the dataset's order."""
+    head = manifest.ref(manifest.head) if manifest.head else None
+    if head is None or make_current:
+        return True
+    if manifest.declaration.order == "arrival":
+        return new.number >= head.number or manifest.head == new.id
+    return natural_order(new.name or "") >= natural_order(head.name or "")
+
+
+def _delivered(manifest: DatasetManifest, built: Built, version: str) -> dict[str, object]:
+    done = Delivered(name=built.delivery.version, version=version, markers=dict(built.delivery.markers))
+    delivered = (*manifest.delivered, done)
+    older = tuple(each.name for each in delivered[:-FACTS_KEPT])
+    return {"delivered": delivered[-FACTS_KEPT:], "known": (*manifest.known, *older)[-NAMES_KEPT:]}
+
+
+def _rebase(built: Sequence[Built]) -> Commit | None:
+    """Take over what others committed meanwhile, if it leaves these deliveries and builds as they were."""
+    commit, manifests = built[0].member.log.read_all()
+    for each in built:
+        before, now = each.member.manifest, manifests.get(each.member.spec.name)
+        if now is None or each.folder in now.doomed:
+            raise _lost(each, "discarded this build")
+        if _taken_in(before) != _taken_in(now):
+            _clear(each, now)
+            raise _lost(each, "took in the same delivery")
+        if each.unchanged and before.head != now.head:
+            raise _lost(each, "changed what is current, to which this version was equal")
+        each.member.manifest = now
+    return commit
+
+
+def _taken_in(manifest: DatasetManifest) -> tuple[object, ...]:
+    return manifest.offsets, manifest.delivered, manifest.abandoned, manifest.next_number
+
+
+def _lost(built: Built, what: str) -> CommitConflict:
+    return CommitConflict(
+        f"dataset {built.member.spec.name!r}, version {built.delivery.version!r}: another writer {what} meanwhile.",
+        "Nothing of this attempt is served. Advance again: it goes on from what the other one did.",
+    )
+
+
+def _clear(built: Built, now: DatasetManifest) -> None:
+    """Delete the files of a lost build, if they are needed by nobody.
+
+    Another writer may have found this very build and published it. Once the delivery is settled, nobody can any
+    more, so what no version refers to then is nobody's.
+    """
+    settled = built.delivery.version in {*now.known, *(done.name for done in now.delivered)}
+    if settled and not any(built.folder in ref.folders for ref in now.versions):
+        built.forget_attempt(files=True)
+
+
+def _note(built: Built, after: DatasetManifest) -> None:
+    member, delivery = built.member, built.delivery
+    member.manifest = member.committed = after
+    member.last = built
+    counters = {"redelivered": delivery.redelivered} if delivery.redelivered else {}
+    ref = after.ref(built.id)
+    if ref is None:
+        member.unchanged.append(str(built.unchanged))
+    elif ref.state == "rejected":
+        member.rejected.append(built.id)
+    else:
+        member.sealed.append(built.id)
+        counters = add(counters, built.version.counters if built.version else {})
+    member.counters = add(member.counters, counters)
+    built.forget_attempt(files=ref is None)
