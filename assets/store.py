@@ -32,6 +32,7 @@ from resources.errors import (
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
+    from assets.delivery import Awaiting
     from resources.objects.lake import Lake
     from resources.streams.system import StreamSystem
 
@@ -77,6 +78,19 @@ class DatasetStore:
             f"dataset {self.name!r} has no version to read yet: {self._awaited(manifest, systems)}.",
             "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
         )
+
+    def awaiting(self, systems: Mapping[str, StreamSystem]) -> Awaiting | None:
+        """Return what a bounded dataset's next version waits for, None if one has been delivered whole.
+
+        Builds and commits nothing. Needs the declaration, not only the name.
+        """
+        from assets.delivery import Awaiting
+        from assets.source import open_source
+
+        assert self._spec is not None
+        source = open_source(systems, self._spec, self._lake)
+        found = source.next(self.manifest() or source.first_manifest())
+        return found if isinstance(found, Awaiting) else None
 
     def version(self, version: str) -> DatasetView:
         """Return any retained version by its id, or the newest of a name; a withdrawn one is refused."""
@@ -201,12 +215,8 @@ class DatasetStore:
         if self._spec is None or systems is None:
             source = manifest.declaration.input if manifest else self._spec.input if self._spec else "its input"
             return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
-        from assets.delivery import Awaiting
-        from assets.source import open_source
-
-        source = open_source(systems, self._spec, self._lake)
-        found = source.next(manifest or source.first_manifest())
-        if not isinstance(found, Awaiting):
+        found = self.awaiting(systems)
+        if found is None:
             return f"one is delivered whole and not sealed yet{refused}"
         name = f"version {found.version!r}" if found.version else "the first version"
         since = f" since {manifest.awaited.since:%Y-%m-%d %H:%M} UTC" if manifest and manifest.awaited else ""

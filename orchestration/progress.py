@@ -59,7 +59,6 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
     A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
     """
     from assets import DatasetStore
-    from assets.bounded import waiting_for
 
     waiting = []
     for dataset in app.datasets:
@@ -73,7 +72,8 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
         try:
             systems[system].info(stream)
             # What is delivered whole is sealed by the run, and an unbounded dataset bootstraps in it.
-            if dataset.kind == "bounded" and waiting_for(systems, dataset, manifest).missing:
+            awaiting = store.awaiting(systems) if dataset.kind == "bounded" else None
+            if awaiting is not None and awaiting.missing:
                 store.require_current(systems)
         except (NoSealedVersionError, StreamNotFoundError) as error:
             waiting.append(error.problem)
