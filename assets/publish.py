@@ -67,7 +67,9 @@ def leave(
     )
     if before is not None and dict(offsets) == manifest.offsets and same and before == manifest:
         return commit
-    after = manifest.after(offsets=dict(offsets), awaited=awaited, change=Change(action="wait"))
+    expired = before is not None and before.pin != manifest.pin
+    change = manifest.change if expired else Change(action="wait", version=awaited.version if awaited else None)
+    after = manifest.after(offsets=dict(offsets), awaited=awaited, change=change)
     commit = member.log.commit(commit, after, by=by)
     member.manifest = member.committed = after
     return commit
