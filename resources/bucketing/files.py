@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import datetime as dt
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,7 +21,9 @@ class BucketFile:
 
     `size` is in bytes; `min_key` and `max_key` are JSON-able (see `encode_key`) and None where the layout has
     no key; `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order (None
-    for files written without Spark); `stats` holds counters of the writer, such as superseded rows.
+    for files written without Spark); `stats` holds counters of the writer, such as superseded rows. `footer` is the
+    Parquet footer (see `pack_footer`), so that whoever looks up a key need not fetch it: None for files without a
+    key, and where a manifest would grow too large with it.
     """
 
     bucket: int
@@ -31,9 +35,13 @@ class BucketFile:
     max_key: list[Any] | None = None
     digest: int | None = None
     stats: Mapping[str, Any] = field(default_factory=dict)
+    footer: str | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        item = {name: getattr(self, name) for name in self.__slots__}
+        if self.footer is None:
+            del item["footer"]
+        return item
 
     @classmethod
     def from_json(cls, item: Any) -> BucketFile:
@@ -61,6 +69,15 @@ class Generation:
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
+
+    @property
+    def footer_size(self) -> int:
+        """The bytes that the footers of its files take in a manifest."""
+        return sum(len(file.footer or "") for file in self.files)
+
+    def without_footers(self) -> Generation:
+        """Return this generation for a manifest that their footers would make too large: readers fetch them."""
+        return replace(self, files=tuple(replace(file, footer=None) for file in self.files))
 
     def to_json(self) -> dict[str, Any]:
         return {"id": self.id, "folder": self.folder, "files": [file.to_json() for file in self.files]}
@@ -140,3 +157,19 @@ def encode_key(values: Sequence[Any]) -> list[Any]:
         else:
             encoded.append(value)
     return encoded
+
+
+def pack_footer(tail: bytes) -> str:
+    """Return the end of a Parquet file, from its footer on, as text: compressed, in base64."""
+    return base64.b64encode(zlib.compress(tail, 9)).decode()
+
+
+def unpack_footer(text: str) -> bytes:
+    """Return what `pack_footer` was given. Raises MalformedDocumentError."""
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True))
+    except (binascii.Error, zlib.error) as error:
+        raise MalformedDocumentError(
+            f"a stored footer reads {text[:60]!r}: {error}.",
+            "Restore the manifest from a backup, or roll back to the commit before.",
+        ) from error

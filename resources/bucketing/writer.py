@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
-from resources.bucketing.files import BucketFile, BucketLayout, attempt_of, bucket_file_name, encode_key
+from resources.bucketing.files import BucketFile, BucketLayout, attempt_of, bucket_file_name, encode_key, pack_footer
 from resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ DIGEST = "__digest"
 BUCKET = "__bucket"
 TOMBSTONE = "__tombstone"
 ROWS_PER_GROUP = 65_536
-_FOOTER_KEY = b"adjunct"
+GROUP_KEYS = b"adjunct-group-keys"
+_FACTS = b"adjunct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class BucketFileWriter:
         self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._digest: int | None = None
         self._min: list[Any] | None = None
+        self._group_keys: list[Any] = []
         self._last: pa.Table | None = None
         self._range: tuple[int, int] | None = None
         self._range_nulls = 0
@@ -103,7 +105,9 @@ class BucketFileWriter:
                 "digest": self._digest,
                 "stats": self._stats(),
             }
-            self._writer.add_key_value_metadata({_FOOTER_KEY: json.dumps(facts).encode()})
+            self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
+            if self._layout.key:
+                self._writer.add_key_value_metadata({GROUP_KEYS: json.dumps(self._group_keys).encode()})
             self._writer.close()
             return self._upload(facts)
         finally:
@@ -208,8 +212,11 @@ class BucketFileWriter:
                 compression="zstd",
                 use_dictionary=[name for name in self._layout.columns if name != ROW],
                 column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
+                write_page_checksum=True,  # without, a flipped bit in a page may decode to another value
             )
         table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
+        # Where the key has several columns, statistics do not tell exactly in which group a key is.
+        self._group_keys += [self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)]
         self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting, self._waiting_rows = [], 0
 
@@ -242,10 +249,20 @@ class BucketFileWriter:
 
             self._path.unlink()
             self._store.download(key, self._path)
-            facts = json.loads(pq.read_metadata(self._path).metadata[_FOOTER_KEY])
+            facts = json.loads(pq.read_metadata(self._path).metadata[_FACTS])
+        size = self._path.stat().st_size
         with self._path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return BucketFile(self._bucket, self._name, size=self._path.stat().st_size, sha256=sha256, **facts)
+            footer = pack_footer(_tail(file, size)) if self._layout.key else None
+        return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
+
+
+def _tail(file: BinaryIO, size: int) -> bytes:
+    """Return a Parquet file from its footer on: the footer, its length in 4 bytes, and the magic."""
+    file.seek(size - 8)
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(size - 8 - length)
+    return file.read()
 
 
 def write_arrow_buckets(

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from resources.errors import SchemaMismatchError
 from resources.hashing import bucket_of, buckets, spark_hash
-from resources.schema import Schema
+from resources.plain import to_plain
+from resources.schema import Schema, arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +46,56 @@ def rows() -> list[dict[str, object]]:
         made.append({**made[5], name: None})
     made.append(dict.fromkeys(SCHEMA.names))
     return made
+
+
+def integers(bits: int) -> st.SearchStrategy[int]:
+    return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
+    exact = Context(prec=precision)
+    return st.integers(1 - 10**precision, 10**precision - 1).map(lambda n: Decimal(n).scaleb(-scale, exact))
+
+
+INSTANTS = st.datetimes(timezones=st.just(dt.UTC))
+VALUES: dict[str, st.SearchStrategy[object]] = {
+    "string": st.text(st.characters(codec="utf-8")),
+    "binary": st.binary(),
+    "tinyint": integers(8),
+    "smallint": integers(16),
+    "int": integers(32),
+    "bigint": integers(64),
+    "boolean": st.booleans(),
+    "date": st.dates(),
+    "timestamp": INSTANTS,
+    "decimal(9,2)": decimals(9, 2),
+    "decimal(18,0)": decimals(18, 0),
+    "decimal(19,4)": decimals(19, 4),
+    "decimal(38,10)": decimals(38, 10),
+}
+KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
+    lambda types: st.tuples(st.just(types), st.tuples(*[st.none() | VALUES[kind] for kind in types]))
+)
+
+
+@settings(deadline=None)
+@given(KEYS, st.integers(1, 100_000))
+def test_a_single_key_hashes_as_columns_do(key: tuple[list[str], tuple[object, ...]], n: int) -> None:
+    types, values = key
+    columns = [pa.array([value], arrow_type(kind)) for value, kind in zip(values, types, strict=True)]
+    assert bucket_of(values, types, n) == int(buckets(columns, n)[0])
+
+
+@pytest.mark.parametrize("kind", sorted(VALUES))
+def test_stored_forms_order_as_the_values_do(kind: str) -> None:
+    @settings(deadline=None)
+    @given(VALUES[kind], VALUES[kind])
+    def check(one: object, other: object) -> None:
+        plain = to_plain(kind)
+        assert (plain(one) < plain(other)) == (one < other)  # type: ignore[operator]
+        assert (plain(one) == plain(other)) == (one == other)
+
+    check()
 
 
 @pytest.mark.spark
@@ -89,3 +142,5 @@ def test_what_can_not_be_hashed_is_refused() -> None:
         spark_hash([pa.array([1.5])])
     with pytest.raises(SchemaMismatchError, match="no columns"):
         spark_hash([])
+    with pytest.raises(SchemaMismatchError, match="a value of type double can't be hashed"):
+        bucket_of([1.5], ["double"], 8)
