@@ -1,4 +1,4 @@
-"""The input stream of a dataset: what it says of itself, its positions, and exact reads of it."""
+"""Where a dataset's content comes from: `open_source` gives the versions of a bounded one, `Source` its stream."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assets.manifest import Declaration
+from assets.entries import declaration_of, schema_of_entries
+from assets.inputs import FileSource, QuerySource
 from resources.errors import DatasetError, OffsetOutOfRangeError
 from resources.names import split_stream_name
-from resources.schema import Schema, check_key_types
+from resources.schema import Schema
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import Marker, OffsetRange, StreamInfo, StreamSystem
 
@@ -17,13 +18,37 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from assets.dataset import AdjunctDataset
+    from assets.delivery import VersionSource
+    from assets.manifest import Declaration
+    from resources.objects.lake import Lake
 
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
 
+def open_source(
+    systems: Mapping[str, StreamSystem], spec: AdjunctDataset, lake: Lake, *, partition: str | None = None
+) -> VersionSource:
+    """Return the versions that a bounded dataset is made from, whatever they arrive by.
+
+    `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
+    stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
+    """
+    from assets.stream_source import StreamSource
+
+    if isinstance(spec.input, FileSource):
+        from assets.file_source import FileVersions
+
+        return FileVersions(spec, spec.input, partition)
+    if isinstance(spec.input, QuerySource):
+        from assets.query_source import QueryVersions
+
+        return QueryVersions(spec, spec.input, partition)
+    return StreamSource(Source.of(systems, spec))
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A dataset's input, opened: `schema` is what the dataset stores of it."""
+    """A dataset's input stream, opened: `schema` is what the dataset stores of it."""
 
     spec: AdjunctDataset
     system: StreamSystem
@@ -34,7 +59,7 @@ class Source:
     @classmethod
     def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset) -> Source:
         """Open the input of `spec` and check that its columns can make this dataset."""
-        name, stream = split_stream_name(spec.input)
+        name, stream = split_stream_name(str(spec.input))
         if name not in systems:
             raise DatasetError(
                 f"dataset {spec.name!r} has the input {spec.input}, and no stream system {name!r} is given: there "
@@ -43,31 +68,17 @@ class Source:
             )
         system = systems[name]
         info = system.info(stream)
-        what = f"dataset {spec.name!r} (input {spec.input})"
         if info.schema is None:
             raise DatasetError(
-                f"{what}: the stream's records are raw, without columns.",
+                f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns.",
                 "Use a stream that declares its schema as the input.",
             )
-        schema = info.schema if spec.columns is None else info.schema.select(spec.columns, what)
-        check_key_types(schema, spec.key, what)
-        return cls(spec, system, info, tuple(system.partitions(stream)), schema)
+        return cls(spec, system, info, tuple(system.partitions(stream)), schema_of_entries(spec, info.schema))
 
     @property
     def declaration(self) -> Declaration:
         """What the manifest keeps of the specification and its input."""
-        spec = self.spec
-        return Declaration(
-            kind=spec.kind,
-            input=spec.input,
-            key=spec.key,
-            key_types=tuple(self.schema.field(name).type for name in spec.key),
-            partition_by=spec.partition_by,
-            partitions=spec.partitions,
-            input_partitions=len(self.ssps),
-            columns=spec.columns,
-            bootstrap=spec.bootstrap,
-        )
+        return declaration_of(self.spec, self.schema, input_partitions=len(self.ssps))
 
     @property
     def copartitioned(self) -> bool:
@@ -76,6 +87,7 @@ class Source:
             self.info.partitioner == "spark-murmur3"
             and self.spec.partitions == self.info.partitions
             and self.info.key == self.spec.partition_by
+            and self.spec.extractor is None
         )
 
     @property
