@@ -41,6 +41,11 @@ class DatasetView:
         return f"DatasetView({self.dataset!r}, {self.version!r})"
 
     @property
+    def store(self) -> ObjectStore:
+        """Where the version's files are."""
+        return self._store
+
+    @property
     def version(self) -> str:
         """The version's id."""
         return self.sealed.id
