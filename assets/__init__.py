@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from assets.advance import advance_dataset
-from assets.bounded import abandon_version, advance_bounded
-from assets.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from assets.bounded import abandon_version, advance_bounded, advance_version_set
+from assets.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
 from assets.manifest import DatasetManifest, SealedVersion
 from assets.report import AdvanceReport
 from assets.store import DatasetStore, list_datasets, open_dataset
 from assets.unbounded import advance_unbounded
+from assets.version_set import current_versions
 from assets.view import DatasetView
 
 __all__ = [
@@ -22,8 +23,11 @@ __all__ = [
     "advance_bounded",
     "advance_dataset",
     "advance_unbounded",
+    "advance_version_set",
     "bounded_dataset",
+    "current_versions",
     "list_datasets",
     "open_dataset",
     "unbounded_dataset",
+    "version_set",
 ]

@@ -1,0 +1,68 @@
+"""Builds versions without Spark, for tests that need many: the same files, written by the same writer.
+
+Only reading the stream and the row digest differ from a real build; everything after it is the real cycle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from assets import candidate
+from assets.delivery import Delivery
+from assets.log import Attempt
+from assets.stream_source import StreamSource
+from resources.bucketing.files import BucketLayout, Generation
+from resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets
+from resources.objects import Lake
+from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
+
+
+def build_without_spark(patch: pytest.MonkeyPatch) -> None:
+    """Replace Spark in the build of versions until the patch is undone."""
+    patch.setattr(StreamSource, "read", _read)
+    patch.setattr(candidate, "write_generation", _write)
+
+
+def no_session() -> Any:
+    """What `spark()` gives: nothing, since nothing asks it."""
+    return None
+
+
+def _read(source: StreamSource, delivery: Delivery, spark: Any) -> pa.Table:
+    system = source._stream.system
+    assert isinstance(system, LakeStreams)
+    ranges = {SystemStreamPartition.parse(ssp): OffsetRange(*span) for ssp, span in delivery.ranges.items()}
+    return system.read_arrow({ssp: span for ssp, span in ranges.items() if span.start != span.end})
+
+
+def _write(
+    lake: Lake,
+    attempt: Attempt,
+    number: int,
+    layout: BucketLayout,
+    rows: pa.Table,
+    *,
+    what: str,
+    order_by: Sequence[str],
+    keep_tombstones: bool,
+    partitioned: bool,
+) -> tuple[Generation, dict[str, int]]:
+    names = list(layout.schema.names)
+    digests = [
+        int.from_bytes(hashlib.sha256(repr(sorted(row.items())).encode()).digest()[:8], "big", signed=True)
+        for row in rows.select(names).to_pylist()
+    ]
+    rows = rows.append_column(DIGEST, pa.array(digests, pa.int64()))
+    rows = rows.sort_by([(name, "ascending") for name in order_by])
+    options = WriteOptions(what, last_per_key=True, drop_tombstones=not keep_tombstones)
+    empty = attempt.generation(number)
+    files = write_arrow_buckets(rows, lake.store, empty.folder, layout, options)
+    counters = {
+        what: sum(int(file.stats.get(what, 0)) for file in files) for what in ("superseded", "deleted", "conflicting")
+    }
+    return attempt.generation(number, [file for file in files if file.rows]), counters

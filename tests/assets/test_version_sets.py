@@ -1,0 +1,181 @@
+"""Datasets that switch together: one commit publishes all of them, and readers get all or none."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
+from assets.log import DatasetLog
+from resources.errors import CommitConflict, ConfigurationError, DatasetError, MarkerConflictError
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import lake_in
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+SCHEMA = Schema.of(k="string", n="int")
+WHY = {"reason": "ticket 7", "by": "ada"}
+NAMES = ("fares", "routes")
+ALONE = tuple(bounded_dataset(name, input=f"lake.{name}", key="k", partitions=2) for name in NAMES)
+SET = version_set("prices", *ALONE)
+
+
+@pytest.fixture
+def prices(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    world.spark = no_session
+    for name in NAMES:
+        world.stream(name, SCHEMA, ["k"], 2)
+    return world
+
+
+def send(world: World, version: str, number: int, *names: str) -> None:
+    for name in names or NAMES:
+        world.send(name, [("a", number), ("b", number)], version=version)
+
+
+def advance(world: World, lake=None):
+    return advance_version_set(lake or world.lake, world.systems, SET, no_session, by="test")
+
+
+def seen(world: World) -> dict[str, int | None]:
+    found = current_versions(world.lake, NAMES)
+    return {name: None if view is None else view.get("a")["n"] for name, view in found.items()}
+
+
+def test_a_version_is_published_only_when_every_member_has_it(prices: World) -> None:
+    send(prices, "v1", 1)
+    assert [report.action for report in advance(prices)] == ["sealed", "sealed"]
+    send(prices, "v2", 2, "fares")
+    fares, routes = advance(prices)
+    assert (fares.action, routes.action) == ("waiting", "waiting")
+    assert fares.waiting == routes.waiting == ("lake.routes.0", "lake.routes.1")
+    assert seen(prices) == {"fares": 1, "routes": 1}
+    send(prices, "v2", 2, "routes")
+    advance(prices)
+    assert seen(prices) == {"fares": 2, "routes": 2}
+
+
+def test_pins_rollbacks_and_withdrawals_move_all_members_in_one_commit(prices: World) -> None:
+    for number in (1, 2, 3):
+        send(prices, f"v{number}", number)
+    advance(prices)
+    store = DatasetStore(prices.lake, "fares")
+    before = store.log.read()[0].number
+    store.rollback(**WHY)
+    assert seen(prices) == {"fares": 2, "routes": 2}
+    assert store.log.read()[0].number == before + 1
+    store.pin("v1", **WHY)
+    assert seen(prices) == {"fares": 1, "routes": 1}
+    DatasetStore(prices.lake, "routes").unpin(**WHY)
+    assert seen(prices) == {"fares": 2, "routes": 2}
+    store.withdraw("v2", **WHY)
+    assert seen(prices) == {"fares": 1, "routes": 1}
+    assert [entry.action for entry in DatasetStore(prices.lake, "routes").history()][:4] == [
+        "withdraw", "unpin", "pin", "rollback",
+    ]  # fmt: skip
+
+
+def test_what_one_member_refuses_is_refused_for_all(prices: World) -> None:
+    send(prices, "v1", 1)
+    advance(prices)
+    send(prices, "v2", 2, "fares")
+    prices.streams.append_markers("routes", "v2", producer="x", sequence=1, rows={0: 7, 1: 7})
+    fares, routes = advance(prices)
+    assert (fares.action, routes.action) == ("rejected", "rejected")
+    assert "member routes of the version set refused it" in fares.note
+    assert seen(prices) == {"fares": 1, "routes": 1}
+    send(prices, "v3", 3)
+    advance(prices)
+    assert seen(prices) == {"fares": 3, "routes": 3}
+
+
+def test_a_member_that_did_not_change_switches_with_the_others(prices: World) -> None:
+    send(prices, "v1", 1)
+    advance(prices)
+    send(prices, "v2", 1, "fares")
+    send(prices, "v2", 2, "routes")
+    assert [report.action for report in advance(prices)] == ["unchanged", "sealed"]
+    assert seen(prices) == {"fares": 1, "routes": 2}
+    DatasetStore(prices.lake, "routes").rollback("v1", **WHY)
+    DatasetStore(prices.lake, "routes").rollback("v2", **WHY)
+    assert seen(prices) == {"fares": 1, "routes": 2}
+
+
+def test_a_dataset_with_versions_joins_with_what_it_has(prices: World) -> None:
+    send(prices, "v1", 1)
+    prices.advance(ALONE[0])
+    advance(prices)  # v1 of the other member: the first one is not waited for
+    assert seen(prices) == {"fares": 1, "routes": 1}
+    with pytest.raises(DatasetError, match="is a member of a version set with routes, and is declared alone"):
+        prices.advance(ALONE[0])
+    with pytest.raises(DatasetError, match="and routes is not declared in it any more"):
+        advance_version_set(prices.lake, prices.systems, version_set("prices", SET[0], _other()), no_session, by="test")
+    with pytest.raises(ConfigurationError, match="its members advance together"):
+        prices.advance(SET[0])
+
+
+def _other():
+    return bounded_dataset("other", input="lake.routes", key="k", partitions=2)
+
+
+def test_members_that_deliver_different_versions_are_told_to_the_user(prices: World) -> None:
+    send(prices, "v1", 1, "fares")
+    send(prices, "one", 1, "routes")
+    with pytest.raises(MarkerConflictError, match="fares: 'v1'; routes: 'one'"):
+        advance(prices)
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
+@pytest.mark.parametrize(
+    ("request_", "nth"), [("put_if_absent", n) for n in range(1, 8)] + [("put_if_match", 1), ("put_if_match", 2)]
+)
+def test_a_crash_while_joining_or_publishing_leaves_all_or_none(
+    prices: World, request_: str, nth: int, kind: str
+) -> None:
+    send(prices, "v1", 1)
+    prices.advance(ALONE[0])
+    store = FaultyStore(prices.lake.store, [Fault(request_, nth, kind)])
+    with contextlib.suppress(Crash):
+        advance(prices, lake_in(store))
+    assert seen(prices) in ({"fares": 1, "routes": None}, {"fares": 1, "routes": 1})
+    send(prices, "v2", 2)
+    advance(prices)
+    assert seen(prices) == {"fares": 2, "routes": 2}
+
+
+def test_a_writer_that_knew_a_member_before_it_joined_can_not_commit(prices: World) -> None:
+    send(prices, "v1", 1)
+    prices.advance(ALONE[0])
+    log = DatasetLog(prices.lake, "fares")
+    commit, manifest = log.read()
+    advance(prices)
+    with pytest.raises(CommitConflict):
+        log.commit(commit, manifest, by="late")
+
+
+def test_readers_never_see_a_mix_of_two_versions_of_a_set(prices: World) -> None:
+    send(prices, "v1", 1)
+    advance(prices)
+    mixed: list[dict[str, int | None]] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            found = seen(prices)
+            if len(set(found.values())) != 1:
+                mixed.append(found)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(2, 12):
+        send(prices, f"v{number}", number)
+        advance(prices)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert not mixed

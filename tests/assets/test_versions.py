@@ -1,0 +1,183 @@
+"""What operators do to versions, and what readers get afterwards."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from assets import DatasetStore, bounded_dataset
+from assets.inputs import QuerySource
+from assets.manifest import Verdict
+from resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+SCHEMA = Schema.of(tailnum="string", seats="int")
+PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
+WHY = {"reason": "ticket 7", "by": "ada"}
+
+
+@pytest.fixture
+def planes(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    world.spark = no_session
+    world.stream("planes", SCHEMA, ["tailnum"], 2)
+    return world
+
+
+def deliver(world: World, version: str, seats: int, spec=PLANES):
+    world.send("planes", [("N1", seats), ("N2", seats)], version=version)
+    return world.advance(spec)
+
+
+def store(world: World, spec=PLANES) -> DatasetStore:
+    return DatasetStore(world.lake, spec)
+
+
+def seats(world: World) -> int:
+    entry = store(world).require_current().get("N1")
+    assert entry is not None
+    return int(entry["seats"])
+
+
+def test_a_rollback_serves_the_version_before_until_the_next_one_seals(planes: World) -> None:
+    for number in (1, 2):
+        deliver(planes, f"v{number}", number)
+    store(planes).rollback(**WHY)
+    assert seats(planes) == 1
+    assert planes.advance(PLANES).action == "up-to-date"
+    assert seats(planes) == 1, "a version that was rolled back does not come back by itself"
+    deliver(planes, "v3", 3)
+    assert seats(planes) == 3
+
+
+def test_a_rollback_can_name_any_sealed_version_and_is_refused_for_what_is_not_there(planes: World) -> None:
+    for number in (1, 2, 3):
+        deliver(planes, f"v{number}", number)
+    store(planes).rollback("v1", **WHY)
+    assert seats(planes) == 1
+    with pytest.raises(DatasetError, match="no version 'v9'; the newest retained are"):
+        store(planes).rollback("v9", **WHY)
+    with pytest.raises(DatasetError, match="no sealed version before"):
+        store(planes).rollback(**WHY)
+
+
+def test_a_pin_holds_readers_while_versions_seal_and_unpin_serves_the_newest(planes: World) -> None:
+    deliver(planes, "v1", 1)
+    store(planes).pin("v1", **WHY)
+    report = deliver(planes, "v2", 2)
+    assert (report.action, seats(planes)) == ("sealed", 1)
+    assert "pinned to" in report.note
+    assert store(planes).version("v2").get("N1") == {"tailnum": "N1", "seats": 2}
+    with pytest.raises(DatasetError, match="is pinned to"):
+        store(planes).rollback(**WHY)
+    store(planes).unpin(**WHY)
+    assert seats(planes) == 2
+
+
+def test_an_expired_pin_ends_at_the_next_advance(planes: World) -> None:
+    deliver(planes, "v1", 1)
+    store(planes).pin("v1", **WHY, expires_at=datetime.now(UTC) + timedelta(milliseconds=1))
+    deliver(planes, "v2", 2)
+    planes.advance(PLANES)
+    assert seats(planes) == 2
+    assert any(entry.reason == "expired" or entry.action == "seal" for entry in store(planes).history())
+    with pytest.raises(ConfigurationError, match="without a time zone"):
+        store(planes).pin("v1", **WHY, expires_at=datetime(2030, 1, 1))
+
+
+def test_a_withdrawn_version_is_never_served_again(planes: World) -> None:
+    for number in (1, 2, 3):
+        deliver(planes, f"v{number}", number)
+    store(planes).withdraw("v3", **WHY)
+    assert seats(planes) == 2
+    for attempt in (store(planes).version, lambda v: store(planes).pin(v, **WHY)):
+        with pytest.raises(DatasetError, match=r"is withdrawn \(ticket 7 \(by ada\)\)"):
+            attempt("v3")
+    store(planes).withdraw("v2", **WHY)
+    store(planes).withdraw("v1", **WHY)
+    with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
+        store(planes).require_current(planes.systems)
+    deliver(planes, "v4", 4)
+    assert seats(planes) == 4
+
+
+def test_withdrawing_the_pinned_version_ends_the_pin(planes: World) -> None:
+    deliver(planes, "v1", 1)
+    deliver(planes, "v2", 2)
+    store(planes).pin("v1", **WHY)
+    manifest = store(planes).withdraw("v1", **WHY)
+    assert (manifest.pin, seats(planes)) == (None, 2)
+
+
+def test_every_change_says_who_when_and_why(planes: World) -> None:
+    deliver(planes, "v1", 1)
+    deliver(planes, "v2", 2)
+    store(planes).rollback("v1", **WHY)
+    newest = store(planes).history()[0]
+    assert (newest.action, newest.by, newest.reason) == ("rollback", "ada", "ticket 7")
+    assert newest.served == store(planes).require_current().version
+    for wrong in ({"reason": " ", "by": "ada"}, {"reason": "x", "by": ""}):
+        with pytest.raises(ConfigurationError, match="does not say"):
+            store(planes).rollback("v1", **wrong)
+
+
+def test_a_version_equal_to_the_one_rolled_back_to_is_not_published_again(planes: World) -> None:
+    deliver(planes, "v1", 1)
+    deliver(planes, "v2", 2)
+    store(planes).rollback("v1", **WHY)
+    report = deliver(planes, "v3", 1)
+    assert report.action == "unchanged"
+    assert store(planes).version("v3").version == store(planes).require_current().version
+
+
+class TooFew:
+    """Refuses versions where N1 has less than ten seats."""
+
+    name = "ten_seats"
+
+    def __call__(self, candidate) -> Verdict:
+        entry = candidate.view.get("N1")
+        return Verdict(name=self.name, passed=entry["seats"] >= 10, message=f"N1 has {entry['seats']} seats")
+
+
+def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: World) -> None:
+    spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()])
+    assert deliver(planes, "v1", 10, spec).action == "sealed"
+    report = deliver(planes, "v2", 2, spec)
+    assert (report.action, len(report.rejected), seats(planes)) == ("rejected", 1, 10)
+    assert [(verdict.name, verdict.passed) for verdict in report.verdicts] == [("ten_seats", False)]
+    assert "N1 has 2 seats" in report.note
+    assert store(planes).version("v2").get("N2") == {"tailnum": "N2", "seats": 2}, "it can be looked at"
+    with pytest.raises(DatasetError, match=r"is rejected .*and is not served"):
+        store(planes).pin("v2", **WHY)
+    assert deliver(planes, "v3", 30, spec).action == "sealed", "a rejected version does not block the next one"
+    store(planes).force("v2", **WHY)
+    assert seats(planes) == 2
+    deliver(planes, "v4", 4, spec)
+    store(planes).drop("v4", **WHY)
+    assert "v4" not in [ref.name for ref in store(planes).versions()]
+    with pytest.raises(DatasetError, match="is sealed; only rejected and withdrawn"):
+        store(planes).drop("v3", **WHY)
+
+
+def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(planes: World) -> None:
+    spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, duplicates="error")
+    planes.send("planes", [("N1", 1), ("N1", 1)], version="v1")
+    assert planes.advance(spec).action == "sealed", "the same record twice is no contradiction"
+    planes.send("planes", [("N1", 1), ("N1", 2)], version="v2")
+    report = planes.advance(spec)
+    assert report.action == "rejected"
+    assert "1 record(s) have the key (tailnum) of another record and say something else" in report.note
+    with pytest.raises(DatasetError, match="refused before it was built"):
+        store(planes).force("v2", **WHY)
+
+
+def test_a_query_has_no_partition_to_wait_for_in_a_set() -> None:
+    from assets.dataset import version_set
+
+    query = bounded_dataset("q", input=QuerySource("SELECT 1", SCHEMA), key="tailnum", broadcast=True)
+    with pytest.raises(ConfigurationError, match="no names of their producer"):
+        version_set("both", PLANES, query)
