@@ -180,7 +180,9 @@ class Application:
 
     def _add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> MessageStream:
         if isinstance(spec, SendToTable) and spec.dataset:
-            self._refuse_writing(self._datasets[spec.table].dataset.input, f"the input of dataset {spec.table!r}")
+            stream = self._datasets[spec.table].dataset.stream
+            assert stream is not None  # MessageStream.send_to refuses others
+            self._refuse_writing(stream, f"the input of dataset {spec.table!r}")
         operator = Operator(self._next_id(spec.kind, name), inputs, spec)
         self._operators[operator.id] = operator
         return MessageStream(self, operator.id)
@@ -200,7 +202,7 @@ class Application:
     def _refuse_reading(self, stream: str) -> None:
         """Refuse an input stream that this application writes: its records would come back for ever."""
         fed = [
-            self.dataset(spec.table).input
+            self.dataset(spec.table).stream
             for spec in (operator.spec for operator in self._operators.values())
             if isinstance(spec, SendToTable) and spec.dataset
         ]
@@ -222,9 +224,9 @@ class Application:
     def _refuse_two_ways(self) -> None:
         """Refuse an output stream that feeds a declared dataset: sending to the dataset's table is the way."""
         for dataset in self.datasets:
-            if dataset.input in self._outputs:
+            if dataset.stream in self._outputs:
                 raise PlanningError(
-                    f"application {self.name!r}: stream {dataset.input!r} is an output stream and the input of "
+                    f"application {self.name!r}: stream {dataset.stream!r} is an output stream and the input of "
                     f"dataset {dataset.name!r}.",
                     "Send to the dataset's table instead of declaring its input as an output stream.",
                 )

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("adjunct.step")
 
 
-def dataset_asset(app: "Application", dataset: "AdjunctDataset", spec: AssetSpec, source: AssetKey) -> AssetsDefinition:
-    """Return the asset that brings a dataset up to date with its input stream, whose asset is `source`.
+def dataset_asset(
+    app: "Application", dataset: "AdjunctDataset", spec: AssetSpec, streams: Mapping[str, AssetKey]
+) -> AssetsDefinition:
+    """Return the asset that brings a dataset up to date with its input; `streams` has the asset of its input stream.
 
     Without a version there is nothing to materialise: the run then says which markers are awaited, and what
     needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before.
@@ -56,7 +58,7 @@ def dataset_asset(app: "Application", dataset: "AdjunctDataset", spec: AssetSpec
         with clear_failures(context, retry=(TransientError, CommitConflict)):
             lake = adjunct_lake.open()
             systems = systems_for(app, lake)
-            _observe(context, lake, systems, {dataset.input: source})
+            _observe(context, lake, systems, streams)
             report = advance_dataset(lake, systems, dataset, lambda: adjunct_spark.spark_session, by=context.run.run_id)
             uri = f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
         metadata = dataset_metadata(report, uri)

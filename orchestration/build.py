@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec, Definitions, define_asset_job, in_process_executor
 
+from assets.inputs import FileSource
 from orchestration.asset_ops import dataset_asset, outputs_asset
 from orchestration.lake_resource import LakeResource
-from orchestration.lineage import Node, outputs_of, streams_read
+from orchestration.lineage import Node, outputs_of, source_of, sources_read
 from orchestration.metadata import storage_of, table_metadata
 from orchestration.sensors import new_records_sensor
 from orchestration.translator import AdjunctTranslator, AssetSubject
@@ -84,8 +85,8 @@ class _Assets:
 
     def add(self, app: "Application") -> list[AssetKey]:
         """Add an application; return the keys of what its job materialises: its datasets and outputs."""
-        for stream in streams_read(app):
-            spec = self._spec(app, Node("stream", stream))
+        for source in sources_read(app):
+            spec = self._spec(app, source)
             self._read.setdefault(spec.key, spec)
         keys = [self._add_dataset(app, dataset) for dataset in app.datasets]
         outputs = {output.node: self._spec(app, output.node, output.upstream) for output in outputs_of(app)}
@@ -103,7 +104,7 @@ class _Assets:
         return [*keys, *(spec.key for spec in outputs.values())]
 
     def external(self) -> list[AssetSpec]:
-        """Return the streams that are read and that none of the applications writes."""
+        """Return the streams and files that are read and that none of the applications writes."""
         return [spec for key, spec in self._read.items() if key not in self._writers]
 
     def _add_dataset(self, app: "Application", dataset: "AdjunctDataset") -> AssetKey:
@@ -113,10 +114,11 @@ class _Assets:
                 f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
                 "Declare it once and use that object in both.",
             )
-        source = Node("stream", dataset.input)
-        spec = self._spec(app, Node("dataset", dataset.name), [source])
+        source = source_of(dataset)
+        spec = self._spec(app, Node("dataset", dataset.name), [source] if source else [])
         if owner == app.name:
-            self.assets.append(dataset_asset(app, dataset, spec, self._key(app, source)))
+            streams = {source.name: self._key(app, source)} if source and source.kind == "stream" else {}
+            self.assets.append(dataset_asset(app, dataset, spec, streams))
         return spec.key
 
     def _key(self, app: "Application", node: Node) -> AssetKey:
@@ -142,6 +144,9 @@ def _subject(app: "Application", node: Node) -> AssetSubject:
         owners = dataset.owners or app.owners
         return AssetSubject("dataset", node.name, app.name, dataset.description, owners, dataset.group)
     storage = storage_of(app.tables[node.name]) if node.kind == "table" else ""
+    if node.kind == "files":
+        made = [dataset.input for dataset in app.datasets if source_of(dataset) == node]
+        storage = next(source.format for source in made if isinstance(source, FileSource))
     return AssetSubject(node.kind, node.name, app.name, owners=app.owners, storage=storage)
 
 

@@ -30,10 +30,9 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             info = systems[system].info(stream)
         except StreamNotFoundError:
             continue
-        columns = None if info.schema is None else info.schema.names
-        facts[name] = StreamFacts(name, info.partitions, info.key, info.partitioner, columns)
+        facts[name] = StreamFacts(name, info.partitions, info.key, info.partitioner, info.schema)
     return facts
 
 
 def _streams(app: Application) -> set[str]:
-    return {*app.inputs, *app.outputs, *(dataset.input for dataset in app.datasets)}
+    return {*app.inputs, *app.outputs, *(dataset.stream for dataset in app.datasets if dataset.stream)}

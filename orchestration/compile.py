@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from assets.entries import schema_of_entries
 from orchestration.counting import JoinCounts
 from orchestration.graph import Filter, Input, Join, Map, Operator, PartitionBy, SendToStream, SendToTable
 from orchestration.physical import check_join
@@ -17,7 +18,7 @@ from resources.tables.spark_write import TableWrite, write_table
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from assets import DatasetView
+    from assets import AdjunctDataset, DatasetView
     from orchestration.step import StepContext
     from resources.tables import RemoteTable
 
@@ -135,9 +136,8 @@ class _Batch:
         view = self._inputs.views[spec.dataset]
         dataset = self._context.app.dataset(spec.dataset)
         if view is None:
-            # Held back by nothing and not built yet: an empty dataset of the input's columns.
-            system, _, stream = dataset.input.partition(".")
-            schema = self._context.systems[system].info(stream).schema or Schema(())
+            # Held back by nothing and not built yet: an empty dataset of the columns that it will have.
+            schema = self._declared_schema(dataset)
             entries = self._spark.createDataFrame([], schema.ddl())
         else:
             schema, entries = view.schema, view.frame(self._spark)
@@ -160,6 +160,13 @@ class _Batch:
         counts = JoinCounts(operator.id)
         self._joins.append(counts)
         return counts.observe(joined).drop(*keys, "__matched")
+
+    def _declared_schema(self, dataset: AdjunctDataset) -> Schema:
+        if not isinstance(dataset.input, str):
+            return schema_of_entries(dataset, dataset.input.schema)
+        system, _, stream = dataset.input.partition(".")
+        records = self._context.systems[system].info(stream).schema
+        return Schema(()) if records is None else schema_of_entries(dataset, records)
 
     def _check_columns(self, operator: Operator, frame: DataFrame, spec: Join, schema: Schema) -> None:
         """Say which side lacks a column before Spark does, in the application's own words."""
@@ -203,7 +210,8 @@ class _Batch:
     def _feed(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
         """Append to the stream that feeds a dataset; the dataset takes the changes when it next advances."""
         dataset = self._context.app.dataset(spec.table)
-        self._send(operator, frame, dataset.input, dataset.partition_by or dataset.key, dataset.partitions or 1)
+        assert dataset.stream is not None  # MessageStream.send_to refuses others
+        self._send(operator, frame, dataset.stream, dataset.partition_by or dataset.key, dataset.partitions or 1)
 
     def _send(
         self, operator: Operator, frame: DataFrame, qualified: str, key: Sequence[str], partitions: int

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from assets.inputs import FileSource
 from orchestration.graph import Input, Join, SendToStream, SendToTable
 
 if TYPE_CHECKING:
+    from assets.dataset import AdjunctDataset
     from orchestration.application import Application
 
-Kind = Literal["stream", "dataset", "table"]
+Kind = Literal["stream", "files", "dataset", "table"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Node:
-    """One asset to be: a stream ("lake.flights"), a dataset ("planes") or a remote table ("aircraft-state")."""
+    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes") or a remote table."""
 
     kind: Kind
     name: str
@@ -54,16 +56,26 @@ def outputs_of(app: Application) -> tuple[Output, ...]:
     return tuple(Output(node, upstream) for node, upstream in outputs.items())
 
 
-def streams_read(app: Application) -> tuple[str, ...]:
-    """Return the streams that the application or one of its datasets reads, each once."""
-    return tuple(dict.fromkeys([*app.inputs, *(dataset.input for dataset in app.datasets)]))
+def source_of(dataset: AdjunctDataset) -> Node | None:
+    """Return what a dataset is made from: a stream or a folder of files; None for a query, which is no asset."""
+    if isinstance(dataset.input, FileSource):
+        return Node("files", dataset.input.url)
+    return None if dataset.stream is None else Node("stream", dataset.stream)
+
+
+def sources_read(app: Application) -> tuple[Node, ...]:
+    """Return the streams and files that the application or one of its datasets reads, each once."""
+    made_from = [source for source in map(source_of, app.datasets) if source is not None]
+    return _union([Node("stream", stream) for stream in app.inputs], made_from)
 
 
 def _target(app: Application, spec: SendToStream | SendToTable) -> Node:
     if isinstance(spec, SendToStream):
         return Node("stream", spec.stream)
     if spec.dataset:
-        return Node("stream", app.dataset(spec.table).input)
+        stream = app.dataset(spec.table).stream
+        assert stream is not None  # MessageStream.send_to refuses others
+        return Node("stream", stream)
     return Node("table", spec.table)
 
 

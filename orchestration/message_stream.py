@@ -200,6 +200,12 @@ class MessageStream:
 
     def _send_to_dataset(self, target: DatasetTable) -> MessageStream:
         self._check_ours(target, target.name)
+        if target.dataset.stream is None:
+            raise PlanningError(
+                f"send_to after {self.operator}: dataset {target.name!r} is made from {target.dataset.input}, and not "
+                "from a stream that an application could send to.",
+                "Declare it with unbounded_dataset on a stream, or send to an output stream.",
+            )
         if target.dataset.kind == "bounded":
             raise PlanningError(
                 f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "

@@ -37,7 +37,8 @@ def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Applica
     unresolved = False
     position: dict[str, str] = {}
     for dataset in app.datasets:
-        position |= {f"{dataset.name}<{ssp}": end for ssp, end in _upcoming(systems, dataset.input).items()}
+        if dataset.stream is not None:
+            position |= {f"{dataset.name}<{ssp}": end for ssp, end in _upcoming(systems, dataset.stream).items()}
     for source in app.inputs.values():
         upcoming = _upcoming(systems, source.stream)
         name, stream = split_stream_name(source.stream)
@@ -68,12 +69,14 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
         manifest = store.manifest()
         if manifest is not None and manifest.version is not None:
             continue
-        system, stream = split_stream_name(dataset.input)
         try:
-            systems[system].info(stream)
             # What is delivered whole is sealed by the run, and an unbounded dataset bootstraps in it.
-            awaiting = store.awaiting(systems) if dataset.kind == "bounded" else None
-            if awaiting is not None and awaiting.missing:
+            if dataset.kind == "unbounded":
+                system, stream = split_stream_name(str(dataset.stream))
+                systems[system].info(stream)
+            elif dataset.versions is not None:
+                waiting.append(f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset")
+            elif store.awaiting(systems) is not None:
                 store.require_current(systems)
         except (NoSealedVersionError, StreamNotFoundError) as error:
             waiting.append(error.problem)

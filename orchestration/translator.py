@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +12,9 @@ from dagster import AssetKey
 
 @dataclass(frozen=True, slots=True)
 class AssetSubject:
-    """One asset to be: a stream ("lake.flights"), a dataset ("planes") or a remote table ("aircraft-state")."""
+    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes") or a remote table."""
 
-    kind: Literal["stream", "dataset", "table"]
+    kind: Literal["stream", "files", "dataset", "table"]
     name: str
     application: str
     description: str = ""
@@ -26,10 +27,13 @@ class AdjunctTranslator:
     """Override a method to give assets the keys, groups and owners that your platform has.
 
     Applications that share a stream or dataset meet in one asset, because the default keys do not depend on
-    the application: `lake/flights`, `datasets/planes`, `tables/aircraft_state`.
+    the application: `lake/flights`, `datasets/planes`, `tables/aircraft_state`, `files/bucket/prefix`.
     """
 
     def get_asset_key(self, subject: AssetSubject) -> AssetKey:
+        if subject.kind == "files":
+            path = subject.name.partition("://")[2] or subject.name
+            return AssetKey(["files", *(re.sub(r"\W", "_", part) for part in path.split("/") if part not in ("", "."))])
         name = subject.name.replace("-", "_")
         if subject.kind == "stream":
             return AssetKey(name.split("."))
@@ -49,6 +53,8 @@ class AdjunctTranslator:
             return {subject.storage or "table"}
         if subject.kind == "dataset":
             return {"spark", "parquet"}
+        if subject.kind == "files":
+            return {subject.storage}
         system = subject.name.partition(".")[0]
         return {"stream", "parquet" if system == "lake" else system}
 

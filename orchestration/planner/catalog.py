@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from orchestration.declarations import partition_count
 from resources.errors import ConfigurationError, PlanningError
+from resources.schema import Schema
 
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 SPARK: Partitioner = "spark-murmur3"
@@ -18,18 +19,23 @@ UNKNOWN: Partitioner = "unknown"
 class StreamFacts:
     """A stream as it exists: `name` is "system.stream"; `key` are the columns that choose the partition.
 
-    `schema` holds the names of the record's columns, None where they are not known.
+    `schema` holds the record's columns, None where they are not known.
     """
 
     name: str
     partitions: int
     key: tuple[str, ...] = ()
     partitioner: Partitioner = UNKNOWN
-    schema: tuple[str, ...] | None = None
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         if partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
             raise ConfigurationError(f"stream {self.name!r} has no partition count.", "Give it one.")
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the record's columns."""
+        return None if self.schema is None else self.schema.names
 
 
 Catalog: TypeAlias = Mapping[str, StreamFacts]

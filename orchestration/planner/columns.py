@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from assets.entries import schema_of_entries
 from orchestration.declarations import plain_column, split_alias
-from resources.errors import PlanningError
+from resources.errors import PlanningError, SchemaMismatchError
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -81,13 +82,17 @@ def partitioning_after_map(spec: Map, partitioned_by: tuple[str, ...]) -> tuple[
 
 def of_dataset(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
     """Return the columns that a dataset stores; its input must have them where both are known."""
-    facts = catalog.get(dataset.input)
-    source = facts.schema if facts else None
-    stored = dataset.columns if dataset.columns is not None else source
-    if stored is not None:
-        needed = dataset.key if dataset.columns is None else dataset.columns
-        require(f"dataset {dataset.name!r}", f"its input {dataset.input}", needed, source, "Correct key= or columns=.")
-    return stored
+    if isinstance(dataset.input, str):
+        facts = catalog.get(dataset.input)
+        records = facts.schema if facts else None
+    else:
+        records = dataset.input.schema
+    if records is None:
+        return dataset.columns
+    try:
+        return schema_of_entries(dataset, records).names
+    except SchemaMismatchError as error:
+        raise PlanningError(error.problem, "Correct key=, columns= or the extractor of the dataset.") from error
 
 
 def after_join(operator: str, spec: Join, dataset: AdjunctDataset, stream: Columns, stored: Columns) -> Columns:

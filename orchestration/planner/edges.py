@@ -39,9 +39,10 @@ def stream_edges(
         if edge is not None:
             edges[operator.id] = edge
     for dataset in app.datasets:
-        facts_of(catalog, dataset.input, f"dataset {dataset.name!r}")
+        if dataset.stream is not None:
+            facts_of(catalog, dataset.stream, f"dataset {dataset.name!r}")
         edges[dataset_node(dataset.name)] = StreamEdge(
-            dataset.input, "side-input", dataset.partitions, dataset.partition_by, SPARK,
+            str(dataset.input), "side-input", dataset.partitions, dataset.partition_by, SPARK,
             f"dataset {dataset.name}", None, dataset.name,
         )  # fmt: skip
     return {node: _with_origin(node, edge, edges, counts, default_from) for node, edge in edges.items()}

@@ -78,7 +78,7 @@ def follow(app: Application, catalog: Catalog, repartition: Repartition | None =
     for operator in app.operators:
         if isinstance(operator.spec, Input):
             facts = facts_of(catalog, operator.spec.stream, operator.id)
-            flow = Flow(operator.id, facts.schema, facts.key, facts.partitioner if facts.key else UNKNOWN)
+            flow = Flow(operator.id, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
             flows.before[operator.id] = flows.after[operator.id] = flow
             continue
         arriving = flows.after[operator.inputs[0]]

@@ -28,7 +28,8 @@ def exchange_before_sink(
         return None
     if spec.dataset:
         dataset = app.dataset(spec.table)
-        facts = facts_of(catalog, dataset.input, operator.id)
+        assert dataset.stream is not None  # send_to refuses others
+        facts = facts_of(catalog, dataset.stream, operator.id)
         key = facts.key or dataset.key
         return _to_stream(operator.id, "dataset", facts.name, key, facts.partitions, facts.partitioner, flow, found)
     key = app.table_key(spec.table)

@@ -7,10 +7,11 @@ import pytest
 from assets.dataset import bounded_dataset
 from orchestration.planner import SPARK, StreamFacts, plan
 from resources.errors import PlanningError
+from resources.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
 
-FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, ("tailnum", "origin", "year"))
-PLANES = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, ("tailnum", "year", "seats"))
+FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string", year="int"))
+PLANES = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, Schema.of(tailnum="string", year="int", seats="int"))
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
 ALL = {"on": "tailnum", "select": ["seats"]}
 
@@ -64,10 +65,10 @@ def test_a_join_key_that_the_stream_lacks_is_named_with_the_streams_columns():
 
 
 def test_a_join_key_that_the_datasets_input_lacks_is_named_with_its_columns():
-    wrong = StreamFacts("lake.planes", 2, ("tail",), SPARK, ("tail", "seats"))
+    wrong = StreamFacts("lake.planes", 2, ("tail",), SPARK, Schema.of(tail="string", seats="int"))
     refused(
         lambda app, s: s.join(app.table(planes), **ALL),
-        "dataset 'planes': its input lake.planes has no column 'tailnum'; its columns there are tail, seats.",
+        "dataset 'planes' (input lake.planes) has no column 'tailnum': it has tail, seats.",
         streams=(FLIGHTS, wrong),
     )
 
