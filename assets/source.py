@@ -43,7 +43,7 @@ def open_source(
         from assets.query_source import QueryVersions
 
         return QueryVersions(spec, spec.input, partition)
-    return StreamSource(Source.of(systems, spec))
+    return StreamSource.of(systems, spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,11 @@ class Source:
     schema: Schema
 
     @classmethod
-    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset) -> Source:
-        """Open the input of `spec` and check that its columns can make this dataset."""
+    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> Source:
+        """Open the input of `spec` and check that its columns can make this dataset.
+
+        `at_once` looks at the stream once: its ends and markers then are those of that moment.
+        """
         name, stream = split_stream_name(str(spec.input))
         if name not in systems:
             raise DatasetError(
@@ -66,7 +69,7 @@ class Source:
                 f"are {', '.join(sorted(systems)) or 'none'}.",
                 "Pass it in systems, as open_system(name, lake) gives it.",
             )
-        system = systems[name]
+        system = systems[name].snapshot(stream) if at_once else systems[name]
         info = system.info(stream)
         if info.schema is None:
             raise DatasetError(

@@ -10,6 +10,7 @@ from assets.entries import entries_of
 from assets.manifest import DatasetManifest, MarkerFacts
 from assets.source import Source, as_stored, by_partition
 from resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
+from resources.names import split_stream_name
 from resources.schema import Schema
 from resources.streams.checksum import NOTHING, checksums_by_partition, is_records_checksum
 from resources.streams.ssp import SystemStreamPartition
@@ -20,14 +21,22 @@ if TYPE_CHECKING:
 
     from assets.dataset import AdjunctDataset
     from assets.manifest import Declaration
+    from resources.streams.system import StreamSystem
 
 
 class StreamSource:
-    """The versions on a dataset's input stream, as its markers stood when `next` was first asked."""
+    """The versions on a dataset's input stream, as the stream stood when this was opened."""
 
-    def __init__(self, stream: Source) -> None:
+    def __init__(self, stream: Source, system: StreamSystem) -> None:
         self._stream = stream
+        self._system = system
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
+
+    @classmethod
+    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset) -> StreamSource:
+        """Look at the input stream of `spec` once, and check that its columns can make this dataset."""
+        stream = Source.of(systems, spec, at_once=True)
+        return cls(stream, systems[split_stream_name(str(spec.input))[0]])
 
     @property
     def spec(self) -> AdjunctDataset:
@@ -64,14 +73,7 @@ class StreamSource:
         redelivered = sum(self._stream.count({cut.ssp: (str(cut.start), str(cut.end))}) for cut in found.dropped)
         if isinstance(found, Complete):
             return _delivery(found, redelivered)
-        upcoming = {ssp: int(offset) for ssp, offset in self._stream.system.upcoming(self._stream.ssps).items()}
-        for ssp, offset in found.offsets.items():
-            if upcoming[ssp] < offset:
-                raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r} has read {ssp} up to offset {offset}, and the stream ends at "
-                    f"{upcoming[ssp]}.",
-                    "The stream was deleted and made anew: declare the dataset under a new name to build it afresh.",
-                )
+        upcoming = self._upcoming(found.offsets)
         return Awaiting(
             found.version,
             tuple(map(str, found.missing)),
@@ -106,6 +108,20 @@ class StreamSource:
 
     # -- inside
 
+    def _upcoming(self, offsets: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
+        """Return where the stream ends, refused where that is before what was read of it."""
+        ends = self._stream.system.upcoming(self._stream.ssps)
+        if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
+            ends = self._system.upcoming(self._stream.ssps)  # another writer may have read on since we looked
+        for ssp, offset in offsets.items():
+            if int(ends[ssp]) < offset:
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r} has read {ssp} up to offset {offset}, and the stream ends at "
+                    f"{ends[ssp]}.",
+                    "The stream was deleted and made anew: declare the dataset under a new name to build it afresh.",
+                )
+        return {ssp: int(end) for ssp, end in ends.items()}
+
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
         """Return the markers since these offsets, looked up once: later offsets need a part of them only."""
         if self._seen is None or any(offset < self._seen[0][ssp] for ssp, offset in offsets.items()):
@@ -121,8 +137,8 @@ class StreamSource:
         given = Schema.from_spark(records.drop(*META).schema)
         if given != said:
             raise SchemaMismatchError(
-                f"dataset {self.spec.name!r}, version {delivery.version!r}: {self.spec.input} has other columns in this "
-                f"version than it declares: {said.difference(given)}.",
+                f"dataset {self.spec.name!r}, version {delivery.version!r}: {self.spec.input} has other columns in "
+                f"this version than it declares: {said.difference(given)}.",
                 "Deliver the version again with one schema, into a stream that declares it.",
             )
         return records
@@ -131,8 +147,8 @@ class StreamSource:
         assert marker.checksum is not None
         if marker.checksum.lower() != found:
             raise MarkerConflictError(
-                f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of {marker.ssp} "
-                f"expects records with the checksum {marker.checksum}, and those before it have {found}.",
+                f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of "
+                f"{marker.ssp} expects records with the checksum {marker.checksum}, those before it have {found}.",
                 "The version is not published and what is served stays. Deliver the right content under a new version "
                 "name; producers compute checksums with records_checksum(df, schema).",
             )

@@ -308,6 +308,10 @@ class LakeStreams(StreamSystem):
 
         return maintain(self, stream, now or self._clock(), grace)
 
+    def snapshot(self, stream: str) -> StreamSystem:
+        """Return the streams with this one as it stands now: two requests answer all questions about it."""
+        return _Snapshot(self, stream)
+
     # -- inside
 
     def _commit(self, seen: StreamState, append: Append) -> AppendResult:
@@ -379,6 +383,22 @@ class LakeStreams(StreamSystem):
 
     def _now_ms(self) -> int:
         return int(self._clock().timestamp() * 1000)
+
+
+class _Snapshot(LakeStreams):
+    """The streams of a lake, of which one is seen as it was at the first look; its manifests never change."""
+
+    def __init__(self, streams: LakeStreams, stream: str) -> None:
+        super().__init__(streams.lake, clock=streams._clock)
+        self._stream = stream
+        self._state: tuple[Commit, StreamState] | None = None
+
+    def state(self, stream: str) -> tuple[Commit, StreamState]:
+        if stream != self._stream:
+            return super().state(stream)
+        if self._state is None:
+            self._state = super().state(stream)
+        return self._state
 
 
 def _now() -> datetime:

@@ -166,6 +166,13 @@ class StreamSystem(ABC):
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         """Return how many records the ranges hold; markers take offsets but are no records."""
 
+    def snapshot(self, stream: str) -> StreamSystem:
+        """Return this system as it answers questions about one stream now, for a reader that asks several.
+
+        Where looking costs requests, its answers are all of one moment and found once. Not for writing.
+        """
+        return self
+
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
         """Return the stream's partitions, in order."""
         return [SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)]
