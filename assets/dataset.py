@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from assets.inputs import Input, QuerySource
 from assets.policies import DiscardPolicy, VersionPartitions
+from assets.validators import check_validators
 from resources.errors import ConfigurationError
 from resources.names import check_name, split_stream_name
 
@@ -76,6 +77,7 @@ class AdjunctDataset:
             if missing:
                 raise self._wrong(f"does not store its key column {missing[0]!r}", "Add it to columns=.")
         self._check_spread()
+        check_validators(f"dataset {self.name!r}", self.validators)
 
     @property
     def stream(self) -> str | None:
