@@ -1,74 +1,87 @@
 """Finds single entries in sealed Parquet files without Spark, reading only the row groups that may hold them.
 
-Files are sorted by key. The manifest's key range says whether a file can hold a key, the footer's statistics
-which row groups can, and a binary search finds the row. Files never change, so footers and row groups are kept
-in a bounded cache that all views of a process may share.
+Files are sorted by key. The manifest's key range says whether a file can hold a key, the footer in which row
+group, and a binary search finds the row. Files never change, so footers and decoded row groups are kept in a
+bounded cache that all views of a process may share. A row group is one ranged request; a footer is none where the
+manifest has it, else one.
 """
 
 from __future__ import annotations
 
+import json
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from assets.keys import decode_key
+from assets.rowgroup import RowGroup, decode_group, range_of_group
+from resources.bucketing.files import unpack_footer
+from resources.bucketing.writer import GROUP_KEYS
 from resources.errors import ManifestMismatchError, ObjectNotFoundError
-from resources.streams.objectfile import open_object
+from resources.plain import Plain, to_plain
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from resources.bucketing.files import BucketFile, BucketLayout, Generation
     from resources.objects.store import ObjectStore
-    from resources.schema import Field
 
 T = TypeVar("T")
-_FOOTERS_KEPT = 256
-_GROUP_BYTES_KEPT = 128 * 1024 * 1024
+Key = tuple[Plain, ...]
+CACHE_BYTES = 512 * 1024 * 1024
+_TAIL = 64 * 1024
 
 
-class _Lru(Generic[T]):
-    """The most recently used values whose sizes add up to at most `limit`."""
+class FileCache:
+    """Footers and decoded row groups, the most recently used ones, of at most `max_bytes` in memory.
 
-    def __init__(self, limit: int) -> None:
-        self._limit, self._size = limit, 0
-        self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+    Safe to share between views, datasets and threads. Looking up keys at random is fast while the decoded version
+    fits: about 100 bytes a row of eight short columns, so the default of 512 MiB holds some 5M such rows. The
+    newest value is kept even when it alone is larger.
+    """
+
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._values: OrderedDict[Hashable, tuple[object, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """Return the value of this key; `load` gives it and its size in bytes when it is not there."""
         with self._lock:
-            if key in self._values:
+            known = self._values.get(key)
+            if known is not None:
                 self._values.move_to_end(key)
-                return self._values[key][0]
+                return cast(T, known[0])
         value, size = load()  # unlocked: two threads may load the same, which is only wasted work
         with self._lock:
             if key not in self._values:
                 self._values[key] = (value, size)
-                self._size += size
-            while self._size > self._limit and len(self._values) > 1:
+                self.bytes += size
+            while self.bytes > self.max_bytes and len(self._values) > 1:
                 _, (_, dropped) = self._values.popitem(last=False)
-                self._size -= dropped
+                self.bytes -= dropped
         return value
-
-
-class FileCache:
-    """Opened footers and decoded row groups, bounded; safe to share between views and threads."""
-
-    def __init__(self, footers: int = _FOOTERS_KEPT, group_bytes: int = _GROUP_BYTES_KEPT) -> None:
-        self.footers: _Lru[Footer] = _Lru(footers)
-        self.groups: _Lru[pa.Table] = _Lru(group_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A file's metadata, and each row group's range of the first key column (None where it is unknown)."""
+    """A file's metadata, and of each row group a key that none of its keys is less than.
+
+    That is the group's first key where `exact`. Files written before these were kept tell by their statistics,
+    and only of the first key column.
+    """
 
     metadata: pq.FileMetaData
-    ranges: tuple[tuple[Any, Any] | None, ...]
+    starts: tuple[Key, ...]
+    exact: bool
+
+    def group_of(self, key: Key) -> int:
+        """Return the last row group that may hold this key, or what follows it; earlier ones only if not `exact`."""
+        return max(0, bisect_right(self.starts, key) - 1)
 
 
 class KeyFiles:
@@ -79,93 +92,148 @@ class KeyFiles:
     ) -> None:
         self._store, self._what, self._layout = store, what, layout
         self._generation, self._cache = generation, cache
+        self._place = f"{store.url}/{generation.folder}"
         self._key = tuple(layout.schema.field(name) for name in layout.key)
-        self._files = {file.bucket: (file, _key_range(self._key, file)) for file in generation.files}
+        self._plain = tuple(to_plain(field.type) for field in self._key)
+        self._files = {
+            file.bucket: (file, self._stored(file.min_key), self._stored(file.max_key)) for file in generation.files
+        }
 
     @property
     def id(self) -> int:
         return self._generation.id
 
-    def find(self, bucket: int, key: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Return the stored row of this key, hidden columns included, or None.
+    def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:
+        """Return the row group and row of this key, given in stored form, or None.
 
         Raises ManifestMismatchError when the file is missing or damaged.
         """
-        if bucket not in self._files:
+        found = self._files.get(bucket)
+        if found is None:
             return None
-        file, span = self._files[bucket]
-        if span is not None and not span[0] <= key <= span[1]:
+        file, least, greatest = found
+        if key < least or (greatest and key > greatest):
             return None
-        name = f"{self._generation.folder}/{file.name}"
-        footer = self._cache.footers.get((self._store.url, name), lambda: (self._footer(name, file), 1))
-        for group, bounds in enumerate(footer.ranges):
-            if bounds is not None and not bounds[0] <= key[0] <= bounds[1]:
-                continue
-            place = (self._store.url, name, group)
-            rows = self._cache.groups.get(place, partial(self._rows, name, file, footer, group))
-            row = _search(rows, [field.name for field in self._key], key)
-            if row is not None:
-                return {column: rows.column(column)[row].as_py() for column in self._layout.columns}
-        return None
+        footer = self._footer(file)
+        rows = self._group_at(file, footer, key)[1]
+        row = rows.find(key)
+        return None if row is None else (rows, row)
 
-    def _footer(self, name: str, file: BucketFile) -> Footer:
-        metadata = self._reading(name, file, lambda: self._open(name, file, None).metadata)
-        if metadata.num_rows != file.rows:
-            raise self._damaged(name, file, f"it has {metadata.num_rows} rows")
+    def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
+        """Yield (row group, first row, row after the last) of the keys from `start` on and less than `end`.
+
+        Both may be leading parts of keys; () is before all keys, None after all. A row group is read when it is
+        asked for.
+        """
+        found = self._files.get(bucket)
+        if found is None:
+            return
+        file, least, greatest = found
+        if (end is not None and least >= end) or (greatest and greatest[: len(start)] < start):
+            return
+        footer = self._footer(file)
+        group, rows = self._group_at(file, footer, start)
+        first = rows.first_from(start)
+        while True:
+            after = rows.rows if end is None else rows.first_from(end)
+            if after > first:
+                yield rows, first, after
+            group, first = group + 1, 0
+            if after < rows.rows or group == len(footer.starts) or (end is not None and footer.starts[group] >= end):
+                return
+            rows = self._group(file, footer, group)
+
+    def _group_at(self, file: BucketFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
+        """Return the row group in which this key is, if it is in the file, or where it would be."""
+        group = footer.group_of(key)
+        rows = self._group(file, footer, group)
+        while not footer.exact and group and key < rows.key(0):
+            group -= 1
+            rows = self._group(file, footer, group)
+        return group, rows
+
+    # -- reading
+
+    def _group(self, file: BucketFile, footer: Footer, group: int) -> RowGroup:
+        def load() -> tuple[RowGroup, int]:
+            name = self._name(file)
+            start, length = range_of_group(footer.metadata, group)
+            data = self._reading(file, lambda: self._store.get_range(name, start, length))
+            if len(data) < length:
+                raise self._damaged(file, f"it ends before its row group {group}")
+            rows = self._reading(file, lambda: decode_group(footer.metadata, group, data, self._layout))
+            return rows, rows.size
+
+        return self._cache.get((self._place, file.bucket, group), load)
+
+    def _footer(self, file: BucketFile) -> Footer:
+        def load() -> tuple[Footer, int]:
+            tail = unpack_footer(file.footer) if file.footer is not None else self._tail(file)
+            metadata = self._reading(file, lambda: _parse(tail))
+            if metadata.num_rows != file.rows:
+                raise self._damaged(file, f"it has {metadata.num_rows} rows")
+            return self._described(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
+
+        return self._cache.get((self._place, file.bucket), load)
+
+    def _described(self, metadata: pq.FileMetaData) -> Footer:
+        stored = (metadata.metadata or {}).get(GROUP_KEYS)
+        if stored is not None:
+            return Footer(metadata, tuple(self._stored(key) for key in json.loads(stored)), True)
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         first = columns.index(self._key[0].name)
-        ranges: list[tuple[Any, Any] | None] = []
+        starts: list[Key] = []
         for group in range(metadata.num_row_groups):
             stats = metadata.row_group(group).column(first).statistics
-            ranges.append((stats.min, stats.max) if stats is not None and stats.has_min_max else None)
-        return Footer(metadata, tuple(ranges))
+            # Without statistics: no less than the group before, since rows are sorted.
+            known = (self._plain[0](stats.min),) if stats is not None and stats.has_min_max else ()
+            starts.append(max(known, starts[-1] if starts else ()))
+        return Footer(metadata, tuple(starts), False)
 
-    def _rows(self, name: str, file: BucketFile, footer: Footer, group: int) -> tuple[pa.Table, int]:
-        columns = list(self._layout.columns)
-        table = self._reading(
-            name, file, lambda: self._open(name, file, footer.metadata).read_row_group(group, columns=columns)
-        )
-        return table.combine_chunks(), table.nbytes
+    def _tail(self, file: BucketFile) -> bytes:
+        """Return the file from its footer on, in one request unless the footer is very long."""
 
-    def _open(self, name: str, file: BucketFile, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
-        import pyarrow.parquet as pq
+        def read() -> bytes:
+            tail = self._store.get_range(self._name(file), max(0, file.size - _TAIL), min(file.size, _TAIL))
+            length = int.from_bytes(tail[-8:-4], "little") + 8
+            if len(tail) < length <= file.size:
+                tail = self._store.get_range(self._name(file), file.size - length, length)
+            return tail[-length:]
 
-        return pq.ParquetFile(open_object(self._store, name, file.size), metadata=metadata, pre_buffer=True)
+        return cast(bytes, self._reading(file, read))
 
-    def _reading(self, name: str, file: BucketFile, read: Callable[[], Any]) -> Any:
+    def _reading(self, file: BucketFile, read: Callable[[], Any]) -> Any:
         import pyarrow as pa
 
         try:
             return read()
         except ObjectNotFoundError as error:
-            raise self._damaged(name, file, "it is missing") from error
+            raise self._damaged(file, "it is missing") from error
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(name, file, f"it can't be read: {str(error).splitlines()[0]}") from error
+            said, _, _ = str(error).partition("\n")
+            raise self._damaged(file, f"it can't be read: {said}") from error
 
-    def _damaged(self, name: str, file: BucketFile, found: str) -> ManifestMismatchError:
+    def _name(self, file: BucketFile) -> str:
+        return f"{self._generation.folder}/{file.name}"
+
+    def _stored(self, encoded: Sequence[Any] | None) -> Key:
+        """Return a key of the manifest in stored form; () where it has none."""
+        if encoded is None:
+            return ()
+        values = decode_key(self._key, encoded)
+        return tuple(plain(value) for plain, value in zip(self._plain, values, strict=True))
+
+    def _damaged(self, file: BucketFile, found: str) -> ManifestMismatchError:
         return ManifestMismatchError(
-            f"{self._what}: the manifest lists {name} with {file.rows} rows in {file.size} bytes, and {found}.",
+            f"{self._what}: the manifest lists {self._name(file)} with {file.rows} rows in {file.size} bytes, "
+            f"and {found}.",
             "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier version; other "
             "versions are untouched.",
         )
 
 
-def _key_range(fields: Sequence[Field], file: BucketFile) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    if file.min_key is None or file.max_key is None:
-        return None
-    return decode_key(fields, file.min_key), decode_key(fields, file.max_key)
+def _parse(tail: bytes) -> pq.FileMetaData:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-
-def _search(rows: pa.Table, names: Sequence[str], key: tuple[Any, ...]) -> int | None:
-    """Return the row of this key in rows sorted by it, by halving."""
-    columns = [rows.column(name) for name in names]
-    low, high = 0, rows.num_rows
-    while low < high:
-        middle = (low + high) // 2
-        if tuple(column[middle].as_py() for column in columns) < key:
-            low = middle + 1
-        else:
-            high = middle
-    if low < rows.num_rows and tuple(column[low].as_py() for column in columns) == key:
-        return low
-    return None
+    return pq.read_metadata(pa.BufferReader(tail))

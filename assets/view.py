@@ -5,12 +5,18 @@ A view holds its manifest, so what it reads never changes, whatever is sealed af
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import heapq
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assets.keys import coerce_key, key_from_text
-from assets.lookup import FileCache, KeyFiles
+from assets.lookup import FileCache, Key, KeyFiles
 from assets.manifest import POSITION, TOMBSTONE, SealedVersion
+from assets.ranges import key_range
+from resources.hashing import bucketer
+from resources.plain import to_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
     from resources.schema import Schema
 
 K = TypeVar("K", bound=Hashable)
+Entry = dict[str, Any]
+_ROWS_AT_ONCE = 1024
 
 
 class DatasetView:
@@ -35,7 +43,10 @@ class DatasetView:
         self._generations = [
             KeyFiles(store, self._what, self._layout, generation, cache) for generation in reversed(sealed.generations)
         ]
+        self._names = sealed.columns.names
+        self._plain = tuple(to_plain(field.type) for field in self._key)
         self._bucketed_by = [sealed.key.index(name) for name in sealed.partition_by]
+        self._bucketer = bucketer(tuple(self._key[i].type for i in self._bucketed_by), self._layout.partitions)
 
     def __repr__(self) -> str:
         return f"DatasetView({self.dataset!r}, {self.version!r})"
@@ -103,50 +114,88 @@ class DatasetView:
 
     # -- by key
 
-    def get(self, key: object) -> dict[str, Any] | None:
+    def get(self, key: object) -> Entry | None:
         """Return the entry of `key`, or None.
 
         A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
         value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
         """
-        return self._find(coerce_key(self._what, self._key, key))
+        return self._find(self._stored(key))
 
-    def get_text(self, texts: list[str]) -> dict[str, Any] | None:
+    def get_text(self, texts: list[str]) -> Entry | None:
         """Return the entry of a key given as texts, one a key column, as a command line has them."""
-        return self._find(key_from_text(self._what, self._key, texts))
+        return self._find(self._stored(key_from_text(self._what, self._key, texts)))
 
-    def get_all(self, keys: Iterable[K]) -> dict[K, dict[str, Any]]:
+    def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
         """Return the entries of those keys that have one, under the keys as they were given."""
-        wanted = [(key, coerce_key(self._what, self._key, key)) for key in keys]
+        wanted = [(key, self._stored(key)) for key in keys]
         # In the order of the files, so that each row group is read once.
         placed = sorted(((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted)))
         found = {index: self._find(values) for _, values, index in placed}
         return {key: entry for index, (key, _) in enumerate(wanted) if (entry := found[index]) is not None}
 
-    def _bucket(self, values: tuple[Any, ...]) -> int:
-        from resources.hashing import bucket_of
+    def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
+        """Yield (key, entry) in the order of keys; a key of several columns is a tuple.
 
-        if not self._bucketed_by:
-            return 0
-        chosen = self._bucketed_by
-        return bucket_of([values[i] for i in chosen], [self._key[i].type for i in chosen], self._layout.partitions)
+        `prefix` is a text (or bytes) with which the first key column begins, or a tuple of whole values of leading
+        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only the row
+        groups with such keys are read, when they are reached; one a bucket is held in memory. Raises
+        SchemaMismatchError at once for bounds that do not fit the key, ManifestMismatchError as `get`.
+        """
+        first, after = key_range(self._what, self._key, prefix, start, end)
+        buckets = sorted({file.bucket for generation in self.sealed.generations for file in generation.files})
+        rows = [self._bucket_items(bucket, first, after) for bucket in buckets]
+        merged = heapq.merge(*rows, key=itemgetter(0)) if len(rows) > 1 else (row for one in rows for row in one)
+        if len(self._key) == 1:
+            return ((key[0], entry) for key, entry in merged)
+        return merged
 
-    def _find(self, values: tuple[Any, ...]) -> dict[str, Any] | None:
+    def _stored(self, key: object) -> Key:
+        values = coerce_key(self._what, self._key, key)
+        return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
+
+    def _bucket(self, key: Key) -> int:
+        return self._bucketer([key[index] for index in self._bucketed_by]) if self._bucketed_by else 0
+
+    def _find(self, key: Key) -> Entry | None:
         """Return the row with the highest (position, generation) in any generation, unless it is a tombstone."""
-        bucket = self._bucket(values)
-        best: tuple[tuple[int, int], dict[str, Any]] | None = None
-        for files in self._generations:
-            row = files.find(bucket, values)
-            if row is None:
-                continue
-            if not self.sealed.positioned:
-                return row
-            place = (row[POSITION], files.id)
-            if best is None or place > best[0]:
-                best = (place, row)
-        if best is None or best[1][TOMBSTONE]:
+        bucket = self._bucket(key)
+        names = self._names
+        if not self.sealed.positioned:
+            for files in self._generations:
+                found = files.find(bucket, key)
+                if found is not None:
+                    return found[0].entry(names, found[1])
             return None
-        return {name: best[1][name] for name in self.schema.names}
+        all_found = [(files.id, found) for files in self._generations if (found := files.find(bucket, key))]
+        if not all_found:
+            return None
+        _, (rows, row) = max(all_found, key=lambda item: (item[1][0].value(POSITION, item[1][1]), item[0]))
+        return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
+
+    def _bucket_items(self, bucket: int, first: Key, after: Key | None) -> Iterator[tuple[tuple[Any, ...], Entry]]:
+        """Yield (key as a tuple, entry) of one bucket in the order of keys, merged over its generations."""
+        scans = [self._scan(files, bucket, first, after) for files in self._generations]
+        if len(scans) == 1 and not self.sealed.positioned:
+            for key, _, row in scans[0]:
+                yield key, row
+            return
+        names = self._names
+        for key, same in groupby(heapq.merge(*scans, key=itemgetter(0)), key=itemgetter(0)):
+            _, _, newest = max(same, key=lambda found: (found[2].get(POSITION, 0), found[1]))
+            if not newest.get(TOMBSTONE):
+                yield key, {name: newest[name] for name in names}
+
+    def _scan(
+        self, files: KeyFiles, bucket: int, first: Key, after: Key | None
+    ) -> Iterator[tuple[tuple[Any, ...], int, Entry]]:
+        """Yield (key, generation, stored row) of one file in the order of keys."""
+        key_of = itemgetter(*self.sealed.key)
+        single = len(self.sealed.key) == 1
+        for rows, begin, end in files.scan(bucket, first, after):
+            for at in range(begin, end, _ROWS_AT_ONCE):
+                for row in rows.table.slice(at, min(_ROWS_AT_ONCE, end - at)).to_pylist():
+                    yield (key_of(row),) if single else key_of(row), files.id, row
 
 
 _GENERATION = "__gen"
