@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from assets.attempts import AttemptRenewal, attempt_key, attempts, read_attempt
 from assets.build import add, write_generation
-from assets.leases import AttemptRenewal, attempts, read_attempt
 from assets.log import Attempt
 from assets.manifest import SealedVersion, layout_of
 from assets.validators import Candidate, evaluate
@@ -66,7 +66,7 @@ class Built:
         """Drop the attempt's record, and its files where nothing can refer to them any more."""
         log = self.member.log
         with contextlib.suppress(AdjunctError):  # what stays is garbage for discarding
-            log.lake.store.delete(f"{log.prefix}/attempts/{self.attempt.id}.json")
+            log.lake.store.delete(attempt_key(log.lake, log.name, self.attempt.id))
         if files and self.version is not None:
             log.drop(self.version.generations[0])
 
