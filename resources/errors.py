@@ -21,6 +21,7 @@
     |   `-- TableError, RecordNotFoundError, TableAccessError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError
+        |-- SourceChangedError         files were replaced while they were read
         `-- TableUnavailableError
 
 Every message names the thing, what was found, what was expected and the next step. Retry logic
@@ -172,6 +173,10 @@ class TableAccessError(TableError):
 
 class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down."""
+
+
+class SourceChangedError(TransientError):
+    """Files of a source were replaced or removed between being listed and being read."""
 
 
 class TableUnavailableError(TransientError):

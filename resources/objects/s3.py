@@ -266,27 +266,28 @@ class S3Store:
         with self._lock:
             # Forked workers make their own: a shared socket would mix two processes' answers.
             if self._connected is None or self._connected[0] != os.getpid():
-                self._connected = (os.getpid(), self._connect())
+                self._connected = (os.getpid(), connect(self._options, f"opening {self.url}"))
             return self._connected[1]
 
-    def _connect(self) -> S3Client:
-        import boto3
-        from botocore.config import Config
 
-        options = self._options
-        config = Config(
-            retries={"total_max_attempts": 1},
-            connect_timeout=options.connect_timeout,
-            read_timeout=options.read_timeout,
-            max_pool_connections=32,
-            s3={"addressing_style": "path"} if options.path_style else {},
-            # Only where S3 demands it: many servers do not know the newer checksums yet.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-        )
-        return asking(
-            f"opening {self.url}",
-            lambda: boto3.session.Session().client(
-                "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
-            ),
-        )
+def connect(options: S3Options, what: str) -> S3Client:
+    """Return a new client without repeats of its own; `what` says in errors what it is for."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"total_max_attempts": 1},
+        connect_timeout=options.connect_timeout,
+        read_timeout=options.read_timeout,
+        max_pool_connections=32,
+        s3={"addressing_style": "path"} if options.path_style else {},
+        # Only where S3 demands it: many servers do not know the newer checksums yet.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return asking(
+        what,
+        lambda: boto3.session.Session().client(
+            "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
+        ),
+    )

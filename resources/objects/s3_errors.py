@@ -79,11 +79,11 @@ def _translate_answer(error: ClientError, what: str) -> AdjunctError:
     if status == 412:
         return PreconditionFailedError(f"{said}.", "Read the object again and decide again.")
     if code == "NoSuchBucket":
-        return ConfigurationError(f"{said}: the bucket does not exist.", "Create it, or correct the lake's URL.")
+        return ConfigurationError(f"{said}: the bucket does not exist.", "Create it, or correct the URL.")
     if code == "NoSuchUpload":
         return UploadGoneError(f"{said}.", "Run it again.")
     if status == 404:
-        return ObjectNotFoundError(f"{said}.", "Check the lake's URL, and whether the object was deleted.")
+        return ObjectNotFoundError(f"{said}.", "Check the URL, and whether the object was deleted.")
     if status == 501 or code == "NotImplemented":
         return ConditionalWritesUnsupportedError(
             f"{said}: the store lacks it.", "Use a store that has conditional writes, or upgrade this one."
@@ -95,7 +95,7 @@ def _translate_answer(error: ClientError, what: str) -> AdjunctError:
     if status >= 500 or status == 0 or code in ("RequestTimeout", "RequestTimeTooSkewed"):
         return StoreUnavailableError(f"{said}.", "Run it again.")
     message = str(error.response.get("Error", {}).get("Message", ""))
-    return ConfigurationError(f"{said}: {message}", "Check the lake's URL and the ADJUNCT_S3_… settings.")
+    return ConfigurationError(f"{said}: {message}", "Check the URL and the ADJUNCT_S3_… settings.")
 
 
 def ends_before(error: ClientError) -> bool:

@@ -1,0 +1,117 @@
+"""CSV files of others, typed strictly: a value that is not of its column's type is an error naming it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import SchemaMismatchError
+from resources.files.formats import check_columns, damaged
+from resources.files.text import Watched, opened
+from resources.schema import arrow_type
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from resources.files.tree import FileTree, FoundFile
+    from resources.schema import Schema
+
+_HEADER = 1024 * 1024
+_BLOCK = 16 * 1024 * 1024
+_CONVERSION = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?(?:CSV conversion error to [^:]*: )?(.*)", re.S)
+_ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
+
+
+def csv_tables(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
+    """Yield (number of the first record, table) of the whole file."""
+    import pyarrow as pa
+
+    with tree.on_disk(file) as path:
+        names = _header(path, file.path, schema, where)
+        number, last = 0, None
+        source = Watched(opened(path, file.path))
+        try:
+            for batch in _reader(source, schema):
+                table = pa.Table.from_batches([batch])
+                last = table.column(names[-1])[-1].as_py() if table.num_rows else last
+                yield number, table.select(list(schema.names))
+                number += table.num_rows
+        except pa.ArrowInvalid as error:
+            raise _explained(error, names, schema, where) from error
+        except OSError as error:
+            raise damaged(where, error) from error
+        _check_closed(source.tail, last, where)
+
+
+def _reader(source: Any, schema: Schema) -> Any:
+    import pyarrow.csv as pc
+
+    return pc.open_csv(
+        source,
+        read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK),
+        parse_options=pc.ParseOptions(newlines_in_values=True),
+        convert_options=pc.ConvertOptions(
+            column_types={field.name: arrow_type(field.type) for field in schema.fields},
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            true_values=["true", "True", "TRUE"],
+            false_values=["false", "False", "FALSE"],
+            timestamp_parsers=[pc.ISO8601],
+        ),
+    )
+
+
+def _header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
+    """Return the names in the file's first line, which have to be the declared ones."""
+    try:
+        with opened(path, name) as source:
+            text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise damaged(where, error) from error
+    names = next((row for row in csv.reader(io.StringIO(text)) if row), None)
+    if names is None:
+        raise SchemaMismatchError(
+            f"{where} is empty: expected a header line with {', '.join(schema.names)}.",
+            "Deliver the file again; a file without records has its header line.",
+        )
+    check_columns(names, schema, where)
+    return names
+
+
+def _explained(error: Exception, names: list[str], schema: Schema, where: str) -> SchemaMismatchError:
+    text = str(error)
+    if found := _CONVERSION.match(text):
+        name = names[int(found[1])]
+        row = f" of line {int(found[2])}" if found[2] else ""
+        return SchemaMismatchError(
+            f"{where}: column {name!r}{row} is declared {schema.field(name).type}: {found[3].rstrip('.')}.",
+            "Mend the value, or declare the column as what it holds.",
+        )
+    if found := _ROW.match(text):
+        return SchemaMismatchError(
+            f"{where}: line {found[1]}: {found[2].rstrip('.')}.", "Mend the line: each has a value for every column."
+        )
+    return damaged(where, error)
+
+
+def _check_closed(tail: bytes, last: Any, where: str) -> None:
+    """Refuse a file that ends inside of a quoted value: the reader takes its end for the closing quote.
+
+    Without this, one quote too many would swallow all lines after it into one value.
+    """
+    if not isinstance(last, str) or len(last) > Watched.KEPT // 8:
+        return
+    ending = tail.rstrip(b"\r\n")
+    plain = last.encode()
+    unquoted = b"\n" not in plain and (ending == plain or ending.endswith((b"," + plain, b"\n" + plain, b"\r" + plain)))
+    if not (ending.endswith(b'"') or unquoted):
+        raise SchemaMismatchError(
+            f"{where} ends inside of a quoted value, which begins with {last[:40]!r}.",
+            "Deliver the file again, whole, with each quote closed and quotes in values doubled.",
+        )

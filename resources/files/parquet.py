@@ -1,0 +1,137 @@
+"""Parquet files of others: whole, or only the row groups that begin in a range of bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import SchemaMismatchError
+from resources.files.formats import BATCH, check_columns, damaged
+from resources.schema import Schema, conform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from resources.files.tree import FileTree, FoundFile
+
+_WHOLE = 16 * 1024 * 1024
+_BUFFER = 1024 * 1024
+
+
+def parquet_tables(
+    tree: FileTree, file: FoundFile, schema: Schema, where: str, span: tuple[int, int] | None = None
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield (number of the first record, table) of the row groups that begin in `span`."""
+    import pyarrow as pa
+
+    parquet, int96 = _open(tree, file, schema, where)
+    start, end = span or (0, file.size)
+    number = 0
+    for group in range(parquet.metadata.num_row_groups):
+        rows = parquet.metadata.row_group(group).num_rows
+        if start <= _begins(parquet.metadata.row_group(group).column(0)) < end:
+            at = number
+            try:
+                for batch in parquet.iter_batches(BATCH, row_groups=[group]):
+                    table = conform(_zoned(pa.Table.from_batches([batch]), int96), schema, where)
+                    yield at, table
+                    at += table.num_rows
+            except (pa.ArrowException, OSError) as error:
+                raise damaged(where, error) from error
+        number += rows
+
+
+def count_parquet(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> int:
+    """Return how many records the file holds and check its columns: from its footer alone."""
+    return int(_open(tree, file, schema, where)[0].metadata.num_rows)
+
+
+def _open(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
+    """Return the opened file, and its columns that hold timestamps as INT96."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    source = _Ranges(tree, file)
+    try:
+        parquet = pq.ParquetFile(
+            pa.PythonFile(io.BufferedReader(source, _BUFFER), mode="r"),
+            pre_buffer=True,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(where, error) from error
+    columns = [parquet.schema.column(index) for index in range(len(parquet.schema))]
+    int96 = {column.path for column in columns if column.physical_type == "INT96"}
+    _check_types(parquet.schema_arrow, int96, schema, where)
+    return parquet, int96
+
+
+def _check_types(found: pa.Schema, int96: set[str], schema: Schema, where: str) -> None:
+    import pyarrow as pa
+
+    check_columns(found.names, schema, where)
+    wrong = []
+    for field in schema.fields:
+        kind = found.field(field.name).type
+        if field.name in int96:
+            kind = pa.timestamp("us", "UTC")
+        try:
+            said = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
+        except SchemaMismatchError as error:  # a type that has no name here: nested, or a time without a zone
+            raise SchemaMismatchError(f"{where}: {error.problem}", error.next_step) from error
+        if said != field.type:
+            wrong.append(f"column {field.name!r} is {said}, declared {field.type}")
+    if wrong:
+        raise SchemaMismatchError(
+            f"{where}: {'; '.join(wrong)}.", "Write the files with the declared types, or declare what they hold."
+        )
+
+
+def _zoned(table: pa.Table, int96: set[str]) -> pa.Table:
+    import pyarrow.compute as pc
+
+    for name in int96:
+        zoned = pc.assume_timezone(table.column(name), "UTC")
+        table = table.set_column(table.column_names.index(name), name, zoned)
+    return table
+
+
+def _begins(column: Any) -> int:
+    pages = [column.data_page_offset, column.dictionary_page_offset]
+    return min(offset for offset in pages if offset)
+
+
+class _Ranges(io.RawIOBase):
+    """A listed file that can be sought in: fetched whole while it is small, else by ranges."""
+
+    def __init__(self, tree: FileTree, file: FoundFile) -> None:
+        self._tree, self._file, self._at = tree, file, 0
+        self._whole = tree.read(file) if file.size <= _WHOLE else None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted: int = min(len(buffer), self._file.size - self._at)
+        if wanted <= 0:
+            return 0
+        if self._whole is not None:
+            data = self._whole[self._at : self._at + wanted]
+        else:
+            data = self._tree.read_range(self._file, self._at, wanted)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,252 @@
+"""Folders of other people's files: what lies below a local folder or an S3 prefix, read as it was when listed.
+
+Unlike an object store of Adjunct's own, names may be anything, nothing is ever written, and files may be replaced at
+any time: each read compares the ETag with the listed one, so that a replaced file is an error and never a mixture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from resources.errors import ConfigurationError, ObjectNotFoundError, PreconditionFailedError, SourceChangedError
+from resources.objects.store import S3Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file as it was listed: `path` is relative to the tree, `size` in bytes, `modified` by the store's clock."""
+
+    path: str
+    size: int
+    etag: str
+    modified: datetime
+
+
+class FileTree(Protocol):
+    """The files below one place. A small picklable value; every reader raises SourceChangedError for a file that
+    is not any more what was listed.
+    """
+
+    @property
+    def url(self) -> str: ...
+
+    def list(self, folder: str = "") -> list[FoundFile]:
+        """Return all files below `folder` ("" or "NAME/"), by path; none where there is no such folder."""
+        ...
+
+    def read(self, file: FoundFile) -> bytes:
+        """Return the whole file."""
+        ...
+
+    def read_range(self, file: FoundFile, start: int, length: int) -> bytes:
+        """Return `length` bytes from `start`."""
+        ...
+
+    def on_disk(self, file: FoundFile) -> contextlib.AbstractContextManager[Path]:
+        """Give the file under a local path, for as long as the context lasts."""
+        ...
+
+    def content_tag(self, file: FoundFile) -> str:
+        """Return what equal contents have in common: for small files that are compared over time."""
+        ...
+
+
+def open_tree(url: str) -> FileTree:
+    """Return the files below a folder, `file:///…` or `s3://BUCKET/PREFIX`. Reads nothing.
+
+    S3 is reached like a lake's: by the ADJUNCT_S3_… settings, and credentials of boto3's own chain.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme in ("s3", "s3a"):
+        from resources.objects.lake import LakeSettings
+
+        bucket, _, prefix = rest.rstrip("/").partition("/")
+        if not bucket:
+            raise ConfigurationError(f"files at {url!r}: no bucket is named.", "Write s3://BUCKET/PREFIX.")
+        return S3Tree(bucket, f"{prefix}/" if prefix else "", LakeSettings().s3_options())
+    if url.startswith("file:/"):
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigurationError(f"files at {url!r}: a host is named.", "Write three slashes: file:///FOLDER.")
+        return LocalTree(unquote(parts.path))
+    if separator:
+        raise ConfigurationError(
+            f"files at {url!r}: the scheme {scheme!r} is unknown, expected a folder, file:///… or s3://….",
+            "Write the URL in one of these forms.",
+        )
+    return LocalTree(str(Path(url).expanduser().absolute()))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTree:
+    """Files below a local folder. An ETag is made of size, inode and time of change."""
+
+    root: str
+
+    @property
+    def url(self) -> str:
+        return self.root
+
+    def list(self, folder: str = "") -> list[FoundFile]:
+        root = Path(self.root)
+        found = []
+        for parent, _, names in os.walk(root / folder):
+            for name in names:
+                path = Path(parent) / name
+                with contextlib.suppress(FileNotFoundError):  # deleted while we look
+                    found.append(_local(path.relative_to(root).as_posix(), path.stat()))
+        return sorted((_named(self.url, file) for file in found), key=lambda file: file.path)
+
+    def read(self, file: FoundFile) -> bytes:
+        with self.on_disk(file) as path:
+            return path.read_bytes()
+
+    def read_range(self, file: FoundFile, start: int, length: int) -> bytes:
+        with self.on_disk(file) as path, path.open("rb") as opened:
+            opened.seek(start)
+            return opened.read(length)
+
+    @contextlib.contextmanager
+    def on_disk(self, file: FoundFile) -> Iterator[Path]:
+        path = Path(self.root) / file.path
+        self._check(path, file)
+        try:
+            yield path
+        finally:
+            self._check(path, file)  # what looks damaged may have been written to meanwhile
+
+    def content_tag(self, file: FoundFile) -> str:
+        return hashlib.blake2b(self.read(file), digest_size=16).hexdigest()
+
+    def _check(self, path: Path, file: FoundFile) -> None:
+        try:
+            now = _local(file.path, path.stat())
+        except FileNotFoundError:
+            raise changed(self, file, "is gone") from None
+        if now.etag != file.etag:
+            raise changed(self, file, "was written to")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Tree:
+    """Objects below a prefix of a bucket; every read is bound to the listed ETag by the store itself."""
+
+    bucket: str
+    prefix: str
+    options: S3Options
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def list(self, folder: str = "") -> list[FoundFile]:
+        found = []
+        more: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + folder}
+        while True:
+            page = self._ask("LIST", folder, partial(self._client().list_objects_v2, **more))
+            for item in page.get("Contents", []):
+                path = item["Key"].removeprefix(self.prefix)
+                if path and not path.endswith("/"):  # consoles make empty objects that stand for folders
+                    found.append(FoundFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
+            if not page.get("IsTruncated"):
+                return sorted(found, key=lambda file: file.path)
+            more["ContinuationToken"] = page["NextContinuationToken"]
+
+    def read(self, file: FoundFile) -> bytes:
+        return self._get(file, lambda body: bytes(body.read()))
+
+    def read_range(self, file: FoundFile, start: int, length: int) -> bytes:
+        if length <= 0:
+            return b""
+        return self._get(file, lambda body: bytes(body.read()), Range=f"bytes={start}-{start + length - 1}")
+
+    @contextlib.contextmanager
+    def on_disk(self, file: FoundFile) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="adjunct-") as folder:
+            path = Path(folder) / "file"
+
+            def save(body: Any) -> None:
+                with path.open("wb") as target:
+                    shutil.copyfileobj(body, target, _CHUNK)
+
+            self._get(file, save)
+            yield path
+
+    def content_tag(self, file: FoundFile) -> str:
+        return file.etag
+
+    def _get(self, file: FoundFile, take: Callable[[Any], T], **more: Any) -> T:
+        def request() -> T:
+            answer = self._client().get_object(
+                Bucket=self.bucket, Key=self.prefix + file.path, IfMatch=f'"{file.etag}"', **more
+            )
+            if answer["ETag"].strip('"') != file.etag:  # a server that ignores the condition
+                raise changed(self, file, "was replaced")
+            return take(answer["Body"])
+
+        try:
+            return self._ask("GET", file.path, request)
+        except PreconditionFailedError:
+            raise changed(self, file, "was replaced") from None
+        except ObjectNotFoundError:
+            raise changed(self, file, "is gone") from None
+
+    def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
+        from resources.objects.s3_errors import asking, repeated
+
+        what = f"{request} of {path!r} in {self.url}"
+        return repeated(lambda: asking(what, send), self.options.attempts)
+
+    def _client(self) -> S3Client:
+        return _client_of(os.getpid(), self.options)
+
+
+@lru_cache(maxsize=8)
+def _client_of(process: int, options: S3Options) -> S3Client:
+    """Return this process's client: a forked worker must not share its parent's sockets."""
+    from resources.objects.s3 import connect
+
+    return connect(options, "opening S3")
+
+
+def changed(tree: FileTree, file: FoundFile, what: str) -> SourceChangedError:
+    """Return the error for a file that is not what was listed."""
+    return SourceChangedError(
+        f"{tree.url}/{file.path} {what} after it was listed with {file.size:,} bytes, changed {file.modified:%F %T}.",
+        "Run it again: it takes the files as they are then. Write the completion object only when all files are whole, "
+        "and remove it before files are replaced.",
+    )
+
+
+def _local(path: str, stat: os.stat_result) -> FoundFile:
+    etag = f"{stat.st_size:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"
+    return FoundFile(path, stat.st_size, etag, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+
+def _named(url: str, file: FoundFile) -> FoundFile:
+    try:
+        file.path.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"{url} holds a file whose name is not UTF-8: {file.path!r}.", "Rename it, or move it elsewhere."
+        ) from None
+    return file
