@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from dagster import AssetKey, AssetsDefinition, AssetSpec, Definitions, define_asset_job, in_process_executor
 
 from assets.inputs import FileSource
-from orchestration.asset_ops import dataset_asset, outputs_asset
+from orchestration.advancing import units_of
+from orchestration.asset_ops import outputs_asset
+from orchestration.dataset_ops import DatasetAsset, dataset_assets
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node, outputs_of, source_of, sources_read
 from orchestration.metadata import storage_of, table_metadata
+from orchestration.partition_ops import partitioned_dataset_asset
 from orchestration.sensors import new_records_sensor
 from orchestration.translator import AdjunctTranslator, AssetSubject
 from resources.errors import ConfigurationError
@@ -57,7 +60,7 @@ def build_definitions(
     }
     lake_resource, spark_resource = _resources(lake)
     return Definitions(
-        assets=[*graph.external(), *graph.assets],
+        assets=[*graph.external(), *graph.assets()],
         jobs=list(jobs.values()),
         sensors=[
             new_records_sensor(application, jobs[application.name], own[application.name]) for application in apps
@@ -78,17 +81,21 @@ class _Assets:
 
     def __init__(self, names: AdjunctTranslator) -> None:
         self._names = names
-        self._datasets: dict[str, tuple[AdjunctDataset, str]] = {}
+        self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
         self._writers: dict[AssetKey, str] = {}
         self._read: dict[AssetKey, AssetSpec] = {}
-        self.assets: list[AssetsDefinition] = []
+        self._outputs: list[AssetsDefinition] = []
 
     def add(self, app: "Application") -> list[AssetKey]:
-        """Add an application; return the keys of what its job materialises: its datasets and outputs."""
+        """Add an application; return the keys of what its job materialises: its outputs, and its datasets.
+
+        Datasets whose versions are partitions are left out: a job has no partitions for some of its assets only.
+        """
         for source in sources_read(app):
             spec = self._spec(app, source)
             self._read.setdefault(spec.key, spec)
-        keys = [self._add_dataset(app, dataset) for dataset in app.datasets]
+        datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
+        keys = [datasets[dataset.name] for dataset in app.datasets if dataset.versions is None]
         outputs = {output.node: self._spec(app, output.node, output.upstream) for output in outputs_of(app)}
         for node, spec in outputs.items():
             writer = self._writers.setdefault(spec.key, app.name)
@@ -100,26 +107,37 @@ class _Assets:
                 )
         if outputs:
             inputs = {stream: self._key(app, Node("stream", stream)) for stream in app.inputs}
-            self.assets.append(outputs_asset(app, outputs, inputs))
+            self._outputs.append(outputs_asset(app, outputs, inputs, datasets))
         return [*keys, *(spec.key for spec in outputs.values())]
 
     def external(self) -> list[AssetSpec]:
         """Return the streams and files that are read and that none of the applications writes."""
         return [spec for key, spec in self._read.items() if key not in self._writers]
 
+    def assets(self) -> list[AssetsDefinition]:
+        """Return the assets that are made here: datasets, each version set in one, and the applications' outputs."""
+        made = []
+        for unit in units_of((asset.dataset for asset, _ in self._datasets.values()), "build_definitions"):
+            members = [self._datasets[dataset.name][0] for dataset in unit]
+            partitioned = members[0].dataset.versions is not None
+            made.append(partitioned_dataset_asset(members[0]) if partitioned else dataset_assets(members))
+        return [*made, *self._outputs]
+
+    def datasets(self, application: str) -> list[DatasetAsset]:
+        """Return the datasets that this application is the first to declare."""
+        return [asset for asset, owner in self._datasets.values() if owner == application]
+
     def _add_dataset(self, app: "Application", dataset: "AdjunctDataset") -> AssetKey:
-        known, owner = self._datasets.setdefault(dataset.name, (dataset, app.name))
-        if known != dataset:
+        source = source_of(dataset)
+        streams = {source.name: self._key(app, source)} if source and source.kind == "stream" else {}
+        spec = self._spec(app, Node("dataset", dataset.name), [source] if source else [])
+        known, owner = self._datasets.setdefault(dataset.name, (DatasetAsset(dataset, spec, streams), app.name))
+        if known.dataset != dataset:
             raise ConfigurationError(
                 f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
                 "Declare it once and use that object in both.",
             )
-        source = source_of(dataset)
-        spec = self._spec(app, Node("dataset", dataset.name), [source] if source else [])
-        if owner == app.name:
-            streams = {source.name: self._key(app, source)} if source and source.kind == "stream" else {}
-            self.assets.append(dataset_asset(app, dataset, spec, streams))
-        return spec.key
+        return known.key
 
     def _key(self, app: "Application", node: Node) -> AssetKey:
         return self._names.get_asset_key(_subject(app, node))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from orchestration.planner import Catalog, StreamFacts
 from resources.errors import StreamNotFoundError
 
 if TYPE_CHECKING:
+    from assets.dataset import AdjunctDataset
     from orchestration.application import Application
     from resources.objects import Lake
     from resources.streams import StreamSystem
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 
 def systems_for(app: Application, lake: Lake) -> dict[str, StreamSystem]:
     """Return the stream systems that an application names, by name."""
-    from resources.streams import open_system
+    return _open(_streams(app), lake)
 
-    return {name: open_system(name, lake) for name in {stream.split(".", 1)[0] for stream in _streams(app)}}
+
+def systems_of(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
+    """Return the stream systems that datasets are made from, by name."""
+    return _open((dataset.stream for dataset in datasets if dataset.stream), lake)
 
 
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
@@ -32,6 +36,12 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             continue
         facts[name] = StreamFacts(name, info.partitions, info.key, info.partitioner, info.schema)
     return facts
+
+
+def _open(streams: Iterable[str], lake: Lake) -> dict[str, StreamSystem]:
+    from resources.streams import open_system
+
+    return {name: open_system(name, lake) for name in {stream.split(".", 1)[0] for stream in streams}}
 
 
 def _streams(app: Application) -> set[str]:

@@ -12,7 +12,7 @@ from resources.errors import ConfigurationError, StreamNotFoundError
 from resources.streams import OffsetRange
 
 if TYPE_CHECKING:
-    from assets import AdvanceReport
+    from assets import AdvanceReport, DatasetManifest
     from orchestration.graph import KeyedTable
     from orchestration.step import StepReport
     from resources.objects import Lake
@@ -43,11 +43,44 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
         metadata["dagster/row_count"] = report.rows
     if report.waiting:
         metadata["adjunct/waiting"] = MetadataValue.json(list(report.waiting))
+    if report.waiting_since is not None:
+        metadata["adjunct/waiting_since"] = MetadataValue.timestamp(report.waiting_since)
     if report.note:
         metadata["adjunct/note"] = report.note
     if report.schema is not None:
         metadata["dagster/column_schema"] = column_schema(report.schema)
     return metadata
+
+
+def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
+    """Return what stands about a bounded dataset's versions: kept, pinned, rejected, and which one would be served."""
+    sealed = [ref for ref in manifest.versions if ref.state == "sealed"]
+    rejected = [ref for ref in manifest.versions if ref.state == "rejected"]
+    metadata: dict[str, Any] = {"adjunct/retained": len(sealed)}
+    served = manifest.ref(manifest.version.id) if manifest.version else None
+    if served is not None and served.name is not None:
+        metadata["adjunct/name"] = served.name
+    if manifest.pin is not None:
+        metadata["adjunct/pin"] = MetadataValue.json(manifest.pin.model_dump(mode="json"))
+    if manifest.head is not None and (served is None or manifest.head != served.id):
+        metadata["adjunct/head"] = manifest.head
+    if rejected:
+        listed = [{"id": ref.id, "name": ref.name, "reason": ref.reason} for ref in rejected]
+        metadata["adjunct/rejected"] = MetadataValue.json(listed)
+    return metadata
+
+
+def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
+    """Return the metadata of the version that a dataset serves now, for whoever did not advance it."""
+    version = manifest.version
+    metadata: dict[str, Any] = {"adjunct/version": version.id if version else "none", "dagster/uri": uri}
+    if version is not None:
+        metadata["dagster/column_schema"] = column_schema(version.columns)
+        if version.rows is not None:
+            metadata["dagster/row_count"] = version.rows
+    if manifest.change is not None:
+        metadata["adjunct/change"] = MetadataValue.json(manifest.change.model_dump(mode="json"))
+    return metadata | (version_metadata(manifest) if manifest.declaration.kind == "bounded" else {})
 
 
 def stream_metadata(lake: Lake, systems: Mapping[str, StreamSystem], name: str) -> dict[str, Any] | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assets import AdvanceReport, advance_dataset
+from assets import AdvanceReport
+from orchestration.advancing import advance_together, made_by_partition, units_of
 from orchestration.catalog import read_catalog
 from orchestration.planner import ExecutionPlan, plan
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What one run did: a report for each dataset, in order of declaration, and the step's."""
+    """What one run did: a report for each dataset that advanced, and the step's."""
 
     datasets: tuple[AdvanceReport, ...]
     step: StepReport
@@ -49,15 +50,18 @@ def run_application(
 ) -> RunReport:
     """Bring every dataset up to date, then run the step until it has caught up.
 
+    A dataset whose versions are made by a query, one for each partition, is read as it is.
     `run` names this run in commits. `on_event` hears of every dataset and every stage of a batch. Raises what
     planning, datasets and step raise; whatever was committed before stays, and the next run goes on from it.
     """
     planned = plan_application(app, systems)
-    datasets = []
-    for dataset in app.datasets:
-        report = advance_dataset(lake, systems, dataset, spark, by=run)
-        on_event(report)
-        datasets.append(report)
+    datasets: list[AdvanceReport] = []
+    alone = [dataset for dataset in app.datasets if not made_by_partition(dataset)]
+    for unit in units_of(alone, f"application {app.name!r}"):
+        reports = advance_together(lake, systems, unit, spark, by=run)
+        for report in reports:
+            on_event(report)
+        datasets += reports
     remember_tables(lake, app, by=run)
     context = StepContext(lake, systems, app, planned, spark, run, on_event, max_batches)
     return RunReport(tuple(datasets), run_step(context))

@@ -177,11 +177,11 @@ def test_a_transient_failure_is_tried_again_in_the_same_run(
 
     advance, calls = assets.advance_dataset, []
 
-    def busy(lake: Lake, systems: Any, spec: Any, spark: Any, *, by: str) -> Any:
+    def busy(lake: Lake, systems: Any, spec: Any, spark: Any, **more: Any) -> Any:
         calls.append(spec.name)
         if calls.count("rates") == 1 and spec.name == "rates":
             raise StoreUnavailableError("the store asked to slow down.", "Wait.")
-        return advance(lake, systems, spec, spark, by=by)
+        return advance(lake, systems, spec, spark, **more)
 
     monkeypatch.setattr(assets, "advance_dataset", busy)
     monkeypatch.setattr("orchestration.failures._SECONDS", 0.01)

@@ -1,0 +1,184 @@
+"""The assets of datasets: materialising one publishes what has been delivered, and reports what is served then."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetKey,
+    AssetMaterialization,
+    AssetObservation,
+    AssetsDefinition,
+    AssetSpec,
+    DataVersion,
+    MaterializeResult,
+    multi_asset,
+)
+from dagster._core.definitions.data_version import DATA_VERSION_TAG
+
+from orchestration.asset_checks import check_results, check_specs, judgement_of, rejection_warning
+from orchestration.failures import clear_failures
+from orchestration.lake_resource import LakeResource
+from orchestration.metadata import dataset_metadata, served_metadata, stream_metadata, version_metadata
+from resources.errors import CommitConflict, TransientError
+from resources.spark import SparkResource
+
+if TYPE_CHECKING:
+    from assets import AdvanceReport, DatasetManifest
+    from assets.dataset import AdjunctDataset
+    from resources.objects import Lake
+    from resources.streams import StreamSystem
+
+# Another run that was faster leaves nothing to do, or less: decide again.
+RETRIED = (TransientError, CommitConflict)
+Results = Iterator[MaterializeResult[Any] | AssetMaterialization | AssetCheckResult]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetAsset:
+    """A dataset and the asset that it becomes; `streams` has the asset of its input stream, if it has one."""
+
+    dataset: "AdjunctDataset"
+    spec: AssetSpec
+    streams: Mapping[str, AssetKey]
+
+    @property
+    def key(self) -> AssetKey:
+        return self.spec.key
+
+
+def dataset_assets(unit: Sequence[DatasetAsset]) -> AssetsDefinition:
+    """Return the asset that brings a dataset up to date with its input, or those of a version set, in one op.
+
+    Without a version there is nothing to materialise: the run then says which markers are awaited, and what
+    needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before. Where a
+    version is rejected, the one before is reported again, with a failed check. Members of a version set are
+    published together, whichever of them are selected. With only checks selected, nothing advances: they are
+    reported again.
+    """
+    datasets = tuple(member.dataset for member in unit)
+    checks = [spec for member in unit for spec in check_specs(member.dataset, member.key)]
+    set_name = datasets[0].version_set
+    kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
+
+    @multi_asset(
+        name=f"{kind}_{name}".replace("-", "_"),
+        specs=[member.spec.replace_attributes(skippable=True) for member in unit],
+        check_specs=checks,
+        # Makes the checks' outputs optional: a run in which no version was judged has none.
+        can_subset=bool(checks),
+        pool=f"adjunct/{kind.replace('_', '-')}/{name}",
+    )
+    def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
+        from orchestration.advancing import advance_together
+        from orchestration.catalog import systems_of
+
+        with clear_failures(context, retry=RETRIED):
+            lake = adjunct_lake.open()
+            reports: dict[str, AdvanceReport] = {}
+            if context.selected_asset_keys:
+                systems = systems_of(datasets, lake)
+                observe(context, lake, systems, {name: key for each in unit for name, key in each.streams.items()})
+                done = advance_together(
+                    lake,
+                    systems,
+                    datasets,
+                    lambda: adjunct_spark.spark_session,
+                    by=context.run.run_id,
+                    on_stage=lambda event: context.log.info(event.summary()),
+                )
+                reports = {report.dataset: report for report in done}
+            results = [
+                result
+                for member in unit
+                for result in _results(context, lake, member, reports.get(member.dataset.name))
+            ]
+        yield from results
+
+    return advance
+
+
+def _results(
+    context: AssetExecutionContext, lake: "Lake", member: DatasetAsset, report: "AdvanceReport | None"
+) -> Results:
+    from assets import DatasetStore
+
+    store = DatasetStore(lake, member.dataset)
+    manifest = store.manifest()
+    if report is not None:
+        warn_of_rejected(context, report, manifest)
+        yield from _materialised(context, lake, member, report, manifest)
+    if manifest is not None and member.dataset.kind == "bounded":
+        yield from check_results(context, member.dataset, member.key, judgement_of(store, manifest))
+
+
+def _materialised(
+    context: AssetExecutionContext,
+    lake: "Lake",
+    member: DatasetAsset,
+    report: "AdvanceReport",
+    manifest: "DatasetManifest | None",
+) -> Results:
+    """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run."""
+    metadata = dataset_metadata(report, uri_of(lake, member.dataset))
+    if manifest is not None and member.dataset.kind == "bounded":
+        metadata |= version_metadata(manifest)
+    if report.version is None:
+        context.log.warning(report.summary())
+        context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
+        if member.dataset.bootstrap:
+            return
+    else:
+        context.log.info(report.summary())
+    if member.key in context.selected_asset_keys:
+        version = DataVersion(report.version) if report.version else None
+        yield MaterializeResult(asset_key=member.key, metadata=metadata, data_version=version)
+    elif report.version is not None:
+        # A member of the set that was not asked for, and is published with the others all the same.
+        tags = {DATA_VERSION_TAG: report.version}
+        yield AssetMaterialization(member.key, metadata=metadata, tags=tags)
+
+
+def warn_of_rejected(
+    context: AssetExecutionContext, report: "AdvanceReport", manifest: "DatasetManifest | None"
+) -> None:
+    """Say in the run's log what was rejected, why, and what can be done about it."""
+    for version in report.rejected:
+        ref = manifest.ref(version) if manifest else None
+        if ref is not None:
+            context.log.warning(rejection_warning(report.dataset, ref, report.version))
+
+
+def observe(
+    context: AssetExecutionContext,
+    lake: "Lake",
+    systems: Mapping[str, "StreamSystem"],
+    streams: Mapping[str, AssetKey],
+) -> None:
+    """Tell Dagster what the streams hold as this run finds them."""
+    for name, key in streams.items():
+        found = stream_metadata(lake, systems, name)
+        if found is not None:
+            context.log_event(AssetObservation(key, metadata=found))
+
+
+def report_served(context: AssetExecutionContext, lake: "Lake", dataset: "AdjunctDataset", key: AssetKey) -> None:
+    """Report the version that a dataset serves, if it is another one than Dagster knows of (design, rule 12)."""
+    from assets import DatasetStore
+
+    manifest = DatasetStore(lake, dataset).manifest()
+    if manifest is None or manifest.version is None:
+        return
+    known = context.instance.get_latest_materialization_event(key)
+    told = known.asset_materialization.tags if known and known.asset_materialization else None
+    if (told or {}).get(DATA_VERSION_TAG) != manifest.version.id:
+        tags = {DATA_VERSION_TAG: manifest.version.id}
+        metadata = served_metadata(manifest, uri_of(lake, dataset))
+        context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))
+
+
+def uri_of(lake: "Lake", dataset: "AdjunctDataset") -> str:
+    """Return where a dataset lies."""
+    return f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
