@@ -11,7 +11,7 @@ next one. Behaviour: SAMZA-1278, "Bounded dataset"; rules 5, 6, 10 and 12 of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -179,19 +179,21 @@ class _Cycle:
             return None
         found = {member.spec.name: member.source.next(member.manifest) for member in self._members}
         complete = {name: each for name, each in found.items() if isinstance(each, Delivery)}
+        for version in {each.version for each in complete.values()}:
+            here = {name: each for name, each in complete.items() if each.version == version}
+            # A member that had this version before it joined the set is not waited for.
+            if all(version in _names(self._member(name).manifest) for name in found.keys() - here.keys()):
+                return here
         _check_one_version(complete)
         waiting = {name: each for name, each in found.items() if isinstance(each, Awaiting)}
-        version = next((each.version for each in complete.values()), None)
-        # A member that had this version before it joined the set is not waited for.
-        if complete and all(version in _names(self._member(name).manifest) for name in waiting):
-            return complete
+        begun = next((each.version for each in complete.values()), None)
         for name in complete:
             self._member(name).others = tuple(marker for each in waiting.values() for marker in each.missing)
         for name, each in waiting.items():
             member = self._member(name)
-            member.awaiting = each
+            member.awaiting = replace(each, idle=each.idle and not complete)
             member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
-            awaited = _awaited(member.manifest, each, version)
+            awaited = _awaited(member.manifest, each, begun)
             self._commit = leave(self._commit, member, each.offsets, awaited, by=self._by)
         return None
 

@@ -137,6 +137,7 @@ class TooFew:
     """Refuses versions where N1 has less than ten seats."""
 
     name = "ten_seats"
+    severity = "error"
 
     def __call__(self, candidate) -> Verdict:
         entry = candidate.view.get("N1")
