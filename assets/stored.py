@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from resources.errors import ManifestMismatchError, ObjectNotFoundError
 from resources.streams.objectfile import open_object
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from assets.manifest import SealedVersion
@@ -91,18 +90,6 @@ def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str
         for name, count in stored.reading(partial(_nulls, stored.open(), columns)).items():
             nulls[name] += count
     return nulls
-
-
-def rows_of_keys(table: pa.Table, key: Sequence[str], wanted: set[tuple[Any, ...]]) -> list[int]:
-    """Return the rows whose key is one of `wanted`, given as Python values in the columns' types."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    first = table.column(key[0])
-    likely = pc.is_in(first, value_set=pa.array([each[0] for each in wanted], first.type))
-    rows: list[int] = pc.indices_nonzero(likely).to_pylist()
-    columns = [table.column(name) for name in key]
-    return [row for row in rows if tuple(column[row].as_py() for column in columns) in wanted]
 
 
 def _nulls(file: pq.ParquetFile, columns: Sequence[str]) -> dict[str, int]:

@@ -1,0 +1,327 @@
+"""Validators: each by itself, and all of them as the cycle asks them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from assets import bounded_dataset
+from assets.manifest import Verdict
+from assets.validators import (
+    Candidate,
+    Check,
+    Finding,
+    Validator,
+    custom,
+    evaluate,
+    min_rows,
+    no_null_keys,
+    no_nulls,
+    row_count_within,
+    schema_compatible,
+    sql_check,
+    unique_keys,
+    values_in,
+)
+from resources.errors import ConfigurationError, ManifestMismatchError, StoreUnavailableError
+from resources.objects.local import LocalStore
+from resources.objects.memory import InMemoryStore
+from resources.objects.store import ObjectStore
+from resources.schema import Schema
+from tests.assets.conftest import no_spark
+from tests.assets.sealing import table_of, view_of
+
+SCHEMA = Schema.of(tailnum="string", seats="int", maker="string")
+ROWS = [("N1", 100, "AIRBUS"), ("N2", None, "BOEING"), ("N3", 50, None), ("N4", 9, "CESSNA")]
+
+
+def candidate(
+    rows: list[Any] = ROWS,
+    served: list[Any] | None = None,
+    *,
+    schema: Schema = SCHEMA,
+    served_schema: Schema = SCHEMA,
+    counters: dict[str, int] | None = None,
+    store: ObjectStore | None = None,
+    spark: Any = no_spark,
+) -> Candidate:
+    store = store or InMemoryStore()
+    old = None if served is None else view_of(store, served, schema=served_schema, key=["tailnum"])
+    new = view_of(store, rows, schema=schema, key=["tailnum"], number=2, counters=counters)
+    return Candidate(new, old, spark)
+
+
+def planes(count: int) -> list[Any]:
+    return [(f"N{number:04d}", number, None) for number in range(count)]
+
+
+# -- each by itself
+
+
+def test_keys_are_unique_where_no_record_replaced_another() -> None:
+    assert unique_keys()(candidate()).passed
+    verdict = unique_keys()(candidate(counters={"read": 1007, "superseded": 3}))
+    assert not verdict.passed
+    assert verdict.message == "3 of 1,007 records have a key (tailnum) that a later record has too"
+    assert verdict.facts == {"superseded": 3, "read": 1007}
+
+
+def test_no_null_keys_looks_at_the_files_that_were_stored() -> None:
+    found = candidate()
+    assert no_null_keys()(found) == Verdict(
+        name="no_null_keys", passed=True, message="4 rows have 'tailnum'", facts={"nulls": {"tailnum": 0}, "rows": 4}
+    )
+    generation = found.view.sealed.generations[0]
+    path = found.view.store.staging_dir() / "replaced.parquet"
+    pq.write_table(table_of(SCHEMA, [(None, 1, "x"), ("N2", 2, "x"), (None, 3, "x")]), path)
+    found.view.store.put(f"{generation.folder}/{generation.files[0].name}", path.read_bytes())
+    verdict = no_null_keys()(found)
+    assert not verdict.passed
+    assert verdict.message == "2 of 4 rows have no 'tailnum'"
+
+
+def test_a_stored_file_that_is_gone_refuses_the_version_by_name() -> None:
+    found = candidate()
+    generation = found.view.sealed.generations[0]
+    found.view.store.delete(f"{generation.folder}/{generation.files[0].name}")
+    (verdict,) = evaluate([no_null_keys()], found)
+    assert not verdict.passed
+    assert verdict.message.startswith("ManifestMismatchError: dataset 'planes', version v000002-attempt2: the manifest")
+    assert "it is missing" in verdict.message
+
+
+def test_nulls_are_counted_by_column() -> None:
+    verdict = no_nulls("seats", "maker")(candidate())
+    assert (verdict.name, verdict.passed) == ("no_nulls_seats_maker", False)
+    assert verdict.message == "1 of 4 rows have no 'seats'; 1 of 4 rows have no 'maker'"
+    assert no_nulls("tailnum")(candidate()).passed
+    (unknown,) = evaluate([no_nulls("wings")], candidate())
+    assert "has no column 'wings': it has tailnum, seats, maker" in unknown.message
+
+
+WIDER = Schema.of(tailnum="string", seats="int", maker="string", year="int")
+LONGER = Schema.of(tailnum="string", seats="bigint", maker="string")
+SHUFFLED = Schema.of(tailnum="string", maker="string", seats="int")
+
+
+@pytest.mark.parametrize(
+    ("new", "passing", "said"),
+    [
+        (SCHEMA, {"exact", "additive", "any"}, "the same 3 columns as version"),
+        (WIDER, {"additive", "any"}, "added year (int)"),
+        (Schema.of(tailnum="string", seats="int"), {"any"}, "removed maker"),
+        (LONGER, {"any"}, "retyped seats (int to bigint)"),
+        (SHUFFLED, {"additive", "any"}, "the order is tailnum, maker, seats, was tailnum, seats, maker"),
+    ],
+)
+def test_schemas_are_compared_by_the_declared_rule(new: Schema, passing: set[str], said: str) -> None:
+    rows = [("N1", *([None] * (len(new.names) - 1)))]
+    found = candidate(rows, ROWS, schema=new)
+    verdicts = {rule: schema_compatible(rule)(found) for rule in ("exact", "additive", "any")}
+    assert {rule for rule, verdict in verdicts.items() if verdict.passed} == passing
+    assert all(said in verdict.message for verdict in verdicts.values())
+
+
+def test_the_first_version_is_compared_with_nothing() -> None:
+    assert schema_compatible("exact")(candidate()).passed
+    assert row_count_within(0.0)(candidate()).passed
+
+
+@pytest.mark.parametrize(
+    ("served", "new", "passed"), [(100, 80, True), (100, 79, False), (100, 120, True), (100, 121, False), (100, 0, False)]
+)
+def test_row_counts_may_change_by_a_fraction_of_what_is_served(served: int, new: int, passed: bool) -> None:
+    verdict = row_count_within(0.2)(candidate(planes(new), planes(served)))
+    assert verdict.passed is passed
+    if new == 79:
+        assert "79 rows, -21.0% of the 100 of version v000001-attempt1: at most 20.0% is allowed" in verdict.message
+
+
+def test_small_and_empty_versions_are_no_measure() -> None:
+    assert not row_count_within(0.2, minimum_rows=10)(candidate(planes(20), planes(10))).passed
+    assert row_count_within(0.2, minimum_rows=11)(candidate(planes(20), planes(10))).passed
+    assert row_count_within(0.2)(candidate(planes(20), [])).passed
+
+
+def test_a_least_number_of_rows() -> None:
+    assert min_rows(4)(candidate()).passed
+    assert min_rows(5)(candidate()).message == "4 rows, expected 5 or more"
+
+
+@pytest.mark.parametrize(
+    ("answer", "passed"),
+    [(True, True), (False, False), (np.bool_(True), True), (Finding(True, "fine"), True), (Finding(False), False)],
+)
+def test_a_custom_rule_answers_with_a_truth_value_or_a_finding(answer: Any, passed: bool) -> None:
+    assert custom("mine", lambda found: answer)(candidate()).passed is passed
+
+
+def test_a_custom_rule_can_read_the_candidate_by_key() -> None:
+    known = custom("has_n1", lambda found: Finding(found.view.get("N1") is not None, "N1 must be there", {"n": 1}))
+    assert known(candidate()).passed
+    assert known(candidate(planes(3))) == Verdict(
+        name="has_n1", passed=False, message="N1 must be there", facts={"n": 1}
+    )
+
+
+def test_facts_become_what_json_can_hold() -> None:
+    odd = {"n": np.int64(5), "x": math.nan, "d": dt.date(2026, 1, 2), "s": {"a"}, 7: (b"x", np.float32(0.5))}
+    verdict = custom("odd", lambda found: Finding(True, "", odd))(candidate())
+    assert verdict.facts == {"n": 5, "x": "nan", "d": "2026-01-02", "s": ["a"], "7": ["b'x'", 0.5]}
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+# -- asked together
+
+
+def broken(found: Candidate) -> bool:
+    raise ValueError("the list of\nmakers is empty")
+
+
+def unreachable(found: Candidate) -> bool:
+    raise StoreUnavailableError("the list of makers can't be reached.", "Try again.")
+
+
+def test_all_are_asked_and_one_that_raises_has_failed_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    verdicts = evaluate([min_rows(99), custom("mine", broken), no_nulls("seats", severity="warn")], candidate())
+    assert [(verdict.name, verdict.passed, verdict.severity) for verdict in verdicts] == [
+        ("min_rows", False, "error"),
+        ("mine", False, "error"),
+        ("no_nulls_seats", False, "warn"),
+    ]
+    assert verdicts[1].message == "ValueError: the list of\nmakers is empty"
+    assert "in broken" in caplog.text, "the traceback is logged"
+
+
+def test_what_may_work_later_says_nothing_of_the_version() -> None:
+    with pytest.raises(StoreUnavailableError):
+        evaluate([custom("mine", unreachable)], candidate())
+
+
+def test_an_answer_that_says_nothing_is_a_failure_with_what_to_return() -> None:
+    (verdict,) = evaluate([custom("mine", lambda found: None)], candidate())  # type: ignore[arg-type, return-value]
+    assert not verdict.passed
+    assert "'mine' returned None: expected True, False or a Finding" in verdict.message
+
+
+def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> None:
+    class Odd:
+        name, severity = "odd", "warn"
+
+        def __call__(self, found: Candidate) -> Verdict:
+            return Verdict(name="another", passed=False)
+
+    odd = Odd()
+    assert isinstance(odd, Validator)
+    (verdict,) = evaluate([odd], candidate())
+    assert (verdict.name, verdict.severity) == ("odd", "warn")
+
+
+# -- declared
+
+
+def test_validators_are_values() -> None:
+    mine = [unique_keys(), no_nulls("a", "b"), row_count_within(0.1, 5), values_in("a", ["x"]), sql_check("s", "a > 1")]
+    again = [unique_keys(), no_nulls("a", "b"), row_count_within(0.1, 5), values_in("a", ["x"]), sql_check("s", "a > 1")]
+    assert mine == again
+    assert pickle.loads(pickle.dumps(mine)) == mine
+    assert custom("b", broken) == pickle.loads(pickle.dumps(custom("b", broken)))
+    assert min_rows(1) != min_rows(2)
+    assert hash(mine[0]) == hash(again[0])
+
+
+def test_names_are_safe_for_dagster_and_stable() -> None:
+    assert no_nulls("a b", "ü").name == "no_nulls_ax20b_xfc"
+    assert values_in("maker", ["x"]).name == "values_in_maker"
+    for name in ("", "with space", "a-b", 5):
+        with pytest.raises(ConfigurationError, match="expected letters, digits and underscores"):
+            sql_check(name, "true")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: row_count_within(-0.1), "fraction -0.1"),
+        (lambda: row_count_within(math.nan), "fraction nan"),
+        (lambda: row_count_within(0.1, -1), "minimum_rows=-1"),
+        (lambda: min_rows(True), "n=True"),
+        (lambda: schema_compatible("strict"), "rule 'strict'"),  # type: ignore[arg-type]
+        (lambda: no_nulls(), "names no columns"),
+        (lambda: values_in("a", "x"), "expected a list"),
+        (lambda: values_in("a", []), "expected a list"),
+        (lambda: sql_check("s", "  "), "has no SQL"),
+        (lambda: unique_keys(severity="info"), "severity 'info'"),  # type: ignore[arg-type]
+        (lambda: custom("c", 5), "no function to call"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_can_t_work_is_refused_where_it_is_written(make: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        make()
+
+
+def declared(*validators: Any) -> None:
+    bounded_dataset("planes", input="lake.planes", key="tailnum", broadcast=True, validators=validators)
+
+
+def test_a_dataset_refuses_validators_that_can_t_be_told_apart_or_are_none() -> None:
+    declared(unique_keys(), min_rows(1))
+    with pytest.raises(ConfigurationError, match="dataset 'planes' has two validators of the name 'min_rows'"):
+        declared(min_rows(1), unique_keys(), min_rows(2))
+    with pytest.raises(ConfigurationError, match="dataset 'planes' has <function unique_keys"):
+        declared(unique_keys)
+    with pytest.raises(ConfigurationError, match="among its validators"):
+        declared(Check)
+
+
+def test_a_damaged_file_is_an_error_where_a_validator_is_called_by_hand() -> None:
+    found = candidate()
+    generation = found.view.sealed.generations[0]
+    found.view.store.put(f"{generation.folder}/{generation.files[0].name}", b"not parquet")
+    with pytest.raises(ManifestMismatchError, match="it can't be read"):
+        no_null_keys()(found)
+
+
+# -- on Spark
+
+
+@pytest.fixture
+def on_spark(tmp_path: Path, spark: SparkSession) -> Candidate:
+    served = [("N1", 100, "AIRBUS"), ("N9", 5, "BOEING")]
+    return candidate(ROWS, served, store=LocalStore(tmp_path), spark=lambda: spark)
+
+
+@pytest.mark.spark
+def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candidate, spark: SparkSession) -> None:
+    spark.range(3).createOrReplaceTempView("version")  # the user's own view of this name
+    rules = [
+        sql_check("seats_known", "seats > 9"),
+        sql_check("seats_or_none", "seats IS NULL OR seats > 0"),
+        sql_check("none_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (tailnum);"),
+        sql_check("with_names", "WITH small AS (SELECT tailnum FROM version WHERE seats < 60) SELECT * FROM small"),
+        sql_check("wrong", "SELECT nothing FROM version"),
+        sql_check("in_words", "seats are plenty"),
+        values_in("maker", ["AIRBUS", "BOEING"]),
+        values_in("seats", [9, 50, 100]),
+    ]
+    verdicts = {verdict.name: verdict for verdict in evaluate(rules, on_spark)}
+    assert {name for name, verdict in verdicts.items() if verdict.passed} == {"seats_or_none", "values_in_seats"}
+    assert verdicts["seats_known"].facts["violations"] == 2, "a null is not known to be right"
+    assert sorted(verdicts["seats_known"].facts["sample"]) == [["N2"], ["N4"]]
+    assert verdicts["none_lost"].message == "1 rows break it: tailnum 'N9'"
+    assert sorted(verdicts["with_names"].facts["sample"]) == [["N3"], ["N4"]]
+    assert verdicts["wrong"].message.startswith("AnalysisException")
+    assert verdicts["in_words"].message.startswith("ParseException")
+    assert verdicts["values_in_maker"].message == "1 rows have other values of 'maker': 'CESSNA' (1)"
+    assert spark.table("version").count() == 3
+    assert [view.name for view in spark.catalog.listTables() if view.isTemporary] == ["version"]
+    spark.catalog.dropTempView("version")
+    alone = Candidate(on_spark.view, None, on_spark.spark)
+    assert sql_check("none_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (tailnum)")(alone).passed
