@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from assets.build import check_declaration
 from assets.log import NAMES, DatasetLog
@@ -33,6 +33,8 @@ from resources.errors import (
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
     from assets.delivery import Awaiting
+    from assets.serving import ServedDataset
+    from resources.objects.commit import Commit
     from resources.objects.lake import Lake
     from resources.streams.system import StreamSystem
 
@@ -53,10 +55,35 @@ class DatasetStore:
 
     def manifest(self) -> DatasetManifest | None:
         """Return the newest manifest, None before the first commit. Two requests."""
-        manifest = self.log.read()[1]
+        return self.read()[1]
+
+    def read(self) -> tuple[Commit | None, DatasetManifest | None]:
+        """Return the newest commit and its manifest, (None, None) before the first one."""
+        commit, manifest = self.log.read()
         if manifest is not None and self._spec is not None:
             self._check(manifest, self._spec)
-        return manifest
+        return commit, manifest
+
+    def open(
+        self,
+        *,
+        version: str | None = None,
+        cache: FileCache | None = None,
+        lease: bool = True,
+        on_damage: Literal["fail", "previous"] | None = None,
+        holder: str | None = None,
+    ) -> ServedDataset:
+        """Return a reader by key in plain Python, of the version served now or, for good, of `version`.
+
+        `cache` is this store's unless given. `on_damage` is the declaration's, "fail" where only the name is known.
+        See ServedDataset for leases.
+        """
+        from assets.serving import ServedDataset
+
+        declared = self._spec.on_damage if self._spec is not None else "fail"
+        return ServedDataset(
+            self, version=version, cache=cache, lease=lease, on_damage=on_damage or declared, holder=holder
+        )
 
     def current(self) -> DatasetView | None:
         """Return the version that is served now, or None while there is none."""
