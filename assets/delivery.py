@@ -91,7 +91,7 @@ class VersionSource(Protocol):
         """Return the next complete version after what the manifest has settled. Raises MarkerConflictError."""
         ...
 
-    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
         """Return how many records it holds; raise MarkerConflictError where they are not what was promised."""
         ...
 

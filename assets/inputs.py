@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from resources.errors import ConfigurationError
+from resources.files.formats import FileFormat
 from resources.names import check_name
 
 if TYPE_CHECKING:
@@ -15,17 +15,21 @@ if TYPE_CHECKING:
 
     from resources.schema import Schema
 
-FileFormat = Literal["parquet", "csv", "jsonl"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
     """Versions as folders of files: each folder below `url` that holds the completion object is one version.
 
-    `url` is a folder, `file:///…` or `s3://BUCKET/PREFIX`; a folder's name is its version's. Where the completion
-    object lies in `url` itself, that folder is one version after another, named by when it was completed.
-    `complete` is the completion object's name; it may be empty, or a JSON object with `rows` and `checksum`.
-    `schema` is what the files hold, checked strictly.
+    `url` is a folder, `file:///…` or `s3://BUCKET/PREFIX`; a folder's name is its version's, and versions follow each
+    other in the natural order of their names (v2 before v10). A folder without completion object holds back those
+    after it. All files in a folder and below are its records, without those called `_…` or `.…`.
+
+    Where the completion object lies in `url` itself, that folder is one version after another, written in place and
+    named by when it was completed: remove the completion object, replace the files, write it again.
+
+    `complete` is the completion object's name. It is written last; it may be empty, or a JSON object with `rows`, the
+    number of records, and `checksum`, as `records_checksum` gives it. `schema` is what the files hold, checked
+    strictly: see resources/files/formats.py for what each format may look like.
     """
 
     url: str
@@ -46,7 +50,7 @@ class FileSource:
             )
 
     def __str__(self) -> str:
-        return f"{self.format} files in {self.url}"
+        return f"files in {self.url}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,7 @@ class QuerySource:
         check_name("query", self.name)
 
     def __str__(self) -> str:
-        text = self.query if isinstance(self.query, str) else self.name
-        return f"query {self.name}" + (
-            f" {hashlib.sha256(text.encode()).hexdigest()[:8]}" if isinstance(self.query, str) else ""
-        )
+        return f"query {self.name}"
 
 
 Input = str | FileSource | QuerySource

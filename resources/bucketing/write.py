@@ -14,6 +14,7 @@ from resources import errors
 from resources.bucketing.files import BucketFile, BucketLayout
 from resources.bucketing.writer import BUCKET, DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
 from resources.errors import PermanentError
+from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +62,8 @@ def write_buckets(
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
     df = df.select(*[F.col(_quoted(name)).alias(f"c{index}") for index, name in enumerate(wanted)])
     task = _task(store.descriptor, folder, layout, options, wanted)
-    rows = df.mapInArrow(task, "facts string").collect()
+    with unwrapped():
+        rows = df.mapInArrow(task, "facts string").collect()
     facts = [json.loads(row.facts) for row in rows]
     for found in facts:
         if "error" in found:

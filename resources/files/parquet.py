@@ -99,7 +99,7 @@ def _zoned(table: pa.Table, int96: set[str]) -> pa.Table:
 
 
 def _begins(column: Any) -> int:
-    pages = [column.data_page_offset, column.dictionary_page_offset]
+    pages: list[int | None] = [column.data_page_offset, column.dictionary_page_offset]
     return min(offset for offset in pages if offset)
 
 

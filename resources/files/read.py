@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from resources.files.formats import FileFormat, tables
 from resources.spark_errors import wrapped
-from resources.streams.system import META, OFFSET, PARTITION
+from resources.streams.system import META
 
 if TYPE_CHECKING:
     import pyarrow as pa

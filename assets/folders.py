@@ -1,0 +1,81 @@
+"""What a listing of files says: which folders there are, which are complete, and what completion objects promise.
+
+Pure decisions over what was listed, without I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from assets.policies import natural_order
+from resources.files import FoundFile
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder as it was listed. `path` is "" for the place itself; `complete` is its completion object."""
+
+    path: str
+    files: tuple[FoundFile, ...]
+    complete: FoundFile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a completion object says of the files; `problem` says why it can't be understood."""
+
+    rows: int | None = None
+    checksum: str | None = None
+    problem: str = ""
+
+
+def folders_in(files: list[FoundFile], complete: str) -> list[Folder]:
+    """Return the folders that hold files, and "" where files lie beside them.
+
+    The place itself is one folder with all that is below it where the completion object lies there. Files called
+    `_…` or `.…`, and what is in folders called so, are no data.
+    """
+    by_name: dict[str, list[FoundFile]] = {}
+    for file in files:
+        name = file.path.partition("/")[0] if "/" in file.path else ""
+        if not _hidden(name):
+            by_name.setdefault(name, []).append(file)
+    folders = []
+    for name, found in by_name.items():
+        marker = f"{name}/{complete}" if name else complete
+        data = [file for file in found if file.path != marker and not any(map(_hidden, file.path.split("/")))]
+        ending = next((file for file in found if file.path == marker), None)
+        if name or data or ending:
+            folders.append(Folder(name, _by_name(data), ending))
+    whole = next((folder for folder in folders if not folder.path and folder.complete), None)
+    if whole is None:
+        return folders
+    rest = [folder for folder in folders if folder.path]
+    everything = [file for folder in folders for file in folder.files]
+    return [Folder("", _by_name(everything), whole.complete), *rest]
+
+
+def promise_in(data: bytes) -> Promise:
+    """Return what a completion object says: nothing unless it is a JSON object; unknown fields are others' own."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
+    if not isinstance(said, dict):
+        return Promise(problem=f"holds a JSON {type(said).__name__} where an object is expected")
+    rows, checksum = said.get("rows"), said.get("checksum")
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
+        return Promise(problem=f"says rows {rows!r}: expected a whole number")
+    if checksum is not None and not isinstance(checksum, str):
+        return Promise(problem=f"says checksum {checksum!r}: expected a text")
+    return Promise(rows, checksum)
+
+
+def _by_name(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
+    return tuple(sorted(files, key=lambda file: natural_order(file.path)))
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(("_", "."))
