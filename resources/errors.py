@@ -17,6 +17,7 @@
     |   |-- ProducerConflict           one producer and sequence, two different contents
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
+    |   |-- VersionDiscardedError, LeaseLostError
     |   |-- PlanningError, PartitionCountMismatch
     |   `-- TableError, RecordNotFoundError, TableAccessError
     `-- TransientError                 the same call may succeed later: retry it
@@ -141,6 +142,14 @@ class DatasetNotFoundError(DatasetError):
 
 class NoSealedVersionError(DatasetError):
     """The dataset has no sealed version (or finished bootstrap) yet."""
+
+
+class VersionDiscardedError(DatasetError):
+    """The version is not retained any more."""
+
+
+class LeaseLostError(DatasetError):
+    """What was read may have been deleted meanwhile: the lease on it was lost."""
 
 
 class MarkerConflictError(DatasetError):

@@ -1,0 +1,199 @@
+"""Readers' leases: a version that somebody holds is not deleted (design, rule 4).
+
+    datasets/{name}/leases/{id}.json     which versions, who holds them, for how long
+
+The holder writes the lease first and looks then whether its versions are doomed; whoever discards dooms first and
+reads the leases then. So one of the two always sees the other. A lease lives until its modification time, by the
+store's clock, is older than its time to live; its holder renews it by rewriting it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from assets.log import DatasetLog
+from resources.errors import (
+    AdjunctError,
+    DatasetNotFoundError,
+    LeaseLostError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    TransientError,
+    VersionDiscardedError,
+)
+
+if TYPE_CHECKING:
+    from assets.manifest import DatasetManifest
+    from resources.objects.lake import Lake
+
+TTL = timedelta(minutes=10)
+_log = logging.getLogger("adjunct.dataset")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease as it stands in the lake; `expires_at` is by the store's clock."""
+
+    key: str
+    holder: str
+    versions: tuple[str, ...]
+    expires_at: datetime
+
+
+class Lease:
+    """Versions of one dataset that are held. Renewed by a thread of its own until `release`; a context manager."""
+
+    def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str, ttl: timedelta) -> None:
+        self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, ttl
+        self._lake, self._key = lake, f"{_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
+        self._etag: str | None = None
+        self._problem = ""
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str, ttl: timedelta = TTL) -> Lease:
+        """Hold these versions, by id. Raises VersionDiscardedError where one is not retained any more."""
+        lease = cls(lake, dataset, versions, holder, ttl)
+        lease._etag = lake.store.put_if_absent(lease._key, lease._body())
+        try:
+            _check_retained(lake, dataset, versions)
+        except BaseException:
+            lease.release()
+            raise
+        lease._thread = threading.Thread(target=lease._keep, name="adjunct-lease", daemon=True)
+        lease._thread.start()
+        return lease
+
+    @property
+    def lost(self) -> bool:
+        """Whether what is held may have been deleted meanwhile."""
+        return bool(self._problem)
+
+    def check(self) -> None:
+        """Raise LeaseLostError if the lease was lost."""
+        if self._problem:
+            raise LeaseLostError(
+                f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
+                f"{self._problem}.",
+                "Nothing may be built on what was read under it. Run again: it reads what is served then.",
+            )
+
+    def renew(self) -> None:
+        """Write the lease anew, which moves its expiry. One that was removed meanwhile is lost, not made again."""
+        with self._lock:
+            if self._etag is None or self._problem:
+                return
+            try:
+                self._etag = self._lake.store.put_if_match(self._key, self._body(), self._etag)
+            except (PreconditionFailedError, ObjectNotFoundError):
+                self._problem = "it had expired and was removed"
+
+    def release(self) -> None:
+        """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock, suppress(AdjunctError):
+            if self._etag is not None:
+                self._etag = None
+                self._lake.store.delete(self._key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _body(self) -> bytes:
+        # A nonce, so that a renewal is a new object with a new ETag.
+        return json.dumps(
+            {
+                "versions": list(self.versions),
+                "holder": self.holder,
+                "ttl": self.ttl.total_seconds(),
+                "nonce": uuid.uuid4().hex,
+            }
+        ).encode()
+
+    def _keep(self) -> None:
+        failed = 0
+        while not self._stopped.wait(self.ttl.total_seconds() / 3):
+            try:
+                self.renew()
+                failed = 0
+            except TransientError as error:
+                failed += 1
+                _log.warning("the lease %s was not renewed: %s", self._key, error)
+                if failed == 3:
+                    self._problem = f"it could not be renewed for {self.ttl}: {error.problem}"
+            except AdjunctError as error:
+                self._problem = error.problem
+            if self._problem:
+                return
+
+
+def live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]:
+    """Return the leases that have not expired; `now` is by the store's clock."""
+    return [lease for lease in all_leases(lake, dataset) if lease.expires_at > now]
+
+
+def all_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
+    """Return all leases in the lake, expired or not. One that can't be read holds whatever it may hold: ("*",)."""
+    found = []
+    for item in lake.store.list(f"{_folder(lake, dataset)}/"):
+        try:
+            body = json.loads(lake.store.get(item.key).data)
+            versions, holder = tuple(map(str, body["versions"])), str(body["holder"])
+            ttl = timedelta(seconds=float(body["ttl"]))
+        except ObjectNotFoundError:
+            continue  # released in between
+        except (ValueError, KeyError, TypeError):
+            versions, holder, ttl = ("*",), f"a malformed lease, {item.key}", TTL
+        found.append(LeaseInfo(item.key, holder, versions, item.modified + ttl))
+    return found
+
+
+def store_now(lake: Lake, dataset: str) -> datetime:
+    """Return the time by the store's clock: that of an object written just now."""
+    key = f"{lake.dataset_prefix(dataset)}/clock"
+    lake.store.put(key, uuid.uuid4().hex.encode())
+    found = lake.store.head(key)
+    assert found is not None
+    return found.modified
+
+
+def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
+    """Refuse a version that is not retained, or that is being deleted."""
+    ref = manifest.ref(version)
+    gone = ref is None if manifest.declaration.kind == "bounded" else False
+    if gone or (ref is not None and set(ref.folders) & set(manifest.doomed)):
+        served = manifest.version.id if manifest.version else "none"
+        raise VersionDiscardedError(
+            f"dataset {manifest.name!r}: version {version} has been discarded; the one served is {served}.",
+            "Open the dataset again, or pin the versions that must stay: adjunct dataset pin.",
+        )
+
+
+def _check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
+    manifest = DatasetLog(lake, dataset).read()[1]
+    if manifest is None:
+        raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
+    for version in versions:
+        check_not_doomed(manifest, version)
+
+
+def _folder(lake: Lake, dataset: str) -> str:
+    return f"{lake.dataset_prefix(dataset)}/leases"
