@@ -1,0 +1,199 @@
+"""Bounded datasets as assets: what a run reports of the versions that it published, refused or found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import AssetKey
+
+from assets.dataset import version_set
+from assets.validators import min_rows, row_count_within, unique_keys
+from dagster_adjunct import bounded_dataset
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, check_of, key_of, running_lab
+
+ITEMS = bounded_dataset(
+    "items",
+    input="lake.items",
+    key="item",
+    partitions=2,
+    validators=[unique_keys(), min_rows(2), row_count_within(0.5, severity="warn")],
+)
+PRICES = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
+WHY = {"reason": "ticket 7", "by": "ada"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    with running_lab(tmp_path, monkeypatch) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
+        yield lab
+
+
+def facts(said: Said, check: str) -> dict[str, Any]:
+    found: dict[str, Any] = said.checks[check].metadata["adjunct/facts"].value
+    return found
+
+
+def test_validators_are_checks_with_their_facts_and_the_version_that_they_judged(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    said = lab.advance(ITEMS)
+    assert said.success
+    assert said.passed == {
+        "items adjunct_accepted": True,
+        "items unique_keys": True,
+        "items min_rows": True,
+        "items row_count_within": True,
+    }
+    assert facts(said, "items min_rows") == {"rows": 2}
+    version = said.made["items"]["adjunct/version"]
+    assert said.checks["items min_rows"].metadata["adjunct/version"].value == version
+    assert said.made["items"]["data version"] == version
+    assert "report" in said.made
+
+
+def test_a_rejected_version_fails_its_check_and_what_is_downstream_goes_on_with_the_one_before(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    first = lab.advance(ITEMS).made["items"]["adjunct/version"]
+    lab.deliver("items", APPLES[:1], "v2")
+    said = lab.advance(ITEMS)
+    assert said.success
+    assert said.passed["items min_rows"] is False
+    assert said.passed["items adjunct_accepted"] is False
+    assert said.checks["items min_rows"].severity.value == "ERROR"
+    assert said.checks["items row_count_within"].severity.value == "WARN"
+    items = said.made["items"]
+    assert (items["adjunct/action"], items["adjunct/version"], items["data version"]) == ("rejected", first, first)
+    (rejected,) = items["adjunct/rejected"]
+    assert rejected["name"] == "v2"
+    assert f"adjunct dataset force items {rejected['id']} --reason" in said.log
+    assert f"adjunct dataset diff items {first} {rejected['id']}" in said.log
+    assert "report" in said.made
+
+
+def test_a_rejected_version_stays_on_the_checks_until_it_is_dropped_or_a_better_one_comes(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    lab.deliver("items", APPLES[:1], "v2")
+    assert lab.advance(ITEMS).passed["items min_rows"] is False
+    assert lab.advance(ITEMS).passed["items min_rows"] is False
+    lab.store("items").drop("v2", **WHY)
+    assert lab.advance(ITEMS).passed["items min_rows"] is True
+    lab.deliver("items", [], "v3")
+    assert lab.advance(ITEMS).passed["items min_rows"] is False
+    lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v4")
+    assert set(lab.advance(ITEMS).passed.values()) == {True}
+
+
+def test_a_first_version_that_is_rejected_materialises_nothing_and_skips_what_is_downstream(lab: Lab) -> None:
+    lab.deliver("items", APPLES[:1], "v1")
+    said = lab.advance(ITEMS)
+    assert said.success
+    assert said.made == {}
+    assert said.passed["items min_rows"] is False
+    assert "there is no version to serve" in said.log
+    assert said.observed["items"]["adjunct/version"] == "none"
+
+
+def test_a_version_that_is_refused_before_any_validator_fails_the_check_of_acceptance(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    lab.advance(ITEMS)
+    lab.deliver("items", APPLES, None)
+    lab.mark("items", "v2", {0: 5, 1: 5})
+    said = lab.advance(ITEMS)
+    assert said.passed == {"items adjunct_accepted": False}
+    assert "expects 5 records" in said.checks["items adjunct_accepted"].description
+
+
+def test_waiting_names_the_markers_and_since_when(lab: Lab) -> None:
+    lab.deliver("items", APPLES, None)
+    said = lab.advance(ITEMS)
+    assert said.observed["items"]["adjunct/waiting"] == ["lake.items.0", "lake.items.1"]
+    assert said.checks == {}
+    assert said.made == {}
+
+
+def test_each_stage_is_logged_with_its_duration(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    said = lab.advance(ITEMS)
+    for stage in ("build", "validate", "seal", "switch"):
+        assert f"dataset items, version v1: {stage} took" in said.log
+    assert set(said.made["items"]["adjunct/seconds"]) >= {"collect", "build", "validate", "seal", "switch"}
+
+
+def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
+    versions = []
+    for number in (1, 2):
+        lab.deliver("items", [*APPLES, ("c", "Cheese", number)], f"v{number}")
+        versions.append(lab.advance(ITEMS).made["items"]["data version"])
+    lab.store("items").rollback(**WHY)
+    said = lab.advance(ITEMS)
+    assert (said.made["items"]["data version"], said.made["items"]["adjunct/name"]) == (versions[0], "v1")
+    lab.store("items").pin("v1", **WHY)
+    lab.deliver("items", APPLES, "v3")
+    pinned = lab.advance(ITEMS).made["items"]
+    assert (pinned["adjunct/version"], pinned["adjunct/retained"]) == (versions[0], 3)
+    assert (pinned["adjunct/pin"]["reason"], pinned["adjunct/pin"]["by"]) == ("ticket 7", "ada")
+    assert pinned["adjunct/head"].startswith("v000003-")
+
+
+def test_a_run_of_the_outputs_alone_reports_a_rollback_once(lab: Lab) -> None:
+    defs = lab.definitions(ITEMS)
+    copy = AssetKey(["lake", "copy"])
+    for number in (1, 2):
+        lab.deliver("items", [*APPLES, ("c", "Cheese", number)], f"v{number}")
+        lab.run(defs, key_of(ITEMS))
+    lab.store("items").rollback(**WHY)
+    said = lab.run(defs, copy)
+    assert said.made["items"]["adjunct/name"] == "v1"
+    assert said.made["items"]["adjunct/change"]["reason"] == "ticket 7"
+    assert "items" not in lab.run(defs, copy).made
+
+
+def test_checks_selected_alone_are_reported_again_and_nothing_advances(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    defs = lab.definitions(ITEMS)
+    lab.run(defs, key_of(ITEMS))
+    lab.deliver("items", APPLES[:1], "v2")
+    job = defs.resolve_implicit_global_asset_job_def()
+    subset = job.get_subset(asset_selection=set(), asset_check_selection={check_of(ITEMS, "min_rows")})
+    said = Said(subset.execute_in_process(instance=lab.instance), lab.instance)
+    assert said.passed == {"items min_rows": True}
+    assert said.made == {}
+    assert len(lab.store("items").versions()) == 1
+
+
+def test_the_members_of_a_version_set_are_one_op_and_published_together(lab: Lab) -> None:
+    items, prices = version_set("catalogue", ITEMS, PRICES)
+    lab.deliver("items", APPLES, "v1")
+    lab.deliver("prices", APPLES, None)
+    said = lab.advance(items, prices)
+    assert said.success
+    assert said.made == {}
+    assert "lake.prices.0" in " ".join(said.observed["items"]["adjunct/waiting"])
+    lab.deliver("prices", APPLES, "v1")
+    said = lab.advance(items, prices)
+    assert [said.made[name]["adjunct/name"] for name in ("items", "prices")] == ["v1", "v1"]
+    steps = {event.step_key for event in said.events if event.is_step_materialization}
+    assert steps == {"version_set_catalogue", "report"}
+
+    lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v2")
+    lab.deliver("prices", APPLES[:1], "v2")
+    alone = lab.run(lab.definitions(items, prices), key_of(prices))
+    assert [alone.made[name]["adjunct/name"] for name in ("items", "prices")] == ["v2", "v2"]
+
+
+def test_a_version_set_of_which_one_member_is_declared_is_refused_by_name(lab: Lab) -> None:
+    items, _ = version_set("catalogue", ITEMS, PRICES)
+    with pytest.raises(Exception, match=r"dataset 'items' of the version set 'catalogue' and none of its other"):
+        lab.definitions(items)
+
+
+def test_a_dataset_with_another_validator_is_another_declaration(lab: Lab) -> None:
+    first, second = ITEMS, replace(ITEMS, validators=(min_rows(5),))
+    lab.deliver("items", APPLES, "v1")
+    lab.advance(first)
+    said = lab.advance(second)
+    assert said.passed == {"items adjunct_accepted": True, "items min_rows": True}, "as it was judged, not anew"
