@@ -53,6 +53,8 @@ _PLANS = {
     # A missing or damaged object is an error, never fewer rows.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
+    # Without, a flipped bit in a page may be decoded to another value.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.ui.showConsoleProgress": "false",

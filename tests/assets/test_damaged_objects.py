@@ -1,0 +1,75 @@
+"""Damaged and missing files of a version, as Spark meets them: an error that names the file, never other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+
+from assets.view import DatasetView
+from orchestration.failures import adjunct_error
+from resources.errors import ManifestMismatchError
+from resources.objects.local import LocalStore
+from resources.schema import Schema
+from tests.assets.sealing import sealed_version
+
+SCHEMA = Schema.of(k="string", v="bigint")
+ROWS = [(f"k{number:05d}", number) for number in range(200)]
+
+
+def flip(place: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
+def read(frame: DataFrame) -> Any:
+    """Return the rows, or what our users are told instead."""
+    try:
+        return sorted((row.k, row.v) for row in frame.collect())
+    except Py4JJavaError as error:
+        ours = adjunct_error(error)
+        if ours is None:
+            raise
+        return ours
+
+
+@pytest.mark.spark
+def test_spark_gives_the_rows_that_were_sealed_or_an_error_that_names_the_file(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    store = LocalStore(tmp_path)
+    size = sealed_version(store, ROWS, schema=SCHEMA, key=["k"], number=999).generations[0].files[0].size
+    damages: list[Callable[[bytes], bytes | None]] = [flip(place) for place in range(39, size, size // 5)]
+    damages += [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: None]
+    errors = 0
+    for number, damage in enumerate(damages, 1):
+        sealed = sealed_version(store, ROWS, schema=SCHEMA, key=["k"], number=number)
+        frame = DatasetView(store, "planes", sealed).frame(spark)
+        generation = sealed.generations[0]
+        path = tmp_path / generation.folder / generation.files[0].name
+        data = damage(path.read_bytes())
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+        found = read(frame)
+        if isinstance(found, ManifestMismatchError):
+            assert generation.files[0].name in found.problem
+            assert "adjunct dataset verify" in found.next_step
+            errors += 1
+        else:
+            assert found == ROWS
+    assert errors >= 4
+
+
+def test_a_store_that_does_not_answer_is_not_a_damaged_file() -> None:
+    text = (
+        "org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
+        "s3a://bucket/lake/part-00000.parquet.  SQLSTATE: KD001\n"
+        "Caused by: java.net.SocketTimeoutException: Read timed out\n"
+    )
+
+    assert adjunct_error(PythonException(text)) is None
