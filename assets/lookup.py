@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from assets.keys import decode_key
 from assets.rowgroup import RowGroup, decode_group, range_of_group
+from assets.stored import StoredFile
 from resources.bucketing.files import unpack_footer
 from resources.bucketing.writer import GROUP_KEYS
-from resources.errors import ManifestMismatchError, ObjectNotFoundError
 from resources.plain import Plain, to_plain
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-    from resources.bucketing.files import BucketFile, BucketLayout, Generation
+    from resources.bucketing.files import BucketLayout, Generation
     from resources.objects.store import ObjectStore
 
 T = TypeVar("T")
@@ -90,18 +90,19 @@ class KeyFiles:
     def __init__(
         self, store: ObjectStore, what: str, layout: BucketLayout, generation: Generation, cache: FileCache
     ) -> None:
-        self._store, self._what, self._layout = store, what, layout
-        self._generation, self._cache = generation, cache
+        self.id = generation.id
+        self._layout, self._cache = layout, cache
         self._place = f"{store.url}/{generation.folder}"
         self._key = tuple(layout.schema.field(name) for name in layout.key)
         self._plain = tuple(to_plain(field.type) for field in self._key)
         self._files = {
-            file.bucket: (file, self._stored(file.min_key), self._stored(file.max_key)) for file in generation.files
+            file.bucket: (
+                StoredFile(store, what, generation.folder, file),
+                self._stored(file.min_key),
+                self._stored(file.max_key),
+            )
+            for file in generation.files
         }
-
-    @property
-    def id(self) -> int:
-        return self._generation.id
 
     def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:
         """Return the row group and row of this key, given in stored form, or None.
@@ -143,7 +144,7 @@ class KeyFiles:
                 return
             rows = self._group(file, footer, group)
 
-    def _group_at(self, file: BucketFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
+    def _group_at(self, file: StoredFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
         """Return the row group in which this key is, if it is in the file, or where it would be."""
         group = footer.group_of(key)
         rows = self._group(file, footer, group)
@@ -154,27 +155,27 @@ class KeyFiles:
 
     # -- reading
 
-    def _group(self, file: BucketFile, footer: Footer, group: int) -> RowGroup:
+    def _group(self, file: StoredFile, footer: Footer, group: int) -> RowGroup:
         def load() -> tuple[RowGroup, int]:
-            name = self._name(file)
             start, length = range_of_group(footer.metadata, group)
-            data = self._reading(file, lambda: self._store.get_range(name, start, length))
+            data = file.reading(lambda: file.store.get_range(file.key, start, length))
             if len(data) < length:
-                raise self._damaged(file, f"it ends before its row group {group}")
-            rows = self._reading(file, lambda: decode_group(footer.metadata, group, data, self._layout))
+                raise file.damaged(f"it ends before its row group {group}")
+            rows = file.reading(lambda: decode_group(footer.metadata, group, data, self._layout))
             return rows, rows.size
 
-        return self._cache.get((self._place, file.bucket, group), load)
+        return self._cache.get((self._place, file.file.bucket, group), load)
 
-    def _footer(self, file: BucketFile) -> Footer:
+    def _footer(self, file: StoredFile) -> Footer:
         def load() -> tuple[Footer, int]:
-            tail = unpack_footer(file.footer) if file.footer is not None else self._tail(file)
-            metadata = self._reading(file, lambda: _parse(tail))
-            if metadata.num_rows != file.rows:
-                raise self._damaged(file, f"it has {metadata.num_rows} rows")
+            stored = file.file.footer
+            tail = unpack_footer(stored) if stored is not None else file.reading(lambda: _tail(file))
+            metadata = file.reading(lambda: _parse(tail))
+            if metadata.num_rows != file.file.rows:
+                raise file.damaged(f"it has {metadata.num_rows} rows")
             return self._described(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
 
-        return self._cache.get((self._place, file.bucket), load)
+        return self._cache.get((self._place, file.file.bucket), load)
 
     def _described(self, metadata: pq.FileMetaData) -> Footer:
         stored = (metadata.metadata or {}).get(GROUP_KEYS)
@@ -190,32 +191,6 @@ class KeyFiles:
             starts.append(max(known, starts[-1] if starts else ()))
         return Footer(metadata, tuple(starts), False)
 
-    def _tail(self, file: BucketFile) -> bytes:
-        """Return the file from its footer on, in one request unless the footer is very long."""
-
-        def read() -> bytes:
-            tail = self._store.get_range(self._name(file), max(0, file.size - _TAIL), min(file.size, _TAIL))
-            length = int.from_bytes(tail[-8:-4], "little") + 8
-            if len(tail) < length <= file.size:
-                tail = self._store.get_range(self._name(file), file.size - length, length)
-            return tail[-length:]
-
-        return cast(bytes, self._reading(file, read))
-
-    def _reading(self, file: BucketFile, read: Callable[[], Any]) -> Any:
-        import pyarrow as pa
-
-        try:
-            return read()
-        except ObjectNotFoundError as error:
-            raise self._damaged(file, "it is missing") from error
-        except (pa.ArrowException, OSError) as error:
-            said, _, _ = str(error).partition("\n")
-            raise self._damaged(file, f"it can't be read: {said}") from error
-
-    def _name(self, file: BucketFile) -> str:
-        return f"{self._generation.folder}/{file.name}"
-
     def _stored(self, encoded: Sequence[Any] | None) -> Key:
         """Return a key of the manifest in stored form; () where it has none."""
         if encoded is None:
@@ -223,13 +198,15 @@ class KeyFiles:
         values = decode_key(self._key, encoded)
         return tuple(plain(value) for plain, value in zip(self._plain, values, strict=True))
 
-    def _damaged(self, file: BucketFile, found: str) -> ManifestMismatchError:
-        return ManifestMismatchError(
-            f"{self._what}: the manifest lists {self._name(file)} with {file.rows} rows in {file.size} bytes, "
-            f"and {found}.",
-            "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier version; other "
-            "versions are untouched.",
-        )
+
+def _tail(file: StoredFile) -> bytes:
+    """Return the file from its footer on, in one request unless the footer is very long."""
+    size = file.file.size
+    tail = file.store.get_range(file.key, max(0, size - _TAIL), min(size, _TAIL))
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < length <= size:
+        tail = file.store.get_range(file.key, size - length, length)
+    return tail[-length:]
 
 
 def _parse(tail: bytes) -> pq.FileMetaData:
