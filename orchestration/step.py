@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from assets import DatasetStore, DatasetView
+from assets import DatasetStore, DatasetView, current_versions
+from assets.leases import Lease
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
 from orchestration.planner import ExecutionPlan
@@ -93,10 +94,13 @@ def run_step(context: StepContext) -> StepReport:
     and CommitConflict when another run takes the application over.
     """
     step = _Step(context)
-    while context.max_batches is None or step.batches < context.max_batches:
-        if not step.run_next():
-            return step.report(caught_up=True)
-    return step.report(caught_up=False)
+    try:
+        while context.max_batches is None or step.batches < context.max_batches:
+            if not step.run_next():
+                return step.report(caught_up=True)
+        return step.report(caught_up=False)
+    finally:
+        step.release()
 
 
 class _Step:
@@ -106,6 +110,7 @@ class _Step:
         self._commit, self._state = self._log.read()
         self._datasets = {d.name: DatasetStore(context.lake, d) for d in context.app.datasets}
         self._views: dict[tuple[str, str], DatasetView] = {}
+        self._leases: dict[str, Lease] = {}
         self.batches = 0
         self._counters: dict[str, dict[str, int]] = {}
         self._versions: dict[str, list[str]] = {}
@@ -125,6 +130,7 @@ class _Step:
         if intent is None:
             return False
         views = {name: self._view(name, version) for name, version in intent.versions.items()}
+        self._hold(intent.versions)
         held = self._log.open(self._commit, self._state, intent)
         self._commit, self._state = held, self._state.model_copy(update={"open": intent})
         self._event("intent", intent, records=self._records(intent), versions=intent.versions)
@@ -160,10 +166,12 @@ class _Step:
 
     def _before_output(self, held: Commit, intent: Intent, name: str) -> None:
         self._log.hold(held)
+        for lease in self._leases.values():
+            lease.check()
         self._event("output", intent, output=name)
 
     def _plan_batch(self) -> Intent | None:
-        versions = {name: self._current(name) for name in self._datasets}
+        versions = self._current()
         starts = self._starts()
         ranges = self._ranges(starts)
         if all(span.start == span.end for span in ranges.values()):
@@ -176,14 +184,30 @@ class _Step:
             versions=versions,
         )
 
-    def _current(self, name: str) -> str | None:
-        store = self._datasets[name]
-        held_back = self._context.app.dataset(name).bootstrap
-        view = store.require_current(self._context.systems) if held_back else store.current()
-        if view is None:
-            return None
-        self._views[(name, view.version)] = view
-        return view.version
+    def _current(self) -> dict[str, str | None]:
+        """Return the versions served now, those of a version set from one snapshot of it."""
+        found = current_versions(self._context.lake, self._context.app.datasets)
+        for name, view in found.items():
+            if view is not None:
+                self._views[(name, view.version)] = view
+            elif self._context.app.dataset(name).bootstrap:
+                self._datasets[name].require_current(self._context.systems)  # says what it waits for
+        return {name: None if view is None else view.version for name, view in found.items()}
+
+    def _hold(self, versions: Mapping[str, str | None]) -> None:
+        """Lease what this batch reads, before its intent says so; from then on the open intent keeps it as well."""
+        for name, version in versions.items():
+            held = self._leases.get(name)
+            if version is None or (held is not None and version in held.versions):
+                continue
+            self._leases[name] = Lease.acquire(self._context.lake, name, [version], holder=self._context.run)
+            if held is not None:
+                held.release()
+
+    def release(self) -> None:
+        """Let go of the versions that were read."""
+        for lease in self._leases.values():
+            lease.release()
 
     def _view(self, name: str, version: str | None) -> DatasetView | None:
         if version is None:

@@ -54,7 +54,7 @@ def test_a_step_reads_nothing_while_a_dataset_it_must_wait_for_has_no_version(st
     step_world.send("planes", ("N1", 100))
     step_world.streams.append_markers("planes", "v1", producer="marks", sequence=1, partitions=[1])
     app = enriching()
-    with pytest.raises(NoSealedVersionError, match=r"'planes'.*'v1' waits for .*lake\.planes\.0"):
+    with pytest.raises(NoSealedVersionError, match=r"'planes'.*'v1' waits since .* for .*lake\.planes\.0"):
         step_world.run(app)
     assert BatchLog(step_world.lake, "app").read()[0] is None
     step_world.streams.append_markers("planes", "v1", producer="marks", sequence=2, partitions=[0])
