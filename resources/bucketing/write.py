@@ -46,7 +46,12 @@ def write_buckets(
     """
     from pyspark.sql import functions as F
 
-    data = [F.col(_quoted(name)) for name in (*layout.schema.names, *digest_also)]
+    # Numbered, because the hash passes over nulls: a value that moved to the next column must not look the same.
+    data = [
+        part
+        for number, name in enumerate((*layout.schema.names, *digest_also))
+        for part in (F.lit(number), F.col(_quoted(name)))
+    ]
     df = df.withColumn(DIGEST, F.xxhash64(*data))
     if layout.bucket_by:
         keys = [F.col(_quoted(name)) for name in layout.bucket_by]

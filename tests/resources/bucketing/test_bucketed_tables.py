@@ -67,6 +67,19 @@ def test_a_digest_does_not_depend_on_the_order_of_rows(spark: SparkSession, stor
     assert [f.digest for f in other] != [digest for _, _, digest in facts[0]]
 
 
+def test_a_value_that_moves_from_one_column_to_another_changes_the_digest(
+    spark: SparkSession, store: LocalStore
+) -> None:
+    layout = BucketLayout(Schema.of(k="string", home="string", work="string"), (), 1, key=("k",))
+    digests = []
+    for attempt, row in enumerate([("Ada", "555", None), ("Ada", None, "555")]):
+        frame = spark.createDataFrame([row], layout.ddl)
+        digests.append(
+            write_buckets(frame, store, f"d/data/{attempt}", layout, WriteOptions("d"), order_by=[])[0].digest
+        )
+    assert digests[0] != digests[1]
+
+
 def test_a_stray_and_a_missing_file_are_named(spark: SparkSession, store: LocalStore) -> None:
     frame = spark.createDataFrame([("a", 1), ("b", 2), ("c", 3)], "k string, v bigint")
     files = write_buckets(frame, store, "d/data/one", LAYOUT, WriteOptions("d"), order_by=["k"])
