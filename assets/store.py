@@ -33,6 +33,7 @@ from resources.errors import (
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
     from assets.delivery import Awaiting
+    from assets.diff import VersionDiff
     from assets.serving import ServedDataset
     from resources.objects.commit import Commit
     from resources.objects.lake import Lake
@@ -150,6 +151,12 @@ class DatasetStore:
             for commit, manifest in self.log.history(limit)
         ]
 
+    def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
+        """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind."""
+        from assets.diff import diff_versions
+
+        return diff_versions(self.version(old), self.version(new), sample=sample)
+
     # -- what operators do; each is one commit, and for a member of a version set one of the whole set
 
     def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> DatasetManifest:
@@ -266,6 +273,6 @@ def open_dataset(lake: Lake, name: str) -> DatasetStore:
 
 
 def list_datasets(lake: Lake) -> list[str]:
-    """Return the names of all datasets that have a commit, sorted."""
+    """Return the names of all datasets that have a commit, sorted; not members of a set that never advanced."""
     names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{NAMES}/")]
-    return sorted(name for name in names if lake.store.head(DatasetLog(lake, name).log.pointer_key))
+    return sorted(name for name in names if DatasetLog(lake, name).read()[1] is not None)
