@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from assets.validators import Validator
 
 Kind = Literal["bounded", "unbounded"]
+BY_OFFSET = ("source_partition", "source_offset")
+"""The key of a dataset whose records have none: where each stands on its stream, stored as int and bigint."""
+
 MAX_PARTITIONS = 100_000
 
 
@@ -29,7 +32,8 @@ MAX_PARTITIONS = 100_000
 class AdjunctDataset:
     """One adjunct dataset: entries by key, sealed from `input`, joined by applications.
 
-    `input` is a stream ("lake.planes"), and for a bounded dataset also a FileSource or QuerySource.
+    `input` is a stream ("lake.planes"), and for a bounded dataset also a FileSource or QuerySource. `key` names the
+    columns that identify an entry; `key=BY_OFFSET` stands for none, of a bounded dataset on a stream.
     `partitions` is the number of buckets, None for one broadcast copy. `partition_by` are the key
     columns that choose the bucket, () for a broadcast copy. `columns` are the columns to store, None
     for all of the input's. `bootstrap` holds an application back until the dataset can be read for
@@ -74,10 +78,25 @@ class AdjunctDataset:
         if self.columns is not None:
             self._check_columns("columns", self.columns)
             missing = [column for column in self.key if column not in self.columns]
-            if missing:
+            if missing and not self.by_offset:
                 raise self._wrong(f"does not store its key column {missing[0]!r}", "Add it to columns=.")
         self._check_spread()
         check_validators(f"dataset {self.name!r}", self.validators)
+        if self.kind == "unbounded" and self.stream is None:
+            raise self._wrong(
+                f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
+                "Declare it with bounded_dataset, or name a stream.",
+            )
+        if self.by_offset and (self.kind != "bounded" or self.stream is None):
+            raise self._wrong(
+                f"is keyed by offset, and its input is {self.input}: only versions on a stream have offsets",
+                "Name the columns that identify an entry: key=[…].",
+            )
+
+    @property
+    def by_offset(self) -> bool:
+        """Whether the key is each record's place on its stream, so that no two records are of one key."""
+        return self.key == BY_OFFSET
 
     @property
     def stream(self) -> str | None:

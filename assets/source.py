@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets.entries import declaration_of, schema_of_entries
+from assets.extractor import Projection, PythonExtractor
 from assets.inputs import FileSource, QuerySource
 from resources.errors import DatasetError, OffsetOutOfRangeError
 from resources.names import split_stream_name
@@ -90,8 +91,17 @@ class Source:
             self.info.partitioner == "spark-murmur3"
             and self.spec.partitions == self.info.partitions
             and self.info.key == self.spec.partition_by
-            and self.spec.extractor is None
+            and self._keeps_partitions()
         )
+
+    def _keeps_partitions(self) -> bool:
+        """Whether entries hash as their records do: the columns that choose the bucket are the records' own."""
+        extractor, records = self.spec.extractor, self.info.schema
+        if extractor is None or records is None:
+            return extractor is None
+        names = self.spec.partition_by
+        ours = isinstance(extractor, Projection | PythonExtractor)  # others may shuffle
+        return ours and extractor.keeps(names) and records.select(names) == self.schema.select(names)
 
     @property
     def one_partition_a_key(self) -> bool:

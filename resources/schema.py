@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
+_COLUMN = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s+([A-Za-z]+(?:\s*\(\s*\d+\s*,\s*\d+\s*\))?)\s*(?:,(?=\s*\S)|$)"
+)
 _ALIASES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint", "bool": "boolean"}
 TYPES = (
     "string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "binary",
@@ -79,6 +82,24 @@ class Schema:
     def select(self, names: Iterable[str], what: str = "schema") -> Schema:
         """Return the schema with only these columns, in this order."""
         return Schema(tuple(self.field(name, what) for name in names))
+
+    @classmethod
+    def from_ddl(cls, text: str, what: str = "schema") -> Schema:
+        """Return the columns of DDL like Spark's: "tailnum STRING, `seats` INT"; `what` says in errors whose."""
+        fields, at = [], 0
+        while at < len(text.rstrip()):
+            found = _COLUMN.match(text, at)
+            if found is None:
+                raise SchemaMismatchError(
+                    f"{what}: the columns {text!r} can't be read at {text[at : at + 30].strip()!r}: expected name and "
+                    "type, separated by commas.",
+                    'Write them like "tailnum STRING, seats INT, price DECIMAL(10,2)".',
+                )
+            fields.append(Field((found[1] or "").replace("``", "`") or found[2], found[3]))
+            at = found.end()
+        if not fields:
+            raise SchemaMismatchError(f"{what} names no columns.", 'Write them like "tailnum STRING, seats INT".')
+        return cls(tuple(fields))
 
     def to_json(self) -> list[dict[str, str]]:
         return [{"name": field.name, "type": field.type} for field in self.fields]
