@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name, encode_key
+from resources.bucketing import writer
+from resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    Generation,
+    bucket_file_name,
+    encode_key,
+    unpack_footer,
+)
 from resources.bucketing.writer import BucketFileWriter, WriteOptions, write_arrow_buckets
 from resources.errors import MalformedDocumentError, ManifestMismatchError, NullKeyError, SchemaMismatchError
 from resources.hashing import buckets
@@ -144,3 +153,43 @@ def test_keys_are_written_as_json_can_hold_them() -> None:
 
     key = ["a", 5, b"\x00\xff", Decimal("1.50"), dt.date(2026, 1, 2)]
     assert encode_key(key) == ["a", 5, "AP8=", "1.50", "2026-01-02"]
+
+
+def test_files_with_a_key_bring_their_footer_and_the_first_key_of_each_row_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "ROWS_PER_GROUP", 10)
+    store = InMemoryStore()
+    rows = table([(f"k{n:03d}", n) for n in range(35)])
+    (file,) = write_arrow_buckets(rows, store, FOLDER, BucketLayout(SCHEMA, (), 1, key=("k",)), WriteOptions("d"))
+    assert file.footer is not None
+    tail = unpack_footer(file.footer)
+    assert store.get(f"{FOLDER}/{file.name}").data.endswith(tail)
+    metadata = pq.read_metadata(pa.BufferReader(tail))
+    assert metadata.num_row_groups == 4
+    assert json.loads(metadata.metadata[writer.GROUP_KEYS]) == [["k000"], ["k010"], ["k020"], ["k030"]]
+
+
+def test_footers_stand_in_json_only_where_they_are_kept() -> None:
+    layout = BucketLayout(SCHEMA, ("k",), 4)
+    (file, *_) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, layout, WriteOptions("d"))
+    assert file.footer is None, "streams have no key, and no lookups by key"
+    assert "footer" not in file.to_json()
+    (keyed, *_) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d"))
+    generation = Generation(1, FOLDER, (keyed,))
+    assert Generation.from_json(json.loads(json.dumps(generation.to_json()))) == generation
+    assert generation.footer_size == len(keyed.footer or "") > 0
+    bare = generation.without_footers()
+    assert (bare.footer_size, bare.files[0].sha256) == (0, keyed.sha256)
+    assert "footer" not in bare.to_json()["files"][0]
+    assert Generation.from_json(bare.to_json()) == bare
+
+
+def test_a_repeated_upload_returns_the_footer_of_the_object_that_is_there() -> None:
+    store = InMemoryStore()
+    layout = BucketLayout(SCHEMA, (), 1, key=("k",))
+    first, again = (
+        write_arrow_buckets(table([("a", 1), ("b", 2)][:count]), store, FOLDER, layout, WriteOptions("d"))[0]
+        for count in (2, 1)
+    )
+    assert again == first
