@@ -182,9 +182,23 @@ def discard(
         )
 
     after = log.transact(doom, by=by)
-    spared = _spared(after, all_leases(lake, dataset), roots(), found.now)
-    deleted = [entry for entry in after.doomed if entry not in {each.what for each in spared}]
-    objects = _delete(log, deleted) + _sweep(log, found, policy)
+    spared, objects = delete_doomed(log, after, roots, found.now, by=by)
+    objects += _sweep(log, found, policy)
+    unpinned = manifest.pin.version if manifest.pin is not None and after.pin is None else None
+    sizes = sum(item.size for item in objects)
+    return DiscardReport(dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned)
+
+
+def delete_doomed(
+    log: DatasetLog, manifest: DatasetManifest, roots: Roots, now: datetime, *, by: str
+) -> tuple[list[Judged], list[ObjectInfo]]:
+    """Delete what a committed manifest dooms and nobody holds; return what is spared, and the deleted objects.
+
+    `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed.
+    """
+    spared = _spared(manifest, all_leases(log.lake, log.name), roots(), now)
+    deleted = [entry for entry in manifest.doomed if entry not in {each.what for each in spared}]
+    objects = _delete(log, deleted)
     if deleted:
         log.transact(
             lambda fresh: fresh.after(
@@ -192,9 +206,7 @@ def discard(
             ),
             by=by,
         )
-    unpinned = manifest.pin.version if manifest.pin is not None and after.pin is None else None
-    sizes = sum(item.size for item in objects)
-    return DiscardReport(dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned)
+    return spared, objects
 
 
 def _newest(manifest: DatasetManifest, policy: DiscardPolicy) -> dict[str, str]:
