@@ -29,12 +29,11 @@ from assets import (  # noqa: E402
 from assets.dataset import BY_OFFSET  # noqa: E402
 from assets.diff import VersionDiff, diff_versions  # noqa: E402
 from assets.discard import DiscardReport  # noqa: E402
-from assets.extractor import KeyValueExtractor, Projection  # noqa: E402
+from assets.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
 from assets.inputs import Computation, FileSource, QuerySource  # noqa: E402
 from assets.leases import Lease  # noqa: E402
 from assets.manifest import Verdict, VersionRef  # noqa: E402
 from assets.policies import DiscardPolicy, VersionPartitions  # noqa: E402
-from assets.python_extractor import PythonExtractor  # noqa: E402
 from assets.report import StageEvent  # noqa: E402
 from assets.serving import ServedDataset  # noqa: E402
 from assets.validators import (  # noqa: E402
