@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from dagster import AssetKey, AssetsDefinition, AssetSpec, Definitions, define_asset_job, in_process_executor
 
 from assets.inputs import FileSource
-from orchestration.advancing import units_of
+from orchestration.advancing import made_by_partition, units_of
 from orchestration.asset_ops import outputs_asset
 from orchestration.dataset_ops import DatasetAsset, dataset_assets
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node, outputs_of, source_of, sources_read
 from orchestration.metadata import storage_of, table_metadata
-from orchestration.partition_ops import partitioned_dataset_asset
-from orchestration.sensors import new_records_sensor
+from orchestration.operations import discard_job, discard_schedule, version_job
+from orchestration.partition_ops import partition_job, partitioned_dataset_asset
+from orchestration.sensors import new_records_sensor, new_versions_sensor
 from orchestration.translator import AdjunctTranslator, AssetSubject
 from resources.errors import ConfigurationError
 from resources.spark import SparkResource
@@ -38,11 +39,17 @@ def build_definitions(
     given together, so that these are one asset; others may be merged with `Definitions.merge`.
 
     Per application the job `<application>` runs the whole in one process, on one Spark session, and the sensor
-    `<application>_new_records` launches it when input waits. Ops are in the pools `adjunct/dataset/<name>` and
-    `adjunct/application/<name>`; with the granularity "run" and a limit of 1 (as in `prepare_dagster_home`) runs
-    wait for each other, and without one the batch log fences the second. `translator` gives keys, groups and
-    owners; `lake` is a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). Raises ConfigurationError where
-    two applications declare one dataset differently or write the same output.
+    `<application>_new_records` launches it when input waits. `<application>_discard` discards in its datasets, also
+    on the schedule `<application>_discard_daily`; `<application>_version_action` pins, rolls back, withdraws, forces
+    or drops one version. A dataset whose versions are partitions is left out of the application's job; it has the
+    job `<dataset>_versions`, and the sensor `<dataset>_new_versions` where a stream or files say which versions
+    there are. All sensors and schedules are off until they are switched on.
+
+    Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
+    limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the batch log fences the
+    second. `translator` gives keys, groups and owners; `lake` is a URL (default: `ADJUNCT_LAKE`, else
+    `.adjunct/lake`). Raises ConfigurationError where two applications declare one dataset differently or write the
+    same output.
     """
     apps = (app, *more)
     names = translator or AdjunctTranslator()
@@ -58,12 +65,22 @@ def build_definitions(
         )
         for application in apps
     }
+    discards = [discard_job(each.name, graph.datasets(each.name)) for each in apps if graph.datasets(each.name)]
+    bounded = {each.name: [d for d in graph.datasets(each.name) if d.dataset.kind == "bounded"] for each in apps}
+    partitions = [(asset, partition_job(asset)) for asset in graph.partitioned()]
     lake_resource, spark_resource = _resources(lake)
     return Definitions(
         assets=[*graph.external(), *graph.assets()],
-        jobs=list(jobs.values()),
+        jobs=[
+            *jobs.values(),
+            *(made for _, made in partitions),
+            *discards,
+            *(version_job(each, members) for each, members in bounded.items() if members),
+        ],
+        schedules=[discard_schedule(each) for each in discards],
         sensors=[
-            new_records_sensor(application, jobs[application.name], own[application.name]) for application in apps
+            *(new_records_sensor(application, jobs[application.name], own[application.name]) for application in apps),
+            *(new_versions_sensor(asset, made) for asset, made in partitions if not made_by_partition(asset.dataset)),
         ],
         resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
         executor=in_process_executor,
@@ -122,6 +139,10 @@ class _Assets:
             partitioned = members[0].dataset.versions is not None
             made.append(partitioned_dataset_asset(members[0]) if partitioned else dataset_assets(members))
         return [*made, *self._outputs]
+
+    def partitioned(self) -> list[DatasetAsset]:
+        """Return the datasets whose versions are partitions."""
+        return [asset for asset, _ in self._datasets.values() if asset.dataset.versions is not None]
 
     def datasets(self, application: str) -> list[DatasetAsset]:
         """Return the datasets that this application is the first to declare."""

@@ -16,12 +16,17 @@ from dagster import (
     MaterializeResult,
     multi_asset,
 )
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from orchestration.asset_checks import check_results, check_specs, judgement_of, rejection_warning
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
-from orchestration.metadata import dataset_metadata, served_metadata, stream_metadata, version_metadata
+from orchestration.metadata import (
+    DATA_VERSION_TAG,
+    dataset_metadata,
+    served_metadata,
+    stream_metadata,
+    version_metadata,
+)
 from resources.errors import CommitConflict, TransientError
 from resources.spark import SparkResource
 

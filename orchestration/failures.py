@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dagster import AssetExecutionContext, Failure, RetryRequested
+from dagster import AssetExecutionContext, Failure, OpExecutionContext, RetryRequested
 
 from resources import errors
 from resources.errors import AdjunctError, ManifestMismatchError, TransientError
@@ -48,7 +48,7 @@ def adjunct_error(error: BaseException) -> AdjunctError | None:
 
 @contextmanager
 def clear_failures(
-    context: AssetExecutionContext, *, retry: tuple[type[AdjunctError], ...] = (TransientError,)
+    context: AssetExecutionContext | OpExecutionContext, *, retry: tuple[type[AdjunctError], ...] = (TransientError,)
 ) -> Iterator[None]:
     """Turn our own errors into Dagster failures that say what to do; those in `retry` run again first.
 

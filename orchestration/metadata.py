@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from resources.streams import StreamSystem
 
 
+# The tag by which Dagster knows a materialisation's data version; results have a field for it.
+DATA_VERSION_TAG = "dagster/data_version"
+
+
 def column_schema(schema: Schema) -> MetadataValue:
     """Return a schema as Dagster shows it, with Spark's type names."""
     return _table_schema({field.name: field.type for field in schema.fields})

@@ -16,9 +16,10 @@ from dagster import (
     DataVersion,
     MaterializeResult,
     MetadataValue,
+    define_asset_job,
+    in_process_executor,
     multi_asset,
 )
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from pydantic import Field
 
 from assets.policies import natural_order
@@ -26,11 +27,13 @@ from orchestration.asset_checks import check_results, check_specs, judgement_of
 from orchestration.dataset_ops import RETRIED, DatasetAsset, observe, uri_of, warn_of_rejected
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
-from orchestration.metadata import dataset_metadata, version_metadata
+from orchestration.metadata import DATA_VERSION_TAG, dataset_metadata, version_metadata
 from orchestration.version_partitions import known_partitions, partitions_of
 from resources.spark import SparkResource
 
 if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
     from assets import AdvanceReport, DatasetManifest, DatasetStore
     from assets.manifest import VersionRef
     from resources.objects import Lake
@@ -90,6 +93,18 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
                 build.report_checks()
 
     return advance
+
+
+def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
+    """Return the job that materialises partitions of one dataset."""
+    name = member.dataset.name.replace("-", "_")
+    return define_asset_job(
+        f"{name}_versions",
+        selection=[member.key],
+        description=f"Builds versions of the dataset {member.dataset.name}.",
+        partitions_def=partitions_of(member.dataset),
+        executor_def=in_process_executor,
+    )
 
 
 @dataclass

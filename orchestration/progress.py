@@ -11,6 +11,7 @@ from resources.errors import NoSealedVersionError, StreamNotFoundError
 from resources.names import split_stream_name
 
 if TYPE_CHECKING:
+    from assets.dataset import AdjunctDataset
     from orchestration.application import Application
     from resources.objects import Lake
     from resources.streams import StreamSystem, SystemStreamPartition
@@ -81,6 +82,25 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
         except (NoSealedVersionError, StreamNotFoundError) as error:
             waiting.append(error.problem)
     return tuple(waiting)
+
+
+def delivered_version(
+    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
+) -> tuple[str | None, str]:
+    """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
+    from assets import DatasetStore
+    from assets.delivery import Awaiting
+    from assets.source import open_source
+
+    try:
+        source = open_source(systems, dataset, lake)
+    except StreamNotFoundError as error:
+        return None, error.problem.rstrip(".")
+    found = source.next(DatasetStore(lake, dataset).manifest() or source.first_manifest())
+    if not isinstance(found, Awaiting):
+        return found.version, ""
+    named = f"version {found.version}" if found.version else "the next one"
+    return None, f"{named} waits for {', '.join(found.missing)}" if found.missing else "nothing was delivered"
 
 
 def _upcoming(systems: Mapping[str, StreamSystem], name: str) -> dict[SystemStreamPartition, str]:

@@ -16,6 +16,7 @@ from dagster import (
     RunsFilter,
     SensorDefinition,
     SensorEvaluationContext,
+    SensorResult,
     SkipReason,
     sensor,
 )
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
     from orchestration.application import Application
+    from orchestration.dataset_ops import DatasetAsset
     from orchestration.progress import InputProgress
 
 CURSOR_VERSION = 1
@@ -100,17 +102,22 @@ def decide(
         return Skip(f"{what}; a run is already in progress.")
     if waiting:
         return Skip(f"{what}; {'; '.join(waiting)}.")
-    position = _digest(progress.position)
-    if position != cursor.position:
-        asked = NewRecordsCursor(position, 1, now)
+    return _ask(name, what, cursor, progress.position, now)
+
+
+def _ask(name: str, what: str, cursor: NewRecordsCursor, position: Mapping[str, str], now: float) -> Request | Skip:
+    """Ask for a run at this position, or wait where one that was asked for did not get past it."""
+    digest = _digest(position)
+    if digest != cursor.position:
+        asked = NewRecordsCursor(digest, 1, now)
     else:
         wait = cursor.asked_at + min(FIRST_WAIT * 2 ** (cursor.attempt - 1), LONGEST_WAIT) - now
         if wait > 0:
             return Skip(
                 f"{what}; attempt {cursor.attempt} did not get past them (see its run), the next is in {wait:.0f} s."
             )
-        asked = NewRecordsCursor(position, cursor.attempt + 1, now)
-    return Request(f"{name}:{position}:{asked.attempt}", asked)
+        asked = NewRecordsCursor(digest, cursor.attempt + 1, now)
+    return Request(f"{name}:{digest}:{asked.attempt}", asked)
 
 
 def concerns(run: DagsterRun, job: str, outputs: Collection[AssetKey]) -> bool:
@@ -158,6 +165,55 @@ def new_records_sensor(
             return SkipReason(decision.reason)
         context.update_cursor(decision.cursor.to_json())
         return RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(progress.lag)})
+
+    return evaluate
+
+
+def new_versions_sensor(
+    member: "DatasetAsset",
+    job: "JobDefinition | UnresolvedAssetJobDefinition",
+    *,
+    minimum_interval_seconds: int = 30,
+) -> SensorDefinition:
+    """Return a sensor that launches `job` for the next version that has been delivered whole, as its partition.
+
+    Where names come as they come, the version's name becomes a partition. A run that did not build it is asked for
+    again ever more rarely.
+    """
+    dataset = member.dataset
+
+    @sensor(
+        name=f"{dataset.name.replace('-', '_')}_new_versions",
+        job=job,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=DefaultSensorStatus.STOPPED,
+        description=f"Builds versions of {dataset.name} as they are delivered.",
+    )
+    def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> SensorResult | SkipReason:
+        from orchestration.catalog import systems_of
+        from orchestration.progress import delivered_version
+        from orchestration.version_partitions import known_partitions
+
+        lake = adjunct_lake.open()
+        version, awaited = delivered_version(lake, systems_of([dataset], lake), dataset)
+        if version is None:
+            return SkipReason(f"No new version; {awaited}.")
+        if not known_partitions(dataset, context.instance, [version]):
+            return SkipReason(f"Version {version} is delivered, and is none of the partitions that are declared.")
+        runs = context.instance.get_runs(RunsFilter(statuses=_ACTIVE), limit=1000)
+        if any(concerns(run, job.name, {member.key}) for run in runs):
+            return SkipReason(f"Version {version} is delivered; a run is already in progress.")
+        decision = _ask(
+            f"{dataset.name}:{lake.id}",
+            f"Version {version} is delivered",
+            NewRecordsCursor.from_json(context.cursor),
+            {"version": version},
+            datetime.now(UTC).timestamp(),
+        )
+        if isinstance(decision, Skip):
+            return SkipReason(decision.reason)
+        request = RunRequest(run_key=decision.run_key, partition_key=version)
+        return SensorResult(run_requests=[request], cursor=decision.cursor.to_json())
 
     return evaluate
 

@@ -1,16 +1,28 @@
-"""`adjunct dataset …`: what datasets the lake has, their versions and entries."""
+"""`adjunct dataset …`: what datasets the lake has, and what is in them; see also versions.py and upkeep.py."""
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from orchestration.cli import upkeep, versions
+from orchestration.cli.keys import entry_keys, leading_values
 from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_record, show_table
 from resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from assets import DatasetView
 
 
 @click.group()
 def dataset() -> None:
     """Adjunct datasets of the lake."""
+
+
+for command in (*versions.COMMANDS, *upkeep.COMMANDS):
+    dataset.add_command(command)
 
 
 @dataset.command("list")
@@ -37,52 +49,99 @@ def list_all(lake_url: str | None, json_output: bool) -> None:
 
 @dataset.command()
 @click.argument("name")
+@click.argument("version", required=False)
 @lake_url
 @as_json
-def show(name: str, lake_url: str | None, json_output: bool) -> None:
-    """Show a dataset: declaration, current version, retained versions, offsets."""
+def show(name: str, version: str | None, lake_url: str | None, json_output: bool) -> None:
+    """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
     from assets import open_dataset
     from resources.objects import open_lake
 
-    facts = open_dataset(open_lake(lake_url), name).describe()
+    store = open_dataset(open_lake(lake_url), name)
+    if version is not None:
+        versions.show_version(store, version, json_output=json_output)
+        return
+    facts = store.describe()
     if json_output:
         show_json(facts)
         return
-    version = facts.get("version") or {}
-    schema = version.pop("columns", [])
+    served = facts.get("version") or {}
+    schema = served.pop("columns", [])
     show_facts(f"dataset {name}", facts["declaration"])
-    if version:
-        show_facts("version served", {key: value for key, value in version.items() if value not in ({}, None)})
-    show_facts("next offsets", facts["offsets"])
+    if served:
+        show_facts("version served", {key: value for key, value in served.items() if value not in ({}, None, [])})
+    if facts.get("pin"):
+        show_facts("pinned", facts["pin"])
+    if facts.get("awaited"):
+        show_facts("waiting", facts["awaited"])
+    if facts["offsets"]:
+        show_facts("next offsets", facts["offsets"])
     if facts.get("versions"):
-        columns = ["id", "name", "rows", "sealed_at"]
-        show_table("versions", columns, [[item.get(column) for column in columns] for item in facts["versions"]])
+        versions.show_versions(store)
     show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
 
 
 @dataset.command()
 @click.argument("name")
 @click.argument("key", nargs=-1, required=True)
+@click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
 @lake_url
 @as_json
-def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
+def get(name: str, key: tuple[str, ...], version: str | None, lake_url: str | None, json_output: bool) -> None:
     """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order."""
-    from assets import open_dataset
-    from resources.objects import open_lake
-
-    view = open_dataset(open_lake(lake_url), name).require_current()
-    width = len(view.sealed.key)
-    if len(key) % width:
-        raise ConfigurationError(
-            f"dataset {name!r} has a key of {width} columns ({', '.join(view.sealed.key)}), and {len(key)} values "
-            "were given.",
-            f"Give {width} values for each entry.",
-        )
-    keys = [list(key[at : at + width]) for at in range(0, len(key), width)]
-    found = [(each, view.get_text(each)) for each in keys]
+    view = _view(lake_url, name, version)
+    found = [(each, view.get_text(each)) for each in entry_keys(view, key)]
     if json_output:
         show_json([{"key": each, "version": view.version, "entry": entry} for each, entry in found])
         return
     for each, entry in found:
         title = f"{name} {', '.join(each)} (version {view.version})"
         show_record(title, entry, "no entry")
+
+
+@dataset.command()
+@click.argument("name")
+@click.option("--prefix", multiple=True, help="What the key begins with; several times: its leading values.")
+@click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values.")
+@click.option("--to", "end", multiple=True, metavar="KEY", help="The key to stop before, or its leading values.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many entries.")
+@click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
+@lake_url
+@as_json
+def items(
+    name: str,
+    prefix: tuple[str, ...],
+    start: tuple[str, ...],
+    end: tuple[str, ...],
+    limit: int,
+    version: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """List entries in the order of their keys: all, those that begin with a prefix, or a range."""
+    view = _view(lake_url, name, version)
+    if prefix and (start or end):
+        raise ConfigurationError("both --prefix and a range are given.", "Give --prefix, or --from and --to.")
+    leading: Any = leading_values(view, prefix)
+    if len(prefix) == 1 and isinstance(leading[0], str):
+        leading = leading[0]  # a text that the first column begins with, not the whole of it
+    found = view.items(
+        leading if prefix else None,
+        start=leading_values(view, start) if start else None,
+        end=leading_values(view, end) if end else None,
+    )
+    entries = [entry for _, entry in islice(found, limit)]
+    if json_output:
+        show_json({"dataset": name, "version": view.version, "entries": entries})
+        return
+    columns = list(view.schema.names)
+    rows = [[None if (v := entry[c]) is None else str(v) for c in columns] for entry in entries]
+    show_table(f"{name} (version {view.version})", columns, rows)
+
+
+def _view(lake_url: str | None, name: str, version: str | None) -> DatasetView:
+    from assets import open_dataset
+    from resources.objects import open_lake
+
+    store = open_dataset(open_lake(lake_url), name)
+    return store.require_current() if version is None else store.version(version)

@@ -1,0 +1,135 @@
+"""`adjunct dataset discard, verify, forget`: what keeps datasets small, whole and lawful."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestration.cli.load import load_application
+from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
+from orchestration.cli.versions import duration, who
+from resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from assets.discard import DiscardReport
+
+
+@click.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--app", "reference", metavar="MODULE:APP", help="Discard by the policies that its datasets declare.")
+@click.option("--keep", help='Instead: keep the newest so many versions, or "all".')
+@click.option("--grace", default="24h", show_default=True, help="With --keep: delete nothing younger, such as 90m, 7d.")
+@click.option("--dry-run", is_flag=True, help="Only list what would go, and why.")
+@click.option("--by", help="Who does it. Default: the user of this machine.")
+@lake_url
+@as_json
+def discard(
+    names: tuple[str, ...],
+    reference: str | None,
+    keep: str | None,
+    grace: str,
+    dry_run: bool,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
+    from assets import list_datasets
+    from assets.discard import discard as discard_one
+    from assets.policies import DiscardPolicy
+    from orchestration.retention import open_batches
+    from resources.objects import open_lake
+
+    if (reference is None) == (keep is None):
+        raise ConfigurationError(
+            "discard needs to know how much to keep: either by --app MODULE:APP, or by --keep.",
+            "Name the application that declares the datasets, or give --keep N (or --keep all).",
+        )
+    lake = open_lake(lake_url)
+    there = list_datasets(lake)
+    policies: dict[str, DiscardPolicy]
+    if reference is not None:
+        declared = {dataset.name: dataset.discard for dataset in load_application(reference).datasets}
+        policies = {name: policy for name, policy in declared.items() if name in there}
+    else:
+        span = duration(grace)
+        if span is None:
+            raise ConfigurationError(f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.")
+        policies = dict.fromkeys(there, DiscardPolicy(keep=_kept(str(keep)), grace=span))
+    unknown = [name for name in names if name not in policies]
+    if unknown:
+        raise ConfigurationError(
+            f"there is no dataset {unknown[0]!r} to discard in; there are: {', '.join(policies) or 'none'}.",
+            "Check the name, the lake, and --app.",
+        )
+    reports = [
+        discard_one(
+            lake,
+            name,
+            policies[name],
+            by=who(by),
+            roots=lambda name=name: open_batches(lake).get(name, {}),  # type: ignore[misc]
+            dry_run=dry_run,
+        )
+        for name in names or policies
+    ]
+    if json_output:
+        show_json([report.to_json() for report in reports])
+        return
+    for report in reports:
+        _show_discarded(report)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("version", required=False)
+@click.option("--deep", is_flag=True, help="Also check rows, columns, and the order and bucket of every key.")
+@lake_url
+@as_json
+def verify(name: str, version: str | None, deep: bool, lake_url: str | None, json_output: bool) -> None:
+    """Check by checksum that every object of a version (default: all that are sealed) is as it was written.
+
+    Ends with exit code 1 when one is not.
+    """
+    from assets import open_dataset
+    from assets.verify import verify_version
+    from resources.objects import open_lake
+
+    store = open_dataset(open_lake(lake_url), name)
+    if version is not None:
+        views = [store.version(version)]
+    elif store.require_manifest().declaration.kind == "unbounded":
+        views = [store.require_current()]
+    else:
+        views = [store.version(ref.id) for ref in store.versions() if ref.state == "sealed"]
+    reports = [verify_version(view, deep=deep) for view in views]
+    if json_output:
+        show_json([report.to_json() for report in reports])
+    else:
+        for report in reports:
+            show_line(report.summary())
+            for damage in report.damaged:
+                show_line(f"  {damage}")
+    if not all(report.ok for report in reports):
+        raise click.exceptions.Exit(1)
+
+
+def _kept(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(f"--keep {text!r} is no number of versions.", 'Give 1 or more, or "all".')
+    return int(text)
+
+
+def _show_discarded(report: DiscardReport) -> None:
+    show_line(f"{report.summary()}.")
+    rows = [["goes", each.what, each.name, each.reason] for each in (*report.discarded, *report.garbage)]
+    rows += [["spared", each.what, each.name, each.reason] for each in report.spared]
+    rows += [["stays", each.what, each.name, each.reason] for each in report.kept]
+    if rows:
+        show_table(report.dataset, ["", "what", "name", "why"], rows)
+
+
+COMMANDS = (discard, verify)

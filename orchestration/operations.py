@@ -1,0 +1,177 @@
+"""Jobs for operators: discard what is not needed any more, and pin, roll back, withdraw, force or drop a version."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetMaterialization,
+    AssetObservation,
+    Config,
+    DefaultScheduleStatus,
+    JobDefinition,
+    MetadataValue,
+    OpExecutionContext,
+    ScheduleDefinition,
+    in_process_executor,
+    job,
+    op,
+)
+from pydantic import Field
+
+from orchestration.dataset_ops import DatasetAsset, uri_of
+from orchestration.failures import clear_failures
+from orchestration.lake_resource import LakeResource
+from orchestration.metadata import DATA_VERSION_TAG, served_metadata
+
+if TYPE_CHECKING:
+    from assets import DatasetManifest, DatasetStore
+
+
+class VersionAction(Enum):
+    """What can be done to a version."""
+
+    PIN = "pin"
+    UNPIN = "unpin"
+    ROLLBACK = "rollback"
+    WITHDRAW = "withdraw"
+    FORCE = "force"
+    DROP = "drop"
+
+
+class VersionActionConfig(Config):
+    """Run configuration of an application's job for versions."""
+
+    dataset: str = Field(description="The dataset's name.")
+    action: VersionAction = Field(description="What to do.")
+    version: str | None = Field(
+        default=None, description="The version's id or name. Not for unpin; rollback takes the one before without it."
+    )
+    reason: str = Field(description="Why; it is kept with the change.")
+    by: str | None = Field(default=None, description="Who does it; this run unless given.")
+    expires_in_hours: float | None = Field(default=None, description="For pin: when it ends; never unless given.")
+
+
+class DiscardConfig(Config):
+    """Run configuration of an application's job that discards."""
+
+    dry_run: bool = Field(default=False, description="Only list what would go, and why.")
+
+
+def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+    """Return the job that discards in these datasets by their policies; its report is the op's metadata."""
+    specs = {member.dataset.name: member.dataset for member in members}
+    name = f"{application}_discard".replace("-", "_")
+
+    # An op's name must differ from its job's, which stands for a graph.
+    @op(name=f"discard_{application}".replace("-", "_"), pool=f"adjunct/discard/{application}")
+    def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
+        from assets import list_datasets
+        from orchestration.retention import discard_all
+
+        with clear_failures(context):
+            lake = adjunct_lake.open()
+            there = set(list_datasets(lake))
+            names = [each for each in specs if each in there]
+            reports = discard_all(lake, specs, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
+        for report in reports:
+            context.log.info(report.summary())
+        context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
+
+    @job(
+        name=name,
+        executor_def=in_process_executor,
+        description="Discards versions that the datasets' policies let go, and what failed attempts left.",
+        tags={"adjunct/application": application},
+    )
+    def discarding() -> None:
+        discard()
+
+    return discarding
+
+
+def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
+    """Return a schedule that discards once a day; it is off until somebody switches it on."""
+    return ScheduleDefinition(
+        name=f"{discarding.name}_daily",
+        job=discarding,
+        cron_schedule="17 3 * * *",
+        execution_timezone="UTC",
+        default_status=DefaultScheduleStatus.STOPPED,
+        description="Discards versions and leftovers once a day.",
+    )
+
+
+def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+    """Return the job that pins, rolls back, withdraws, forces or drops one version, as its run configuration says.
+
+    What is served then is reported on the dataset's asset by the same run.
+    """
+    known = {member.dataset.name: member for member in members}
+    name = f"{application}_version_action".replace("-", "_")
+
+    @op(name=f"version_action_{application}".replace("-", "_"))
+    def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
+        from assets import open_dataset
+        from resources.errors import ConfigurationError
+
+        with clear_failures(context):
+            if config.dataset not in known:
+                raise ConfigurationError(
+                    f"there is no dataset {config.dataset!r} here; there are: {', '.join(known)}.", "Correct the name."
+                )
+            lake = adjunct_lake.open()
+            store = open_dataset(lake, config.dataset)
+            after = _apply(store, config, by=config.by or context.run.run_id)
+            members = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
+            told = [(known[each], open_dataset(lake, each).require_manifest()) for each in members if each in known]
+        served = after.version.id if after.version else "nothing"
+        context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
+        for member, manifest in told:
+            context.log_event(_served_event(member, manifest, uri_of(lake, member.dataset)))
+
+    @job(
+        name=name,
+        executor_def=in_process_executor,
+        description="Pins, unpins, rolls back, withdraws, forces or drops a version of a dataset.",
+        tags={"adjunct/application": application},
+    )
+    def acting() -> None:
+        act()
+
+    return acting
+
+
+def _apply(store: "DatasetStore", config: VersionActionConfig, *, by: str) -> "DatasetManifest":
+    from resources.errors import ConfigurationError
+
+    action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}
+    if action is VersionAction.UNPIN:
+        return store.unpin(**why)
+    if action is VersionAction.ROLLBACK:
+        return store.rollback(version, **why)
+    if version is None:
+        raise ConfigurationError(
+            f"{action.value} of dataset {config.dataset!r} names no version.",
+            f"Set version to an id or name; see adjunct dataset versions {config.dataset}.",
+        )
+    if action is VersionAction.PIN:
+        hours = config.expires_in_hours
+        expires_at = None if hours is None else datetime.now(UTC) + timedelta(hours=hours)
+        return store.pin(version, expires_at=expires_at, **why)
+    if action is VersionAction.WITHDRAW:
+        return store.withdraw(version, **why)
+    if action is VersionAction.FORCE:
+        return store.force(version, **why)
+    return store.drop(version, **why)
+
+
+def _served_event(
+    member: DatasetAsset, manifest: "DatasetManifest", uri: str
+) -> AssetMaterialization | AssetObservation:
+    """Return what tells Dagster of the version served now; a partition's own version has not changed by it."""
+    metadata: dict[str, Any] = served_metadata(manifest, uri)
+    if manifest.version is None or member.dataset.versions is not None:
+        return AssetObservation(member.key, metadata=metadata)
+    return AssetMaterialization(member.key, metadata=metadata, tags={DATA_VERSION_TAG: manifest.version.id})

@@ -1,0 +1,217 @@
+"""`adjunct dataset …` on versions: what the commands do, what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from assets import DatasetStore, bounded_dataset
+from assets.validators import min_rows
+from orchestration.cli.main import root
+from orchestration.cli.versions import expiry
+from resources.errors import AdjunctError, ConfigurationError
+from resources.objects import open_lake
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+SCHEMA = Schema.of(tailnum="string", seats="int")
+PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[min_rows(2)])
+WHY = ["--reason", "ticket 7", "--by", "ada"]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Three versions, of which the last was rejected: v1, v2 (served), v3."""
+    build_without_spark(monkeypatch)
+    world = World(open_lake(tmp_path / "lake"), no_session)
+    world.stream("planes", SCHEMA, ["tailnum"], 2)
+    for version, rows in (
+        ("v1", [("N1", 1), ("N2", 2)]),
+        ("v2", [("N1", 1), ("N2", 20), ("N3", 3)]),
+        ("v3", [("N1", 1)]),
+    ):
+        world.send("planes", rows, version=version)
+        world.advance(PLANES)
+    return world
+
+
+def invoke(world: World, *arguments: str) -> Result:
+    command = ["dataset", *arguments, "--lake", world.lake.url]
+    return CliRunner().invoke(root, command, env={"COLUMNS": "220"})
+
+
+def said(world: World, *arguments: str) -> str:
+    result = invoke(world, *arguments)
+    assert result.exception is None, result.exception
+    return result.output
+
+
+def told(world: World, *arguments: str) -> Any:
+    return json.loads(said(world, *arguments, "--json"))
+
+
+def refused(world: World, *arguments: str) -> str:
+    error = invoke(world, *arguments).exception
+    assert isinstance(error, AdjunctError), error
+    return str(error)
+
+
+def served(world: World) -> str | None:
+    return DatasetStore(world.lake, PLANES).require_current().sealed.name
+
+
+def ids(world: World) -> dict[str, str]:
+    return {str(ref.name): ref.id for ref in DatasetStore(world.lake, PLANES).versions()}
+
+
+def test_versions_lists_what_is_served_and_what_was_rejected_and_why(world: World) -> None:
+    facts = told(world, "versions", "planes")
+    assert [(v["name"], v["rows"], v["state"], v["marks"]) for v in facts] == [
+        ("v1", 2, "sealed", []),
+        ("v2", 3, "sealed", ["served"]),
+        ("v3", 1, "rejected", []),
+    ]
+    assert "min_rows" in facts[2]["reason"]
+    table = said(world, "versions", "planes")
+    assert "sealed, served" in table
+    assert "rejected" in table
+
+
+def test_show_with_a_version_tells_what_the_validators_said_of_it(world: World) -> None:
+    shown = told(world, "show", "planes", "v3")
+    (verdict,) = shown["verdicts"]
+    assert (verdict["name"], verdict["passed"], verdict["facts"]) == ("min_rows", False, {"rows": 1})
+    assert shown["counters"]["read"] == 1
+    assert "failed" in said(world, "show", "planes", "v3")
+    assert told(world, "show", "planes")["version"]["name"] == "v2"
+    assert "versions of planes" in said(world, "show", "planes")
+
+
+def test_pin_rollback_and_unpin_are_in_the_history_with_who_and_why(world: World) -> None:
+    pinned = told(world, "pin", "planes", "v1", "--expires", "2h", *WHY)
+    assert (pinned["changed"], pinned["version"], pinned["served"]) == (True, ids(world)["v1"], ids(world)["v1"])
+    left = datetime.fromisoformat(pinned["pin"]["expires_at"]) - datetime.now(UTC)
+    assert timedelta(minutes=119) < left < timedelta(minutes=121)
+    assert served(world) == "v1"
+    assert "Unpin it first" in refused(world, "rollback", "planes", *WHY)
+    assert "unpin" in said(world, "unpin", "planes", *WHY)
+    assert told(world, "unpin", "planes", *WHY)["changed"] is False
+    assert "nothing had to be done" in said(world, "unpin", "planes", *WHY)
+    assert "(v1) is served now" in said(world, "rollback", "planes", *WHY)
+    done = told(world, "history", "planes", "--limit", "3")
+    assert [(entry["action"], entry["by"], entry["reason"]) for entry in done] == [
+        ("rollback", "ada", "ticket 7"),
+        ("unpin", "ada", "ticket 7"),
+        ("pin", "ada", "ticket 7"),
+    ]
+    assert done[0]["served"] == ids(world)["v1"]
+    assert "ticket 7" in said(world, "history", "planes")
+
+
+def test_withdraw_force_and_drop(world: World) -> None:
+    assert told(world, "withdraw", "planes", "v2", *WHY)["served"] == ids(world)["v1"]
+    assert "withdrawn" in refused(world, "rollback", "planes", "v2", *WHY)
+    assert told(world, "force", "planes", "v3", *WHY)["served"] == ids(world)["v3"]
+    assert served(world) == "v3"
+    told(world, "drop", "planes", "v2", *WHY)
+    assert set(ids(world)) == {"v1", "v3"}
+    assert "sealed" in refused(world, "drop", "planes", "v1", *WHY)
+
+
+def test_abandon_ends_a_version_whose_marker_never_comes(world: World) -> None:
+    world.send("planes", [("N1", 7)])
+    world.mark("planes", "v4", [0])
+    assert world.advance(PLANES).waiting == ("lake.planes.1",)
+    assert told(world, "abandon", "planes", "v4", *WHY)["changed"] is True
+    assert world.advance(PLANES).waiting == ()
+    assert told(world, "abandon", "planes", "v4", *WHY)["changed"] is False
+
+
+def test_diff_counts_and_samples_what_changed(world: World) -> None:
+    found = told(world, "diff", "planes", "v1", "v2")
+    assert {what: found[what] for what in ("added", "removed", "changed", "unchanged")} == {
+        "added": 1,
+        "removed": 0,
+        "changed": 1,
+        "unchanged": 1,
+    }
+    assert found["added_sample"] == [{"tailnum": "N3"}]
+    text = said(world, "diff", "planes", "v1", "v2")
+    assert "2 -> 20" in text
+    assert told(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [{"tailnum": "N2"}]
+
+
+def test_items_and_get_read_any_version(world: World) -> None:
+    entries = told(world, "items", "planes")["entries"]
+    assert [entry["tailnum"] for entry in entries] == ["N1", "N2", "N3"]
+    assert [e["tailnum"] for e in told(world, "items", "planes", "--from", "N2", "--limit", "1")["entries"]] == ["N2"]
+    assert [e["tailnum"] for e in told(world, "items", "planes", "--to", "N2")["entries"]] == ["N1"]
+    assert len(told(world, "items", "planes", "--prefix", "N")["entries"]) == 3
+    assert "N3" in said(world, "items", "planes")
+    assert [e["seats"] for e in told(world, "items", "planes", "--version", "v3")["entries"]] == [1]
+    assert told(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] == {"tailnum": "N2", "seats": 2}
+    assert "both --prefix and a range" in refused(world, "items", "planes", "--prefix", "N", "--to", "N2")
+
+
+def test_discard_needs_to_know_how_much_to_keep_and_lists_before_it_acts(world: World) -> None:
+    assert "--app MODULE:APP" in refused(world, "discard", "planes")
+    (plan,) = told(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
+    assert plan["dry_run"] is True
+    assert sorted(each["name"] for each in plan["discarded"]) == ["v1", "v3"]
+    assert set(ids(world)) == {"v1", "v2", "v3"}
+    assert "not among the newest 1" in said(world, "discard", "--keep", "1", "--grace", "0m", "--dry-run")
+    told(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--by", "ada")
+    assert set(ids(world)) == {"v2"}
+    assert "no dataset 'other'" in refused(world, "discard", "other", "--keep", "1")
+    assert "'none'" in refused(world, "discard", "--keep", "none")
+    assert "'soon'" in refused(world, "discard", "--keep", "1", "--grace", "soon")
+
+
+def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -> None:
+    assert [report["ok"] for report in told(world, "verify", "planes", "--deep")] == [True, True]
+    view = DatasetStore(world.lake, PLANES).require_current()
+    file = view.sealed.generations[0].files[0]
+    key = f"{view.sealed.generations[0].folder}/{file.name}"
+    world.lake.store.delete(key)
+    result = invoke(world, "verify", "planes", "v2")
+    assert result.exit_code == 1
+    assert f"{key}: it is missing" in result.output.replace("\n", "")
+
+
+def test_a_change_needs_a_reason_and_somebody_who_makes_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--reason" in invoke(world, "rollback", "planes").output
+    assert "--by is empty" in refused(world, "rollback", "planes", "--reason", "x", "--by", " ")
+    assert "no dataset 'plane'" in refused(world, "rollback", "plane", "--reason", "x")
+    monkeypatch.setattr("getpass.getuser", lambda: "root")
+    told(world, "rollback", "planes", "--reason", "x")
+    assert told(world, "history", "planes")[0]["by"] == "root"
+
+    def nobody() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert "Pass --by NAME" in refused(world, "pin", "planes", "v2", "--reason", "x")
+
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def test_an_expiry_is_a_duration_or_a_time_with_its_zone() -> None:
+    assert expiry(None, NOW) is None
+    assert expiry("90m", NOW) == NOW + timedelta(minutes=90)
+    assert expiry("2h", NOW) == NOW + timedelta(hours=2)
+    assert expiry("7 d", NOW) == NOW + timedelta(days=7)
+    assert expiry("1w", NOW) == NOW + timedelta(weeks=1)
+    assert expiry("2026-01-31T18:00+01:00", NOW) == NOW + timedelta(hours=5)
+
+
+@pytest.mark.parametrize("text", ["soon", "2x", "-2h", "2026-01-31T18:00", "2026-01-30T18:00Z", ""])
+def test_an_expiry_that_is_neither_or_has_passed_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--expires"):
+        expiry(text, NOW)
