@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class VersionAction(Enum):
-    """What can be done to a version."""
+    """What can be done to a version; the launchpad takes the names as they are written here."""
 
-    PIN = "pin"
-    UNPIN = "unpin"
-    ROLLBACK = "rollback"
-    WITHDRAW = "withdraw"
-    FORCE = "force"
-    DROP = "drop"
+    pin = "pin"
+    unpin = "unpin"
+    rollback = "rollback"
+    withdraw = "withdraw"
+    force = "force"
+    drop = "drop"
 
 
 class VersionActionConfig(Config):
@@ -147,22 +147,22 @@ def _apply(store: "DatasetStore", config: VersionActionConfig, *, by: str) -> "D
     from resources.errors import ConfigurationError
 
     action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}
-    if action is VersionAction.UNPIN:
+    if action is VersionAction.unpin:
         return store.unpin(**why)
-    if action is VersionAction.ROLLBACK:
+    if action is VersionAction.rollback:
         return store.rollback(version, **why)
     if version is None:
         raise ConfigurationError(
             f"{action.value} of dataset {config.dataset!r} names no version.",
             f"Set version to an id or name; see adjunct dataset versions {config.dataset}.",
         )
-    if action is VersionAction.PIN:
+    if action is VersionAction.pin:
         hours = config.expires_in_hours
         expires_at = None if hours is None else datetime.now(UTC) + timedelta(hours=hours)
         return store.pin(version, expires_at=expires_at, **why)
-    if action is VersionAction.WITHDRAW:
+    if action is VersionAction.withdraw:
         return store.withdraw(version, **why)
-    if action is VersionAction.FORCE:
+    if action is VersionAction.force:
         return store.force(version, **why)
     return store.drop(version, **why)
 

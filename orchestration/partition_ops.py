@@ -102,7 +102,6 @@ def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
         f"{name}_versions",
         selection=[member.key],
         description=f"Builds versions of the dataset {member.dataset.name}.",
-        partitions_def=partitions_of(member.dataset),
         executor_def=in_process_executor,
     )
 

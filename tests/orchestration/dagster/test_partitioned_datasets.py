@@ -1,0 +1,232 @@
+"""Versions as partitions: materialised and backfilled in order, kept when a later one fails, never going backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from dagster import (
+    AllPartitionMapping,
+    AssetKey,
+    DailyPartitionsDefinition,
+    RunRequest,
+    SensorResult,
+    SkipReason,
+    StaticPartitionsDefinition,
+    build_sensor_context,
+)
+
+from assets.delivery import Delivery
+from assets.inputs import QuerySource
+from assets.policies import VersionPartitions
+from assets.query_source import QueryVersions
+from assets.validators import min_rows
+from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
+from resources.errors import StoreUnavailableError
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
+
+DAYS = [f"2026-01-{day:02d}" for day in range(1, 6)]
+START, END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+
+
+class Answers:
+    """What the query gives for each day: rows, or an error."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[tuple[str, str, int]]] = {day: [*APPLES, ("c", day, 3)] for day in DAYS}
+        self.asked: list[str] = []
+
+    def read(self, source: QueryVersions, delivery: Delivery, spark: Any) -> pa.Table:
+        self.asked.append(delivery.version)
+        if delivery.version not in self.rows:
+            raise StoreUnavailableError(f"nothing answers for {delivery.version}.", "Wait.")
+        rows = self.rows[delivery.version]
+        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA.to_arrow())
+        return table.append_column("__tombstone", pa.array([False] * len(rows), pa.bool_()))
+
+
+def by_day(**more: Any) -> AdjunctDataset:
+    return bounded_dataset(
+        "items",
+        input=QuerySource("SELECT …", SCHEMA),
+        key="item",
+        partitions=2,
+        validators=[min_rows(2)],
+        versions=VersionPartitions("day", start=DAYS[0]),
+        **more,
+    )
+
+
+ITEMS = by_day()
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    answers = Answers()
+    monkeypatch.setattr(QueryVersions, "read", lambda source, delivery, spark: answers.read(source, delivery, spark))
+    monkeypatch.setattr("orchestration.failures._SECONDS", 0.01)
+    return answers
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[Lab]:
+    with running_lab(tmp_path, monkeypatch) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
+        yield lab
+
+
+def build(lab: Lab, day: str, dataset: AdjunctDataset = ITEMS, **options: Any) -> Said:
+    """Materialise one partition, as the UI does."""
+    job = lab.definitions(dataset).resolve_job_def("items_versions")
+    result = job.execute_in_process(instance=lab.instance, partition_key=day, raise_on_error=False, **options)
+    return Said(result, lab.instance)
+
+
+def backfill(lab: Lab, first: str, last: str, dataset: AdjunctDataset = ITEMS) -> Said:
+    """Materialise a range of partitions in one run, as a single-run backfill does."""
+    job = lab.definitions(dataset).resolve_job_def("items_versions")
+    tags = {START: first, END: last}
+    return Said(job.execute_in_process(instance=lab.instance, tags=tags, raise_on_error=False), lab.instance)
+
+
+def served(lab: Lab) -> str | None:
+    return lab.store("items").require_current().sealed.name
+
+
+def test_materialising_a_partition_builds_its_version(lab: Lab, answers: Answers) -> None:
+    said = build(lab, DAYS[1])
+    assert said.success
+    facts = said.made[f"items/{DAYS[1]}"]
+    assert (facts["adjunct/name"], facts["dagster/partition_row_count"]) == (DAYS[1], 3)
+    assert facts["data version"] == facts["adjunct/version"] == facts["adjunct/served"]
+    assert said.passed == {"items adjunct_accepted": True, "items min_rows": True}
+    assert answers.asked == [DAYS[1]]
+
+
+def test_an_older_partition_never_becomes_current_unless_the_run_asks_for_it(lab: Lab) -> None:
+    build(lab, DAYS[3])
+    older = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
+    assert served(lab) == DAYS[3]
+    assert older["adjunct/served"] != older["adjunct/version"]
+    build(lab, DAYS[1], run_config={"ops": {"dataset_items": {"config": {"make_current": True}}}})
+    assert served(lab) == DAYS[1]
+
+
+def test_a_backfill_is_one_run_that_builds_its_partitions_in_order(lab: Lab, answers: Answers) -> None:
+    said = backfill(lab, DAYS[0], DAYS[2])
+    assert said.success
+    assert answers.asked == DAYS[:3]
+    assert list(said.made) == [f"items/{day}" for day in DAYS[:3]]
+    assert len({facts["data version"] for facts in said.made.values()}) == 3
+    assert served(lab) == DAYS[2]
+    assert said.checks["items min_rows"].metadata["adjunct/partitions"].value == DAYS[:3]
+
+
+def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers: Answers) -> None:
+    del answers.rows[DAYS[2]]
+    said = backfill(lab, DAYS[0], DAYS[4])
+    assert not said.success
+    assert lab.instance.get_materialized_partitions(key_of(ITEMS)) == {*DAYS[:2]}
+    assert said.passed == {"items adjunct_accepted": True, "items min_rows": True}
+    assert served(lab) == DAYS[1]
+    answers.rows[DAYS[2]] = APPLES
+    assert backfill(lab, DAYS[0], DAYS[4]).success
+    assert lab.instance.get_materialized_partitions(key_of(ITEMS)) == set(DAYS)
+    assert len(lab.store("items").versions()) == 5, "what was finished was not built anew"
+
+
+def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab: Lab, answers: Answers) -> None:
+    answers.rows[DAYS[1]] = APPLES[:1]
+    said = backfill(lab, DAYS[0], DAYS[2])
+    assert said.success
+    assert set(said.made) == {f"items/{DAYS[0]}", f"items/{DAYS[2]}"}
+    assert said.passed["items min_rows"] is False
+    assert said.checks["items min_rows"].description == f"{DAYS[1]}: 1 rows, expected 2 or more"
+    assert f"Partition {DAYS[1]} of items is not materialised: its version v000002-" in said.log
+    assert served(lab) == DAYS[2]
+
+
+def test_a_partition_built_anew_with_the_same_content_keeps_its_version(lab: Lab, answers: Answers) -> None:
+    first = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
+    again = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
+    assert (again["adjunct/action"], again["data version"]) == ("unchanged", first["data version"])
+    answers.rows[DAYS[0]] = APPLES
+    assert build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]["data version"] != first["data version"]
+
+
+def test_a_days_partition_counts_from_its_beginning_and_names_stand_in_their_natural_order() -> None:
+    from orchestration.version_partitions import partitions_of
+
+    assert partitions_of(ITEMS) == DailyPartitionsDefinition(start_date=DAYS[0], end_offset=1)
+    named = bounded_dataset(
+        "n", input=ITEMS.input, key="item", broadcast=True, versions=VersionPartitions(names=("v10", "v2"))
+    )
+    assert partitions_of(named) == StaticPartitionsDefinition(["v2", "v10"])
+
+
+def test_a_partitioned_dataset_is_left_out_of_the_applications_job_and_stays_in_its_graph(lab: Lab) -> None:
+    defs = lab.definitions(ITEMS)
+    job = defs.resolve_job_def("shop")
+    assert job.asset_layer.selected_asset_keys == {AssetKey(["lake", "copy"])}
+    graph = defs.resolve_asset_graph()
+    report = AssetKey("report")
+    assert key_of(ITEMS) in graph.get(report).parent_keys
+    assert isinstance(graph.get_partition_mapping(report, key_of(ITEMS)), AllPartitionMapping)
+    assert [sensor.name for sensor in defs.sensors or ()] == ["shop_new_records"]
+    build(lab, DAYS[0])
+    assert lab.run(defs, AssetKey(["lake", "copy"])).success
+
+
+# -- names that come as they come, on a stream
+
+ON_STREAM = bounded_dataset("items", input="lake.items", key="item", partitions=2, versions=VersionPartitions())
+
+
+def tick(lab: Lab, cursor: str | None = None) -> SensorResult | SkipReason:
+    defs = lab.definitions(ON_STREAM)
+    sensor = next(each for each in defs.sensors or () if each.name == "items_new_versions")
+    with build_sensor_context(
+        instance=lab.instance, cursor=cursor, resources={"adjunct_lake": LakeResource(url=lab.lake.url)}
+    ) as context:
+        found = sensor(context)  # type: ignore[operator]
+    assert isinstance(found, SensorResult | SkipReason)
+    return found
+
+
+def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) -> None:
+    nothing = tick(lab)
+    assert isinstance(nothing, SkipReason)
+    assert str(nothing.skip_message).startswith("No new version; ")
+    lab.deliver("items", APPLES, None)
+    waiting = tick(lab)
+    assert isinstance(waiting, SkipReason)
+    assert "lake.items.0" in str(waiting.skip_message)
+    lab.deliver("items", [("c", "Cheese", 3)], "v9")
+    lab.deliver("items", APPLES, "v10")
+
+    asked = tick(lab)
+    assert isinstance(asked, SensorResult)
+    (request,) = asked.run_requests or ()
+    assert isinstance(request, RunRequest)
+    assert request.partition_key == "v9"
+    again = tick(lab, asked.cursor)
+    assert isinstance(again, SkipReason)
+
+    said = build(lab, "v9", ON_STREAM)
+    assert set(said.made) == {"items/v9", "items/v10"}, "what the stream holds is published in its order"
+    assert lab.instance.get_dynamic_partitions("adjunct/items") == ["v9", "v10"]
+    assert served(lab) == "v10"
+    idle = tick(lab, asked.cursor)
+    assert isinstance(idle, SkipReason)
+
+
+def test_a_partition_that_is_not_delivered_is_not_materialised_and_the_log_says_so(lab: Lab) -> None:
+    lab.deliver("items", APPLES, None)
+    lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
+    said = build(lab, "v1", ON_STREAM)
+    assert said.success
+    assert said.made == {}
+    assert "Partition v1 of items is not materialised: it is not delivered whole yet" in said.log

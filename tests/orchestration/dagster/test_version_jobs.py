@@ -1,0 +1,112 @@
+"""The jobs for operators: acting on versions from the launchpad, and discarding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DefaultScheduleStatus, Definitions
+
+from assets.dataset import version_set
+from assets.policies import DiscardPolicy
+from dagster_adjunct import bounded_dataset
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
+
+ITEMS = bounded_dataset(
+    "items", input="lake.items", key="item", partitions=2, discard=DiscardPolicy(keep=1, grace=timedelta(0))
+)
+PRICES = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    with running_lab(tmp_path, monkeypatch) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
+        yield lab
+
+
+def job(lab: Lab, defs: Definitions, name: str, op: str, **config: Any) -> Said:
+    run_config = {"ops": {op: {"config": config}}}
+    result = defs.resolve_job_def(name).execute_in_process(
+        instance=lab.instance, raise_on_error=False, run_config=run_config
+    )
+    return Said(result, lab.instance)
+
+
+def act(lab: Lab, defs: Definitions, **config: Any) -> Said:
+    asked = {"dataset": "items", "reason": "ticket 7", **config}
+    return job(lab, defs, "shop_version_action", "version_action_shop", **asked)
+
+
+def deliver(lab: Lab, defs: Definitions, count: int) -> list[str]:
+    versions = []
+    for number in range(1, count + 1):
+        lab.deliver("items", [*APPLES, ("c", "Cheese", number)], f"v{number}")
+        versions.append(lab.run(defs, key_of(ITEMS)).made["items"]["data version"])
+    return versions
+
+
+def test_a_version_is_rolled_back_pinned_and_withdrawn_from_the_launchpad(lab: Lab) -> None:
+    defs = lab.definitions(ITEMS)
+    versions = deliver(lab, defs, 3)
+    back = act(lab, defs, action="rollback")
+    assert back.success
+    assert back.made["items"]["data version"] == versions[1]
+    assert back.made["items"]["adjunct/change"]["reason"] == "ticket 7"
+    pinned = act(lab, defs, action="pin", version="v1", expires_in_hours=2, by="ada")
+    assert pinned.made["items"]["adjunct/pin"]["by"] == "ada"
+    assert pinned.made["items"]["adjunct/pin"]["expires_at"] is not None
+    act(lab, defs, action="unpin")
+    gone = act(lab, defs, action="withdraw", version="v2")
+    assert gone.made["items"]["data version"] == versions[0]
+    assert lab.store("items").history(1)[0].by == gone.result.run_id
+
+
+def test_an_action_that_lacks_something_fails_and_says_what(lab: Lab) -> None:
+    defs = lab.definitions(ITEMS)
+    deliver(lab, defs, 1)
+    assert "names no version" in act(lab, defs, action="force").failure.description
+    assert "no dataset 'item' here" in act(lab, defs, action="unpin", dataset="item").failure.description
+    failure = act(lab, defs, action="pin", version="v9").failure
+    assert "has no version 'v9'" in failure.description
+    assert "adjunct dataset versions items" in failure.metadata["next step"].value
+
+
+def test_an_action_on_a_member_of_a_version_set_is_reported_for_all_members(lab: Lab) -> None:
+    items, prices = version_set("catalogue", ITEMS, PRICES)
+    defs = lab.definitions(items, prices)
+    for number in (1, 2):
+        for stream in ("items", "prices"):
+            lab.deliver(stream, [*APPLES, ("c", "Cheese", number)], f"v{number}")
+        lab.run(defs, key_of(items), key_of(prices))
+    back = act(lab, defs, action="rollback")
+    assert {name: facts["adjunct/name"] for name, facts in back.made.items()} == {"items": "v1", "prices": "v1"}
+
+
+def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: Lab) -> None:
+    defs = lab.definitions(ITEMS, PRICES)  # prices was never delivered: there is nothing to discard in it
+    deliver(lab, defs, 3)
+    dry = job(lab, defs, "shop_discard", "discard_shop", dry_run=True)
+    assert dry.success
+    assert [each["name"] for each in report(dry)["discarded"]] == ["v1", "v2"]
+    assert len(lab.store("items").versions()) == 3
+    done = job(lab, defs, "shop_discard", "discard_shop")
+    assert report(done)["objects"] > 0
+    assert [ref.name for ref in lab.store("items").versions()] == ["v3"]
+    kept = lab.definitions(replace(ITEMS, discard=DiscardPolicy(keep=None, grace=timedelta(0))))
+    assert report(job(lab, kept, "shop_discard", "discard_shop"))["discarded"] == []
+
+
+def report(said: Said) -> dict[str, Any]:
+    (output,) = [event for event in said.events if event.is_successful_output]
+    found: dict[str, Any] = output.step_output_data.metadata["items"].value
+    return found
+
+
+def test_the_discarding_schedule_is_off_until_somebody_switches_it_on(lab: Lab) -> None:
+    (schedule,) = lab.definitions(ITEMS).schedules or ()
+    assert (schedule.name, schedule.default_status) == ("shop_discard_daily", DefaultScheduleStatus.STOPPED)
