@@ -54,7 +54,7 @@ class Lease:
 
     def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str, ttl: timedelta) -> None:
         self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, ttl
-        self._lake, self._key = lake, f"{_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
+        self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         self._etag: str | None = None
         self._problem = ""
         self._stopped = threading.Event()
@@ -67,7 +67,7 @@ class Lease:
         lease = cls(lake, dataset, versions, holder, ttl)
         lease._etag = lake.store.put_if_absent(lease._key, lease._body())
         try:
-            _check_retained(lake, dataset, versions)
+            check_retained(lake, dataset, versions)
         except BaseException:
             lease.release()
             raise
@@ -118,15 +118,7 @@ class Lease:
         self.release()
 
     def _body(self) -> bytes:
-        # A nonce, so that a renewal is a new object with a new ETag.
-        return json.dumps(
-            {
-                "versions": list(self.versions),
-                "holder": self.holder,
-                "ttl": self.ttl.total_seconds(),
-                "nonce": uuid.uuid4().hex,
-            }
-        ).encode()
+        return lease_body(self.versions, self.holder, self.ttl)
 
     def _keep(self) -> None:
         failed = 0
@@ -145,6 +137,18 @@ class Lease:
                 return
 
 
+def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:
+    """Return what a lease's object holds, with a nonce, so that a renewal is a new object with a new ETag."""
+    return json.dumps(
+        {"versions": list(versions), "holder": holder, "ttl": ttl.total_seconds(), "nonce": uuid.uuid4().hex}
+    ).encode()
+
+
+def lease_folder(lake: Lake, dataset: str) -> str:
+    """Return where a dataset's leases are."""
+    return f"{lake.dataset_prefix(dataset)}/leases"
+
+
 def live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]:
     """Return the leases that have not expired; `now` is by the store's clock."""
     return [lease for lease in all_leases(lake, dataset) if lease.expires_at > now]
@@ -153,7 +157,7 @@ def live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]:
 def all_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
     """Return all leases in the lake, expired or not. One that can't be read holds whatever it may hold: ("*",)."""
     found = []
-    for item in lake.store.list(f"{_folder(lake, dataset)}/"):
+    for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
         try:
             body = json.loads(lake.store.get(item.key).data)
             versions, holder = tuple(map(str, body["versions"])), str(body["holder"])
@@ -187,13 +191,10 @@ def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
         )
 
 
-def _check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
+def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
+    """Refuse versions that are not retained any more, with VersionDiscardedError. To be asked once they are held."""
     manifest = DatasetLog(lake, dataset).read()[1]
     if manifest is None:
         raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
     for version in versions:
         check_not_doomed(manifest, version)
-
-
-def _folder(lake: Lake, dataset: str) -> str:
-    return f"{lake.dataset_prefix(dataset)}/leases"
