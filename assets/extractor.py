@@ -116,7 +116,7 @@ class Projection:
                 raise SchemaMismatchError(
                     f"{what}: the projection declares {field.name} as {field.type}, and "
                     f"{self._computed.get(field.name, field.name)!r} gives {found}.",
-                    f"Declare it as {found}, or cast it in the expression, where it is seen what becomes of odd values.",
+                    f"Declare it as {found}, or cast it in the expression, where everybody sees it.",
                 )
             value = expression if self.keeps((field.name,)) else F.when(~tombstone, expression)
             columns.append(value.cast(field.type).alias(field.name))
@@ -128,7 +128,7 @@ class Projection:
         return records.select(*columns, *META)
 
     def describe(self) -> str:
-        said = [f"{expression} AS {quoted(name)}" for name, expression in self.select]
+        said = [f"{expression} AS {quoted(name)}" for name, expression in self._computed.items()]
         return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(said), self.where or ""]))
 
 

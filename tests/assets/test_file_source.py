@@ -1,0 +1,474 @@
+"""Versions that arrive as folders of files: which one is next, what was promised of it, and what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from assets import AdjunctDataset, bounded_dataset
+from assets.delivery import Awaiting, Delivery
+from assets.file_source import FileVersions
+from assets.inputs import FileSource
+from assets.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts
+from assets.policies import VersionPartitions
+from assets.source import open_source
+from resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
+from resources.schema import Schema
+from tests.assets.conftest import World, no_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.servers.s3 import S3Server
+
+PLANES = Schema.of(tailnum="string", seats="int")
+
+
+class Place:
+    """A folder or prefix where a producer delivers files."""
+
+    def __init__(self, url: str, server: S3Server | None = None) -> None:
+        self.url, self._server = url, server
+
+    def put(self, name: str, data: str | bytes = "", *, modified: float | None = None) -> None:
+        content = data.encode() if isinstance(data, str) else data
+        if self._server is None:
+            path = Path(self.url) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            if modified is not None:
+                os.utime(path, (modified, modified))
+        else:
+            bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
+            self._server.client().put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
+
+    def csv(self, version: str, rows: Mapping[str, int], *, done: str | None = "", name: str = "part-0.csv") -> None:
+        """Deliver a version of one CSV file; `done` is what its completion object says, None leaves it out."""
+        self.put(f"{version}/{name}", "tailnum,seats\n" + "".join(f"{key},{value}\n" for key, value in rows.items()))
+        if done is not None:
+            self.put(f"{version}/_SUCCESS", done)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(str(tmp_path / "deliveries"))
+
+
+@pytest.fixture
+def s3_place(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+    for variable, value in versitygw.env.items():
+        monkeypatch.setenv(variable, value)
+    return Place(f"s3://{versitygw.bucket()}/our deliveries", versitygw)
+
+
+def dataset(place: Place, **more: Any) -> AdjunctDataset:
+    source = FileSource(
+        place.url, more.pop("format", "csv"), more.pop("schema", PLANES), more.pop("complete", "_SUCCESS")
+    )
+    return bounded_dataset("planes", input=source, key="tailnum", partitions=2, **more)
+
+
+def versions(spec: AdjunctDataset, partition: str | None = None) -> FileVersions:
+    assert isinstance(spec.input, FileSource)
+    return FileVersions(spec, spec.input, partition)
+
+
+def after(manifest: DatasetManifest, *deliveries: Delivery) -> DatasetManifest:
+    done = tuple(Delivered(name=each.version, version="v1", markers=dict(each.markers)) for each in deliveries)
+    return manifest.after(delivered=(*manifest.delivered, *done))
+
+
+def abandoned(manifest: DatasetManifest, name: str) -> DatasetManifest:
+    import datetime as dt
+
+    ended = Abandoned(name=name, reason="never comes", by="me", at=dt.datetime.now(dt.UTC))
+    return manifest.after(abandoned=(*manifest.abandoned, ended))
+
+
+def in_order(spec: AdjunctDataset, manifest: DatasetManifest | None = None) -> tuple[list[str], Awaiting]:
+    """Return the names of the versions that are delivered one after another, and what is waited for then."""
+    source = versions(spec)
+    manifest = manifest or source.first_manifest()
+    names = []
+    while isinstance(found := source.next(manifest), Delivery):
+        names.append(found.version)
+        manifest = after(manifest, found)
+    return names, found
+
+
+def delivered(spec: AdjunctDataset, partition: str | None = None) -> tuple[FileVersions, Delivery]:
+    source = versions(spec, partition)
+    found = source.next(source.first_manifest())
+    assert isinstance(found, Delivery)
+    return source, found
+
+
+# -- which version is next
+
+
+def test_each_complete_folder_is_a_version_in_the_natural_order_of_their_names(place: Place) -> None:
+    for name in ("v10", "v2", "v1", "_tmp", ".staging"):
+        place.csv(name, {"N1": 1})
+    names, awaiting = in_order(dataset(place))
+    assert names == ["v1", "v2", "v10"]
+    assert awaiting.idle
+    assert awaiting.version is None
+
+
+def test_names_may_have_spaces_and_letters_of_any_script(place: Place) -> None:
+    for name in ("version 2", "version 10", "größe 3"):
+        place.csv(name, {"N1": 1}, name="teil 1 (endgültig).csv")
+    assert in_order(dataset(place))[0] == ["größe 3", "version 2", "version 10"]
+
+
+def test_an_incomplete_folder_holds_back_those_after_it_and_is_named_until_it_is_abandoned(place: Place) -> None:
+    place.csv("v1", {"N1": 1})
+    place.csv("v2", {"N1": 2}, done=None)
+    place.csv("v3", {"N1": 3})
+    names, awaiting = in_order(dataset(place))
+    assert names == ["v1"]
+    assert (awaiting.version, awaiting.missing, awaiting.idle) == ("v2", (f"{place.url}/v2/_SUCCESS",), False)
+    spec = dataset(place)
+    assert in_order(spec, abandoned(versions(spec).first_manifest(), "v2"))[0] == ["v1", "v3"]
+
+
+def test_a_folder_with_hidden_files_only_has_begun_and_waits(place: Place) -> None:
+    place.put("v1/_temporary/0/part-0.csv", "half")
+    assert in_order(dataset(place))[1].version == "v1"
+
+
+def test_nothing_there_waits_for_a_first_folder(place: Place) -> None:
+    names, awaiting = in_order(dataset(place))
+    assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/*/_SUCCESS",), True)
+
+
+def test_a_named_marker_completes_a_folder_and_is_no_data(place: Place) -> None:
+    place.csv("v1", {"N1": 1}, done=None)
+    place.put("v1/done.json", '{"rows": 1, "source": "nightly"}')
+    place.csv("v2", {"N1": 1})
+    spec = dataset(place, complete="done.json")
+    assert in_order(spec)[0] == ["v1"]
+    source, delivery = delivered(spec)
+    assert source.check(delivery, no_spark) == 1
+
+
+def test_a_folder_that_comes_too_late_is_refused_by_name_and_can_be_abandoned(place: Place) -> None:
+    place.csv("v2", {"N1": 2})
+    spec = dataset(place)
+    source, second = delivered(spec)
+    manifest = after(source.first_manifest(), second)
+    place.csv("v1", {"N1": 1}, done=None)
+    assert in_order(spec, manifest)[1].idle
+    place.put("v1/_SUCCESS")
+    with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v2'"):
+        in_order(spec, manifest)
+    assert in_order(spec, abandoned(manifest, "v1"))[0] == []
+
+
+def test_versions_that_are_partitions_may_come_later(place: Place) -> None:
+    place.csv("2026-01-02", {"N1": 2})
+    spec = dataset(place, versions=VersionPartitions("day", start="2026-01-01"))
+    source, second = delivered(spec)
+    manifest = after(source.first_manifest(), second)
+    place.csv("2026-01-01", {"N1": 1})
+    assert in_order(spec, manifest)[0] == ["2026-01-01"]
+
+
+def test_a_delivered_folder_that_is_completed_anew_with_something_else_is_refused(place: Place) -> None:
+    place.csv("v1", {"N1": 1}, done='{"rows": 1}')
+    spec = dataset(place)
+    source, first = delivered(spec)
+    manifest = after(source.first_manifest(), first)
+    place.put("v1/_SUCCESS", '{"rows": 1}', modified=2e9)
+    assert in_order(spec, manifest)[1].idle
+    place.put("v1/_SUCCESS", '{"rows": 2}')
+    with pytest.raises(MarkerConflictError, match=r"'v1' was delivered.*v1/_SUCCESS is another one"):
+        in_order(spec, manifest)
+    assert in_order(spec, abandoned(manifest, "v1"))[1].idle
+    forgotten = manifest.after(delivered=(), known=("v1",))
+    assert in_order(spec, forgotten)[1].idle
+
+
+# -- a partition that is asked for
+
+
+def test_a_partition_is_the_folder_of_exactly_its_name(place: Place) -> None:
+    for name in ("v1", "v2", "v10"):
+        place.csv(name, {"N1": 1}, done=None if name == "v2" else "")
+    spec = dataset(place, versions=VersionPartitions())
+    assert delivered(spec, "v10")[1].version == "v10"
+    for missing in ("v2", "v3"):
+        source = versions(spec, missing)
+        found = source.next(source.first_manifest())
+        assert isinstance(found, Awaiting)
+        assert (found.version, found.missing, found.idle) == (missing, (f"{place.url}/{missing}/_SUCCESS",), False)
+
+
+def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retained(place: Place) -> None:
+    place.csv("v1", {"N1": 1})
+    spec = dataset(place, versions=VersionPartitions())
+    source, first = delivered(spec, "v1")
+    manifest = source.first_manifest()
+    held = Delivered(name="v1", version="v000001-a", markers=dict(first.markers))
+    discarded = manifest.after(delivered=(held,))
+    assert isinstance(versions(spec, "v1").next(discarded), Delivery)
+
+    import datetime as dt
+
+    from assets.manifest import VersionRef
+
+    ref = VersionRef(
+        id="v000001-a",
+        number=1,
+        name="v1",
+        rows=1,
+        sealed_at=dt.datetime.now(dt.UTC),
+        document="datasets/x",
+        state="sealed",
+    )
+    retained = discarded.after(versions=(ref,))
+    again = versions(spec, "v1").next(retained)
+    assert isinstance(again, Awaiting)
+    assert again.idle
+    rejected = discarded.after(versions=(ref.model_copy(update={"state": "rejected"}),))
+    assert isinstance(versions(spec, "v1").next(rejected), Delivery)
+    place.put("v1/_SUCCESS", "{}")
+    assert isinstance(versions(spec, "v1").next(retained), Delivery)
+
+
+# -- one folder, written in place
+
+
+def test_a_folder_written_in_place_is_a_version_each_time_it_is_completed(place: Place) -> None:
+    spec = dataset(place)
+    place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_000)
+    names, awaiting = in_order(spec)
+    assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/_SUCCESS",), False)
+    place.put("_SUCCESS", modified=1_790_000_001)
+    source, first = delivered(spec)
+    assert first.version.startswith("20260921T141321Z-")
+    assert source.check(first, no_spark) == 1
+    manifest = after(source.first_manifest(), first)
+    assert in_order(spec, manifest)[1].idle
+
+    place.put("part-0.csv", "tailnum,seats\nN1,1\nN2,2\n", modified=1_790_000_005)
+    names, awaiting = in_order(spec, manifest)
+    assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/_SUCCESS",), False)
+    place.put("_SUCCESS", modified=1_790_000_006)
+    names, _ = in_order(spec, manifest)
+    assert len(names) == 1
+    assert first.version not in names
+
+
+def test_a_place_that_is_complete_as_a_whole_and_by_folders_is_refused(place: Place) -> None:
+    place.csv("v1", {"N1": 1})
+    place.put("_SUCCESS")
+    with pytest.raises(DatasetError, match=r"'planes'.*_SUCCESS itself and so does its folder 'v1'"):
+        in_order(dataset(place))
+
+
+def test_a_folder_written_in_place_has_no_version_by_name(place: Place) -> None:
+    place.put("part-0.csv", "tailnum,seats\n", modified=1)
+    place.put("_SUCCESS")
+    with pytest.raises(DatasetError, match=r"version 'v1' is asked for.*written in place"):
+        delivered(dataset(place, versions=VersionPartitions()), "v1")
+
+
+# -- what was promised
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
+def test_records_are_counted_without_spark_and_hidden_files_are_no_records(place: Place, format: str) -> None:
+    for part in range(3):
+        table = pa.table({"tailnum": [f"N{part}", f"M{part}"], "seats": pa.array([1, None], pa.int32())})
+        if format == "parquet":
+            buffer = pa.BufferOutputStream()
+            pq.write_table(table, buffer)
+            content = buffer.getvalue().to_pybytes()
+        elif format == "csv":
+            content = b"tailnum,seats\n" + b"".join(f"N{part}{i},\n".encode() for i in range(2))
+        else:
+            content = b"".join(json.dumps(row).encode() + b"\n" for row in table.to_pylist())
+        place.put(f"v1/day={part}/part {part}.x", content)
+        place.put(f"v1/.part {part}.x.crc", b"\0crc")
+        place.put(f"v1/_metadata/{part}", b"whatever")
+    place.put("v1/_SUCCESS", '{"rows": 6}')
+    source, delivery = delivered(dataset(place, format=format))
+    assert source.check(delivery, no_spark) == 6
+    assert delivery.markers["v1/_SUCCESS"].rows == 6
+
+
+def test_another_number_of_records_than_promised_refuses_the_version(place: Place) -> None:
+    place.csv("v1", {"N1": 1}, done='{"rows": 2}')
+    source, delivery = delivered(dataset(place))
+    with pytest.raises(MarkerConflictError, match=r"'planes', version 'v1'.*v1/_SUCCESS expects 2 records.* hold 1"):
+        source.check(delivery, no_spark)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("done", "neither empty nor JSON"),
+        ("[1]", "a JSON list"),
+        ('{"rows": "2"}', "says rows '2'"),
+        ('{"rows": -1}', "says rows -1"),
+        ('{"rows": true}', "says rows True"),
+        ('{"checksum": 7}', "says checksum 7"),
+    ],
+)
+def test_a_completion_object_that_says_nothing_sensible_refuses_the_version(
+    place: Place, said: str, problem: str
+) -> None:
+    place.csv("v1", {"N1": 1}, done=said)
+    source, delivery = delivered(dataset(place))
+    with pytest.raises(MarkerConflictError, match=problem):
+        source.check(delivery, no_spark)
+
+
+def test_a_version_without_files_or_records_needs_no_spark(place: Place) -> None:
+    place.put("v1/_SUCCESS", '{"rows": 0, "checksum": "0000000000000000"}')
+    place.csv("v2", {})
+    spec = dataset(place)
+    source, first = delivered(spec)
+    assert source.check(first, no_spark) == 0
+    second = source.next(after(source.first_manifest(), first))
+    assert isinstance(second, Delivery)
+    assert source.check(second, no_spark) == 0
+
+
+@pytest.mark.parametrize("change", ["added", "replaced", "completed anew"])
+def test_files_that_change_before_they_are_read_are_noticed(place: Place, change: str) -> None:
+    place.csv("v1", {"N1": 1})
+    source, delivery = delivered(dataset(place))
+    if change == "added":
+        place.put("v1/part-1.csv", "tailnum,seats\n")
+    elif change == "replaced":
+        place.csv("v1", {"N1": 2}, done=None)
+    else:
+        place.put("v1/_SUCCESS", "{}")
+    with pytest.raises(SourceChangedError, match=r"version 'v1'.*changed after the version was found complete"):
+        source.check(delivery, no_spark)
+
+
+def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_column(place: Place) -> None:
+    place.put("v1/part 0.csv", "tailnum,seats\nN1,2\nN2,two\n")
+    place.put("v1/_SUCCESS")
+    source, delivery = delivered(dataset(place))
+    with pytest.raises(SchemaMismatchError, match=r"'planes', version 'v1'.*part 0\.csv.*'seats'.*line 3.*'two'"):
+        source.check(delivery, no_spark)
+
+
+def test_a_dataset_of_files_is_refused_by_name_where_its_key_is_not_in_them(place: Place) -> None:
+    source = FileSource(place.url, "csv", PLANES)
+    spec = bounded_dataset("planes", input=source, key="tail", broadcast=True)
+    with pytest.raises(SchemaMismatchError, match=r"dataset 'planes' \(input files in .*'tail'"):
+        FileVersions(spec, source)
+
+
+# -- on S3
+
+
+def test_versions_on_s3_are_found_complete_counted_and_compared(s3_place: Place) -> None:
+    s3_place.csv("v 2", {"N1": 1}, done=None)
+    s3_place.csv("v 1", {"N1": 1, "Ñ2": 2}, done='{"rows": 2}', name="größe 1+2%.csv")
+    spec = dataset(s3_place)
+    names, awaiting = in_order(spec)
+    assert (names, awaiting.missing) == (["v 1"], (f"{s3_place.url}/v 2/_SUCCESS",))
+    source, first = delivered(spec)
+    assert source.check(first, no_spark) == 2
+    manifest = after(source.first_manifest(), first)
+    s3_place.put("v 1/_SUCCESS", '{"rows": 2}')
+    assert in_order(spec, manifest)[1].version == "v 2"
+    s3_place.put("v 1/_SUCCESS", '{"rows": 3}')
+    with pytest.raises(MarkerConflictError, match="v 1/_SUCCESS"):
+        in_order(spec, manifest)
+    s3_place.csv("v 1", {"N1": 5}, done=None, name="größe 1+2%.csv")
+    with pytest.raises(SourceChangedError, match=r"größe 1\+2%\.csv"):
+        source.check(first, no_spark)
+
+
+# -- read by Spark
+
+
+def test_the_last_record_of_the_last_file_counts_and_bad_values_travel_out_of_spark(
+    place: Place, sparkling: World
+) -> None:
+    place.put("v1/part-10.csv", "seats,tailnum\n5,N1\n")
+    place.put("v1/part-9.csv", "tailnum,seats\nN1,1\nN2,2\nN2,3\n")
+    place.put("v1/_SUCCESS", '{"rows": 4}')
+    spec = dataset(place)
+    report = sparkling.advance(spec)
+    assert report.action == "sealed"
+    assert report.counters["read"] == 4
+    view = sparkling.view(spec)
+    assert view.get_all(["N1", "N2"]) == {"N1": {"tailnum": "N1", "seats": 5}, "N2": {"tailnum": "N2", "seats": 3}}
+
+    spark = sparkling.spark()
+    place.put("v2/part-0.csv", "tailnum,seats\nN1,1\nN2,two\n")
+    place.put("v2/_SUCCESS")
+    report = sparkling.advance(spec)
+    assert report.action == "rejected"
+    assert "'seats'" in report.note
+    source = open_source({}, spec, sparkling.lake)
+    _read_changed(place, source, spark)
+
+
+def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
+    """What tasks meet is raised as Adjunct's own error where the job was started."""
+    from resources.bucketing.files import BucketLayout
+    from resources.bucketing.write import write_buckets
+    from resources.bucketing.writer import WriteOptions
+    from resources.objects import InMemoryStore
+
+    place.csv("v3", {"N1": 1})
+    manifest = source.first_manifest().after(known=("v1", "v2"))
+    delivery = source.next(manifest)
+    frame = source.read(delivery, spark)
+    place.csv("v3", {"N1": 1, "N2": 2}, done=None)
+    layout = BucketLayout(PLANES, ("tailnum",), 2, ("tailnum",))
+    with pytest.raises(SourceChangedError, match=r"v3/part-0\.csv was written to"):
+        write_buckets(frame, InMemoryStore(), "data/x", layout, WriteOptions("planes"), order_by=())
+
+
+def test_files_on_s3_are_sealed_by_spark_whatever_their_names_with_their_checksum_compared(
+    s3_place: Place, sparkling: World, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from resources.streams.checksum import records_checksum
+
+    for variable, value in versitygw.env.items():  # Spark's workers were started before the server's keys were known
+        monkeypatch.setitem(sparkling.spark().sparkContext.environment, variable, value)
+    rows = [("N 1", 1), ("Ñ2", None), ("N3", 3)]
+    checksum = records_checksum(sparkling.spark().createDataFrame(rows, PLANES.ddl()), PLANES)
+    table = pa.table({"tailnum": [key for key, _ in rows], "seats": pa.array([value for _, value in rows], pa.int32())})
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer, row_group_size=1)
+    content = buffer.getvalue().to_pybytes()
+    s3_place.put("v1/a *[b]{c} %20+ü.parquet", content)
+    s3_place.put("v1/_SUCCESS", json.dumps({"rows": 3, "checksum": checksum}))
+    spec = dataset(s3_place, format="parquet")
+    report = sparkling.advance(spec)
+    assert (report.action, report.rows) == ("sealed", 3)
+    assert sparkling.view(spec).get_all(["N 1", "Ñ2"]) == {
+        "N 1": {"tailnum": "N 1", "seats": 1}, "Ñ2": {"tailnum": "Ñ2", "seats": None}
+    }  # fmt: skip
+    s3_place.put("v2/a.parquet", content)
+    s3_place.put("v2/_SUCCESS", json.dumps({"checksum": "f" * 16}))
+    report = sparkling.advance(spec)
+    assert report.action == "rejected"
+    assert f"checksum {'f' * 16}, the files hold {checksum}" in report.note
+
+
+def test_marker_facts_of_a_delivery_are_those_of_its_completion_object(place: Place) -> None:
+    place.csv("v1", {"N1": 1}, done='{"rows": 1, "checksum": "sha256:abc"}')
+    _, delivery = delivered(dataset(place))
+    facts = delivery.markers["v1/_SUCCESS"]
+    assert (facts.offset, facts.rows) == (0, 1)
+    assert isinstance(facts, MarkerFacts)
+    assert facts.checksum
