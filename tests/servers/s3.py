@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -73,10 +74,16 @@ class S3Server:
 @pytest.fixture(scope="session")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """versitygw over a folder; skipped where its binary is missing, unless CI is set."""
-    binary = _find_versitygw()
+    binary = versitygw_binary()
     if binary is None:
         _missing("versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set ADJUNCT_VERSITYGW.")
-    folder = tmp_path_factory.mktemp("versitygw")
+    with serve_versitygw(binary, tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
+
+
+@contextmanager
+def serve_versitygw(binary: Path, folder: Path) -> Iterator[S3Server]:
+    """Run versitygw over a folder while the context lasts."""
     port = free_port()
     env = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     command = [str(binary), "--port", f"127.0.0.1:{port}", "posix", str(folder)]
@@ -123,7 +130,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _find_versitygw() -> Path | None:
+def versitygw_binary() -> Path | None:
+    """Return where versitygw is, None if this machine has none."""
     candidates = [os.environ.get("ADJUNCT_VERSITYGW"), ROOT / ".cache/bin/versitygw", shutil.which("versitygw")]
     go = shutil.which("go")
     if go:
