@@ -1,0 +1,180 @@
+"""Checking the stored objects of a version against its manifest."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from assets import verify
+from assets.view import DatasetView
+from resources.bucketing.files import BucketFile
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from tests.assets.sealing import table_of, view_of
+
+SCHEMA = Schema.of(origin="string", at="timestamp", v="bigint")
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+ROWS = [(f"A{number % 7}", NOON + dt.timedelta(hours=number), number) for number in range(60)]
+
+
+def weather(rows: list[Any] = ROWS) -> DatasetView:
+    return view_of(InMemoryStore(), rows, schema=SCHEMA, key=["origin", "at"], partitions=4)
+
+
+def first_file(view: DatasetView) -> tuple[str, BucketFile]:
+    generation = view.sealed.generations[0]
+    return f"{generation.folder}/{generation.files[0].name}", generation.files[0]
+
+
+def problems(view: DatasetView, *, deep: bool = False) -> list[str]:
+    report = verify.verify_version(view, deep=deep)
+    assert report.ok is (not report.damaged)
+    return [str(each) for each in report.damaged]
+
+
+def test_a_whole_version_is_as_listed_and_the_report_says_how_much_was_read() -> None:
+    view = weather()
+    for deep in (False, True):
+        report = verify.verify_version(view, deep=deep)
+        assert report.ok
+        assert (report.objects, report.rows) == (len(view.sealed.generations[0].files), 60)
+        assert report.bytes == sum(
+            len(view.store.get(item.key).data) for item in view.store.list("datasets/planes/data/")
+        )
+        assert report.summary().endswith("all as listed")
+        assert json.loads(json.dumps(report.to_json()))["ok"] is True
+
+
+def test_every_missing_changed_and_stray_object_is_named() -> None:
+    view = weather()
+    generation = view.sealed.generations[0]
+    gone, cut, flipped, *_ = [f"{generation.folder}/{file.name}" for file in generation.files]
+    view.store.delete(gone)
+    data = view.store.get(cut).data
+    view.store.put(cut, data[:-1])
+    other = bytearray(view.store.get(flipped).data)
+    other[50] ^= 1
+    view.store.put(flipped, bytes(other))
+    view.store.put(f"{generation.folder}/part-00000-stray.parquet", b"")
+    found = problems(view)
+    assert [each.partition(":")[0] for each in found[:3]] == [gone, cut, flipped]
+    assert "it is missing" in found[0]
+    assert f"it has {len(data) - 1:,} bytes, the manifest lists {len(data):,}" in found[1]
+    assert "its SHA-256 is" in found[2]
+    assert "part-00000-stray.parquet: it is not listed in the manifest" in found[3]
+    assert len(found) == 4
+    assert "4 damaged" in verify.verify_version(view).summary()
+
+
+def replaced(view: DatasetView, change: Callable[[pa.Table], pa.Table], **listed: Any) -> DatasetView:
+    """Store other rows in the first file, and list them as if the writer had done so."""
+    import hashlib
+
+    key, file = first_file(view)
+    table = change(pq.read_table(pa.BufferReader(view.store.get(key).data)))
+    path = view.store.staging_dir() / "other.parquet"
+    pq.write_table(table, path, row_group_size=4)
+    data = path.read_bytes()
+    view.store.put(key, data)
+    said = {"rows": table.num_rows, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} | listed
+    generation = view.sealed.generations[0]
+    files = (replace(file, **said), *generation.files[1:])
+    sealed = view.sealed.model_copy(update={"generations": (replace(generation, files=files),)})
+    return DatasetView(view.store, view.dataset, sealed)
+
+
+def swapped(table: pa.Table) -> pa.Table:
+    order = list(range(table.num_rows))
+    order[4], order[5] = order[5], order[4]
+    return table.take(order)
+
+
+def doubled(table: pa.Table) -> pa.Table:
+    return pa.concat_tables([table.slice(0, 4), table.slice(3)])
+
+
+def foreign(table: pa.Table) -> pa.Table:
+    key = next(f"B{n}" for n in range(99) if weather([(f"B{n}", NOON, 1)]).sealed.generations[0].files[0].bucket != 0)
+    return pa.concat_tables([table, table_of(SCHEMA, [(key, NOON, 1)])])
+
+
+@pytest.mark.parametrize(
+    ("change", "listed", "said"),
+    [
+        (lambda table: table, {}, None),
+        (lambda table: table, {"rows": 3}, "rows, the manifest lists 3"),
+        (lambda table: table.rename_columns(["origin", "at", "w"]), {}, "its columns are origin string, at"),
+        (
+            lambda table: table,
+            {"min_key": ["A", NOON.isoformat()]},
+            "the manifest lists ['A', '2026-01-01T12:00:00+00:00'] to",
+        ),
+        (swapped, {}, "row group 1: the key ["),
+        (doubled, {}, "comes twice"),
+        (foreign, {}, "1 keys belong to another bucket, such as ['B"),
+    ],
+)
+def test_deep_checks_look_at_what_the_bytes_say(
+    change: Callable[[pa.Table], pa.Table], listed: dict[str, Any], said: str | None
+) -> None:
+    view = replaced(weather(), change, **listed)
+    assert problems(view) == []
+    found = problems(view, deep=True)
+    assert len(found) == (said is not None)
+    if said is not None:
+        assert first_file(view)[0] in found[0]
+        assert said in found[0]
+
+
+def test_bytes_that_are_no_parquet_are_named_when_they_are_looked_into() -> None:
+    view = weather()
+    key, file = first_file(view)
+    junk = b"x" * file.size
+    view.store.put(key, junk)
+    import hashlib
+
+    generation = view.sealed.generations[0]
+    files = (replace(file, sha256=hashlib.sha256(junk).hexdigest()), *generation.files[1:])
+    sealed = view.sealed.model_copy(update={"generations": (replace(generation, files=files),)})
+    (found,) = problems(DatasetView(view.store, view.dataset, sealed), deep=True)
+    assert "it can't be read" in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("string", ["", "a", "ä", "€", "𝄞", "zz"]),
+        ("int", [-(2**31), -1, 0, 7]),
+        ("bigint", [-(2**63), 2**63 - 1]),
+        ("date", [dt.date(1, 1, 1), dt.date(2026, 1, 1)]),
+        ("decimal(20,2)", [Decimal("-1.50"), Decimal("0.00"), Decimal("99.99")]),
+        ("binary", [b"", b"\x00", b"\x7f", b"\x80\x00"]),
+    ],
+)
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_keys_of_every_type_are_in_order_and_in_their_buckets(
+    kind: str, values: list[Any], partitions: int | None
+) -> None:
+    rows = [(value, number) for number, value in enumerate(values)]
+    view = view_of(InMemoryStore(), rows, schema=Schema.of(k=kind, v="int"), key=["k"], partitions=partitions)
+    assert problems(view, deep=True) == []
+
+
+def test_an_object_of_many_ranges_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assets.stored._CHUNK", 100)
+    view = weather()
+    assert problems(view) == []
+    key, file = first_file(view)
+    data = bytearray(view.store.get(key).data)
+    data[-1] ^= 1
+    view.store.put(key, bytes(data))
+    assert len(problems(view)) == 1
+    assert file.size > 300
