@@ -90,7 +90,7 @@ def show(name: str, version: str | None, lake_url: str | None, json_output: bool
 def get(name: str, key: tuple[str, ...], version: str | None, lake_url: str | None, json_output: bool) -> None:
     """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order."""
     view = _view(lake_url, name, version)
-    found = [(each, view.get_text(each)) for each in entry_keys(view, key)]
+    found = [(each, view.get_text(each)) for each in entry_keys(name, view.sealed.key, key)]
     if json_output:
         show_json([{"key": each, "version": view.version, "entry": entry} for each, entry in found])
         return
@@ -122,13 +122,14 @@ def items(
     view = _view(lake_url, name, version)
     if prefix and (start or end):
         raise ConfigurationError("both --prefix and a range are given.", "Give --prefix, or --from and --to.")
-    leading: Any = leading_values(view, prefix)
+    fields = [view.schema.field(column) for column in view.sealed.key]
+    leading: Any = leading_values(name, fields, prefix)
     if len(prefix) == 1 and isinstance(leading[0], str):
         leading = leading[0]  # a text that the first column begins with, not the whole of it
     found = view.items(
         leading if prefix else None,
-        start=leading_values(view, start) if start else None,
-        end=leading_values(view, end) if end else None,
+        start=leading_values(name, fields, start) if start else None,
+        end=leading_values(name, fields, end) if end else None,
     )
     entries = [entry for _, entry in islice(found, limit)]
     if json_output:

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from assets.keys import key_from_text
 from resources.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from assets import DatasetView
+from resources.schema import Field
 
 
-def entry_keys(view: DatasetView, values: Sequence[str]) -> list[list[str]]:
-    """Return the keys that a command line gives, each as one text a key column."""
-    width = len(view.sealed.key)
+def entry_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> list[list[str]]:
+    """Return the keys that a command line gives one after the other, each as one text a key column."""
+    width = len(columns)
     if len(values) % width:
         raise ConfigurationError(
-            f"dataset {view.dataset!r} has a key of {width} columns ({', '.join(view.sealed.key)}), and {len(values)} "
-            "values were given.",
+            f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), and {len(values)} values were "
+            "given.",
             f"Give {width} values for each entry.",
         )
     return [list(values[at : at + width]) for at in range(0, len(values), width)]
 
 
-def leading_values(view: DatasetView, texts: Sequence[str]) -> tuple[Any, ...]:
-    """Return texts as values of the leading key columns."""
-    from assets.keys import key_from_text
+def keys_in_file(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
+    """Return the keys in a CSV file without header: one a line, one field a key column; empty lines count nothing."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = [row for row in csv.reader(lines) if row]
+    wrong = next((number for number, row in enumerate(rows, 1) if len(row) != len(columns)), None)
+    if wrong is not None:
+        raise ConfigurationError(
+            f"{file}: key {wrong} has {len(rows[wrong - 1])} fields, and the key of dataset {dataset!r} is "
+            f"({', '.join(columns)}).",
+            "Write one key a line, its columns separated by commas, without a header.",
+        )
+    return rows
 
-    fields = [view.schema.field(name) for name in view.sealed.key]
+
+def leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
+    """Return texts as values of the leading key columns."""
     known = fields[: len(texts)] if len(texts) <= len(fields) else fields
-    return key_from_text(f"dataset {view.dataset!r}", known, list(texts))
+    return key_from_text(f"dataset {dataset!r}", known, list(texts))

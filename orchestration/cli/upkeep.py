@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from orchestration.cli.keys import entry_keys, keys_in_file
 from orchestration.cli.load import load_application
 from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
-from orchestration.cli.versions import duration, who
+from orchestration.cli.versions import duration, explained, who
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -115,6 +117,65 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
         raise click.exceptions.Exit(1)
 
 
+@click.command()
+@click.argument("name")
+@click.argument("key", nargs=-1)
+@click.option(
+    "--keys-from",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A CSV file without header that holds the keys, one a line, instead of KEYs.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before.")
+@explained
+@lake_url
+@as_json
+def forget(
+    name: str,
+    key: tuple[str, ...],
+    keys_from: Path | None,
+    yes: bool,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Erase entries from all that a bounded dataset stores, and prove it by a search; for good.
+
+    One KEY an entry; with a key of several columns, that many KEYs an entry. Ends with exit code 1 while something
+    still holds a key: repeat it then.
+    """
+    from assets import open_dataset
+    from assets.erasure import forget as erase
+    from assets.keys import key_from_text
+    from orchestration.retention import open_batches
+    from resources.objects import open_lake
+    from resources.schema import Field
+
+    person = who(by)
+    lake = open_lake(lake_url)
+    store = open_dataset(lake, name)
+    declared = store.require_manifest().declaration
+    if bool(key) == (keys_from is not None):
+        raise ConfigurationError(
+            f"dataset {name!r} is to forget {'keys given twice' if key else 'no keys'}.",
+            "Give KEYs, or a file with --keys-from.",
+        )
+    fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
+    texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
+    keys = [key_from_text(f"dataset {name!r}", fields, each) for each in texts]
+    if not yes:
+        versions = len(store.versions())
+        click.confirm(f"Erase {len(keys)} key(s) from {versions} version(s) of {name}, for good?", abort=True, err=True)
+    report = erase(lake, name, keys, reason=reason, by=person, roots=lambda: open_batches(lake).get(name, {}))
+    if json_output:
+        show_json(report.to_json())
+    else:
+        show_line(f"{report.summary()}.")
+        show_line(f"Not erased, because it is not the dataset's: {'; '.join(report.not_erased)}.")
+    if not report.complete:
+        raise click.exceptions.Exit(1)
+
+
 def _kept(text: str) -> int | None:
     if text == "all":
         return None
@@ -132,4 +193,4 @@ def _show_discarded(report: DiscardReport) -> None:
         show_table(report.dataset, ["", "what", "name", "why"], rows)
 
 
-COMMANDS = (discard, verify)
+COMMANDS = (discard, verify, forget)

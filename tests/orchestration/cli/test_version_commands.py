@@ -184,6 +184,28 @@ def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -
     assert f"{key}: it is missing" in result.output.replace("\n", "")
 
 
+def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_path: Path) -> None:
+    asked = CliRunner().invoke(
+        root, ["dataset", "forget", "planes", "N2", *WHY, "--lake", world.lake.url], input="n\n", env={"COLUMNS": "220"}
+    )
+    assert "Erase 1 key(s) from 3 version(s) of planes, for good?" in asked.output
+    assert isinstance(asked.exception, SystemExit)
+    assert told(world, "get", "planes", "N2")[0]["entry"] is not None
+    report = told(world, "forget", "planes", "N2", "--yes", *WHY)
+    assert report["complete"] is True
+    assert sorted(each["name"] for each in report["rewritten"]) == ["v1", "v2"]
+    assert told(world, "get", "planes", "N2")[0]["entry"] is None
+    assert told(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] is None
+
+    file = tmp_path / "keys.csv"
+    file.write_text("N1\n\nN3\n", encoding="utf-8")
+    assert "none of the keys is left" in said(world, "forget", "planes", "--keys-from", str(file), "--yes", *WHY)
+    assert told(world, "items", "planes")["entries"] == []
+    file.write_text("N1,7\n", encoding="utf-8")
+    assert "key 1 has 2 fields" in refused(world, "forget", "planes", "--keys-from", str(file), "--yes", *WHY)
+    assert "no keys" in refused(world, "forget", "planes", "--yes", *WHY)
+
+
 def test_a_change_needs_a_reason_and_somebody_who_makes_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--reason" in invoke(world, "rollback", "planes").output
     assert "--by is empty" in refused(world, "rollback", "planes", "--reason", "x", "--by", " ")
