@@ -92,7 +92,7 @@ def _coerce(what: str, field: Field, value: object) -> Any:
         raise NullKeyError(f"{what}: a key has no {field.name!r}.", "No entry has a null in its key.")
     try:
         coerced = _CHECKS.get(field.type.partition("(")[0], _text)(field, value)
-    except (TypeError, ValueError, InvalidOperation) as error:
+    except (TypeError, ValueError, OverflowError, InvalidOperation) as error:
         raise _wrong(what, field, value) from error
     return coerced
 
@@ -109,6 +109,7 @@ def _integer(field: Field, value: object) -> int:
 def _text(field: Field, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
+    value.encode()  # a half of a surrogate pair can't be stored, so it is no key
     return str(value)
 
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from assets.holding import Held, Holding
+from assets.leases import check_not_doomed
 from assets.log import redirect_of
 from assets.versions import previous
 from assets.view import DatasetView, Entry
@@ -41,11 +42,12 @@ class ServedDataset:
     `lease=True` a lease (three more requests, then one a renewal) is taken as soon as more is read than one answer:
     before the second `get` or `get_all`, and before the first `items`, `watch` or `hold`. It keeps the version from
     being discarded until the reader has moved on. Without one a version may go: `get` and `get_all` then answer from
-    the version served by that time, and an iteration that has begun fails.
+    the version served by that time, and an iteration that has begun fails with VersionDiscardedError.
 
-    A damaged or missing file is ManifestMismatchError, or, with `on_damage="previous"`, makes the reader go back to
-    the sealed version before, with a warning in the log and the error in `damaged`. It stays there until another
-    version is served. An iteration that has begun fails all the same, and so does a reader of a fixed version.
+    A damaged or missing file is ManifestMismatchError, unless another version is served by then. With
+    `on_damage="previous"` the reader goes back to the sealed version before, with a warning in the log and the error
+    in `damaged`, and stays there until another version is served. An iteration that has begun fails all the same, and
+    so does a reader of a fixed version.
     """
 
     def __init__(
@@ -263,9 +265,10 @@ class ServedDataset:
         with self._holding.moving:
             if held is not self._holding.held:
                 return  # another call has moved on already
-            if self._fixed is not None:
-                raise error
             manifest, version = self._store.require_manifest(), held.view.version
+            if self._fixed is not None:
+                check_not_doomed(manifest, version)  # which says so, where that is why a file is missing
+                raise error
             served = self._store.view_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:
                 _log.info("dataset %s: %s was discarded, %s is read now", self.name, version, served.version)
@@ -309,6 +312,7 @@ class _Items(Iterator[tuple[Any, Entry]]):
                 held = self._held
                 self.close()
                 if self._begun:
+                    check_not_doomed(self._served._store.require_manifest(), held.view.version)
                     raise
                 self._served._take_another(held, error)
                 self._open()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from assets.lookup import FileCache
 from assets.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
+from assets.rowgroup import RowGroup
 from assets.view import DatasetView
 from resources.bucketing import writer
 from resources.bucketing.files import Generation
@@ -23,6 +24,7 @@ from resources.errors import MalformedDocumentError, ManifestMismatchError, Null
 from resources.objects.faulty import FaultyStore
 from resources.objects.memory import InMemoryStore
 from resources.objects.store import ObjectStore
+from resources.plain import to_plain
 from resources.schema import Schema
 
 Key = tuple[Any, ...]
@@ -191,6 +193,12 @@ def test_what_does_not_fit_the_key_is_an_error_at_once() -> None:
         view.items(end="x")
     with pytest.raises(NullKeyError):
         view.get(None)
+    texts = view_of({("a",): {"k": "a", "v": 1}}, Schema.of(k="string", v="int"), ["k"])
+    with pytest.raises(SchemaMismatchError, match="expected a text"):
+        texts.get("\ud800")
+    instants = view_of({}, Schema.of(k="timestamp", v="int"), ["k"])
+    with pytest.raises(SchemaMismatchError, match="expected a datetime"):
+        instants.get(dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-12))))
     assert list(view.items(())) == list(view.items())
 
 
@@ -393,3 +401,22 @@ def test_a_malformed_footer_in_the_manifest_is_named() -> None:
     sealed = view.sealed.model_copy(update={"generations": (broken,)})
     with pytest.raises(MalformedDocumentError, match="a stored footer reads 'AAAA'"):
         DatasetView(view.store, "d", sealed).get(7)
+
+
+@pytest.mark.parametrize("kind", sorted(KEY_VALUES))
+def test_rows_in_several_arrays_or_in_a_part_of_one_are_searched_alike(kind: str) -> None:
+    @settings(deadline=None, max_examples=20)
+    @given(st.sets(KEY_VALUES[kind], min_size=2, max_size=12).map(sorted))
+    def check(keys: list[Any]) -> None:
+        layout = layout_of(Schema.of(k=kind, v="int"), ("k",), (), None, False)
+        table = pa.table({"k": keys, "v": [None, *range(1, len(keys))]}, schema=layout.arrow_schema())
+        plain = to_plain(kind)
+        halves = pa.concat_tables([table.slice(0, len(keys) // 2), table.slice(len(keys) // 2)])
+        for rows in (RowGroup(table, layout), RowGroup(halves, layout)):
+            assert [rows.find((plain(key),)) for key in keys] == [*range(len(keys))]
+            assert [rows.entry(["k", "v"], row) for row in range(len(keys))] == table.to_pylist()
+        rest = RowGroup(table.slice(1), layout)
+        assert [rest.find((plain(key),)) for key in keys] == [None, *range(len(keys) - 1)]
+        assert [rest.entry(["k", "v"], row) for row in range(rest.rows)] == table.to_pylist()[1:]
+
+    check()

@@ -390,8 +390,13 @@ def test_an_iteration_without_a_lease_fails_where_its_version_is_discarded(
         next(running)
         planes.publish(2)
         planes.discard_all_but_the_newest()
-        with pytest.raises(ManifestMismatchError, match=f"version {first}: .* it is missing"):
+        with pytest.raises(VersionDiscardedError, match=f"version {first} has been discarded"):
             list(running)
+    with planes.dataset().open(version="v2", lease=False) as fixed:
+        planes.publish(3)
+        planes.discard_all_but_the_newest()
+        with pytest.raises(VersionDiscardedError, match="has been discarded"):
+            fixed.get("N007")
 
 
 def test_a_version_discarded_before_it_could_be_leased_gives_way_too(planes: Planes) -> None:
