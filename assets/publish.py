@@ -163,7 +163,9 @@ def _rebase(built: Sequence[Built]) -> Commit | None:
 
 
 def _taken_in(manifest: DatasetManifest) -> tuple[object, ...]:
-    return manifest.offsets, manifest.delivered, manifest.abandoned, manifest.next_number
+    # Without the ids that hold the deliveries: an erasure gives versions others, and takes nothing in.
+    delivered = [(done.name, done.markers) for done in manifest.delivered]
+    return manifest.offsets, delivered, manifest.abandoned, manifest.next_number
 
 
 def _lost(built: Built, what: str) -> CommitConflict:

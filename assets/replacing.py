@@ -59,6 +59,7 @@ class Replacing:
         for _ in range(_ROUNDS):
             manifest = self.log.read()[1]
             assert manifest is not None
+            self.found = {old: each for old, each in self.found.items() if self._stands(manifest, each)}
             for ref in _documented(manifest):
                 self._look_at(ref)
             self.leftovers = find_leftovers(self.log, manifest, self.keys)
@@ -128,11 +129,13 @@ class Replacing:
     # -- deciding
 
     def _after(self, manifest: DatasetManifest, reason: str) -> DatasetManifest | None:
-        """Return the manifest without the keys; None when nothing is to do, or a version has to be looked at first."""
+        """Return the manifest without the keys; None when there is nothing to do, or more to look at."""
         refs = list(_documented(manifest))
         if any(ref.document not in self.clean and ref.document not in self.found for ref in refs):
             return None
         old = {ref.id: self.found[str(ref.document)] for ref in refs if ref.document in self.found}
+        if not all(self._stands(manifest, each) for each in old.values()):
+            return None
         after = _replaced(manifest, old)
         after = DatasetManifest.model_validate(redacted(after.body(), self.keys))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
@@ -147,6 +150,18 @@ class Replacing:
         served = old.get(manifest.version.id) if manifest.version else None
         change = Change(action=ACTION, version=served.new.id if served else None, reason=said)
         return after.after(doomed=tuple(doomed), change=change)
+
+    def _stands(self, manifest: DatasetManifest, each: Replacement) -> bool:
+        """Whether nobody has discarded what was rewritten: with a grace period of nothing, a discard may have.
+
+        It dooms before it deletes, in a commit that we have read or that makes ours fail.
+        """
+        if {*each.new.folders, each.new.document} & set(manifest.doomed):
+            return False
+        store, (generation,) = self.log.lake.store, each.sealed.generations
+        there = {item.key for item in store.list(f"{generation.folder}/")}
+        files = {f"{generation.folder}/{file.name}" for file in generation.files}
+        return files <= there and store.head(str(each.new.document)) is not None
 
     def _tidy(self, manifest: DatasetManifest) -> None:
         """Take the builds off record, and delete what was rewritten in vain: its version went meanwhile."""

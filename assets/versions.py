@@ -176,6 +176,12 @@ def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = F
     """Return a retained version by id or name. Raises DatasetError, naming what there is."""
     ref = find_version(manifest, version)
     if ref is None:
+        rewritten = _rewritten(manifest, version)
+        if rewritten is not None:
+            raise DatasetError(
+                f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
+                "Open that one: it holds the same entries without those that were erased.",
+            )
         listed = ", ".join(f"{each.id} ({each.name})" for each in manifest.versions[-5:]) or "none"
         raise DatasetError(
             f"dataset {manifest.name!r} has no version {version!r}; the newest retained are {listed}.",
@@ -189,6 +195,14 @@ def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = F
             else "Choose another version: a withdrawn one never comes back.",
         )
     return ref
+
+
+def _rewritten(manifest: DatasetManifest, version: str) -> VersionRef | None:
+    """Return what took the place of an id in an erasure: only there does a number get a second id."""
+    number = version.removeprefix("v").partition("-")[0]
+    if not number.isdecimal() or not version.startswith("v") or "-" not in version:
+        return None
+    return next((ref for ref in manifest.versions if ref.number == int(number)), None)
 
 
 def previous(manifest: DatasetManifest, ref: VersionRef) -> VersionRef | None:

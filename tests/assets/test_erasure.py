@@ -1,0 +1,626 @@
+"""Erasure of keys: what is retained afterwards, what is proved, and what happens when it is interrupted."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assets import DatasetStore, advance_version_set, bounded_dataset, unbounded_dataset, version_set
+from assets.attempts import attempt_key
+from assets.dataset import AdjunctDataset
+from assets.discard import discard
+from assets.erasure import ErasureReport, find_keys, forget
+from assets.leases import Lease
+from assets.policies import DiscardPolicy
+from assets.redaction import CLEARED
+from assets.validators import Candidate, Finding, custom
+from assets.verify import verify_version
+from assets.view import DatasetView
+from resources.bucketing.files import unpack_footer
+from resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    DatasetError,
+    DatasetNotFoundError,
+    ManifestMismatchError,
+    NullKeyError,
+    SchemaMismatchError,
+)
+from resources.objects import Lake
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from resources.objects.store import ObjectStore
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+SCHEMA = Schema.of(person="string", seats="int", note="string")
+PEOPLE = bounded_dataset("people", input="lake.people", key="person", partitions=2)
+WHY = {"reason": "request 4711", "by": "ada"}
+SECRET = "zz-grace.hopper@example"
+
+Entries = dict[str, tuple[int, str]]
+
+
+@pytest.fixture
+def people(monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    return fresh(SCHEMA)
+
+
+def fresh(schema: Schema, key: Sequence[str] = ("person",)) -> World:
+    world = World(lake_in(InMemoryStore()), no_session)
+    world.stream("people", schema, key, 2)
+    return world
+
+
+def entries(number: int, *names: str) -> Entries:
+    return {name: (number, f"{name} in {number}") for name in names}
+
+
+def deliver(world: World, version: str, content: Entries, spec: AdjunctDataset = PEOPLE) -> Any:
+    world.send("people", [(name, *values) for name, values in content.items()], version=version)
+    return world.advance(spec)
+
+
+def store_of(world: World) -> DatasetStore:
+    return DatasetStore(world.lake, "people")
+
+
+def rows_of(view: DatasetView) -> list[dict[str, Any]]:
+    files = [(g.folder, file) for g in view.sealed.generations for file in g.files]
+    tables = [pq.read_table(pa.BufferReader(view.store.get(f"{folder}/{f.name}").data)) for folder, f in files]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def content_of(view: DatasetView) -> Entries:
+    found = {row["person"]: (row["seats"], row["note"]) for row in rows_of(view)}
+    assert len(found) == view.rows
+    for name, values in found.items():
+        entry = view.get(name)
+        assert entry == {"person": name, "seats": values[0], "note": values[1]}
+    return found
+
+
+def retained(world: World) -> dict[str, Entries]:
+    """Return what every retained version holds, by name, each proved whole."""
+    log = store_of(world).log
+    found = {}
+    for ref in store_of(world).versions():
+        if ref.document is not None:
+            view = DatasetView(world.lake.store, "people", log.read_version(ref))
+            assert verify_version(view, deep=True).ok
+            assert (ref.rows, ref.bytes) == (view.rows, sum(g.size for g in view.sealed.generations))
+            found[str(ref.name)] = content_of(view)
+    return found
+
+
+def traces(store: ObjectStore, secret: str) -> list[str]:
+    """Return every object in which a text stands: as it is, in a footer, or in the cells of a Parquet file."""
+    found = []
+    for item in store.list(""):
+        if item.key.startswith("streams/"):
+            continue
+        data = store.get(item.key).data
+        texts = [data]
+        if item.key.endswith(".parquet"):
+            table = pq.read_table(pa.BufferReader(data))
+            texts.append(str(table.to_pylist()).encode())
+        if item.key.endswith(".json"):
+            texts += [unpack_footer(text) for text in footers(json.loads(data))]
+        if any(secret.encode() in text for text in texts):
+            found.append(item.key)
+    return found
+
+
+def footers(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        mine = [value["footer"]] if isinstance(value.get("footer"), str) else []
+        return mine + [text for each in value.values() for text in footers(each)]
+    return [text for each in value for text in footers(each)] if isinstance(value, list) else []
+
+
+# -- what is retained afterwards
+
+
+def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(people: World) -> None:
+    model = {f"v{n}": entries(n, "ada", "bob", "cy", f"only-{n}", SECRET) for n in (1, 2, 3)}
+    for name, content in model.items():
+        deliver(people, name, content)
+    before = store_of(people).require_manifest()
+    report = forget(people.lake, "people", [SECRET, "bob", "nobody"], **WHY)
+    assert report.complete
+    expected = {name: {k: v for k, v in content.items() if k not in (SECRET, "bob")} for name, content in model.items()}
+    assert retained(people) == expected
+    assert [each.rows for each in report.rewritten] == [2, 2, 2]
+    assert [each.old for each in report.rewritten] == [ref.id for ref in before.versions]
+    after = store_of(people).require_manifest()
+    assert [(ref.number, ref.name, ref.state) for ref in after.versions] == [
+        (ref.number, ref.name, ref.state) for ref in before.versions
+    ]
+    assert {ref.id for ref in after.versions} == {each.new for each in report.rewritten}
+    assert after.version is not None
+    assert after.version.id == after.head == report.rewritten[-1].new
+    assert after.version.counters["forgotten"] == 2
+    assert [each.version for each in after.delivered] == [ref.id for ref in after.versions]
+    assert after.doomed == ()
+    assert traces(people.lake.store, SECRET) == []
+    assert traces(people.lake.store, "bob in") == []
+    assert report.proof.objects == sum(len(g.files) for v in views(people) for g in v.sealed.generations)
+    assert report.proof.rows == 9
+    assert "none of the keys is left" in report.summary()
+    assert json.loads(json.dumps(report.to_json()))["complete"] is True
+    assert SECRET not in json.dumps(report.to_json())
+
+
+def views(world: World) -> list[DatasetView]:
+    log = store_of(world).log
+    return [DatasetView(world.lake.store, "people", log.read_version(ref)) for ref in store_of(world).versions()]
+
+
+def test_versions_without_the_key_keep_their_ids_and_files(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    deliver(people, "v2", entries(2, "ada"))
+    before = {ref.name: ref for ref in store_of(people).versions()}
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    after = {ref.name: ref for ref in store_of(people).versions()}
+    assert after["v2"] == before["v2"]
+    assert [each.name for each in report.rewritten] == ["v1"]
+    assert report.complete
+
+
+def test_files_without_the_key_are_the_same_bytes(people: World) -> None:
+    deliver(people, "v1", entries(1, *(f"p{n}" for n in range(20)), SECRET))
+    (old,) = views(people)
+    digests = {file.bucket: (file.sha256, file.digest) for file in old.sealed.generations[0].files}
+    forget(people.lake, "people", [SECRET], **WHY)
+    (new,) = views(people)
+    same = {f.bucket for f in new.sealed.generations[0].files if (f.sha256, f.digest) == digests[f.bucket]}
+    assert len(same) == 1
+    assert new.sealed.digest is None, "a version whose digest is not known equals nothing that is delivered later"
+
+
+def test_a_bucket_and_a_version_can_become_empty(people: World) -> None:
+    deliver(people, "v1", entries(1, SECRET))
+    deliver(people, "v2", entries(2, SECRET, "ada", "bob", "cy", "dan"))
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    assert report.complete
+    assert retained(people) == {"v1": {}, "v2": entries(2, "ada", "bob", "cy", "dan")}
+
+
+def test_pins_rollbacks_withdrawals_and_rejections_stay_what_they_were(people: World) -> None:
+    def nine(candidate: Candidate) -> Finding:
+        return Finding(candidate.view.get("nine") is None, f"nine and {SECRET} are there", {"sample": [[SECRET]]})
+
+    spec = bounded_dataset(
+        "people", input="lake.people", key="person", partitions=2, validators=[custom("no_nine", nine)]
+    )
+    for n in (1, 2, 3):
+        deliver(people, f"v{n}", entries(n, "ada", SECRET), spec)
+    rejected = deliver(people, "v4", entries(4, "nine", SECRET), spec)
+    assert rejected.action == "rejected"
+    store_of(people).withdraw("v3", reason=f"it says too much of {SECRET}", by="ada")
+    store_of(people).pin("v1", reason=f"{SECRET} complained", by="ada")
+    forget(people.lake, "people", [SECRET], **WHY)
+    manifest = store_of(people).require_manifest()
+    states = {ref.name: ref.state for ref in manifest.versions}
+    assert states == {"v1": "sealed", "v2": "sealed", "v3": "withdrawn", "v4": "rejected"}
+    assert manifest.pin is not None
+    assert manifest.pin.reason == CLEARED
+    assert manifest.version is not None
+    assert manifest.version.name == "v1"
+    head = manifest.ref(str(manifest.head))
+    assert head is not None
+    assert head.name == "v2"
+    refused = next(ref for ref in manifest.versions if ref.state == "rejected")
+    assert refused.reason == CLEARED
+    assert [(v.name, v.passed, v.message, v.facts) for v in refused.verdicts] == [("no_nine", False, CLEARED, {})]
+    assert retained(people) == {
+        "v1": entries(1, "ada"),
+        "v2": entries(2, "ada"),
+        "v3": entries(3, "ada"),
+        "v4": entries(4, "nine"),
+    }
+    assert traces(people.lake.store, SECRET) == []
+    store_of(people).unpin(reason="done", by="ada")
+    store_of(people).force("v4", reason="it is fine now", by="ada")
+    assert content_of(store_of(people).require_current()) == entries(4, "nine")
+
+
+def test_a_version_that_only_names_the_key_gets_another_document_and_keeps_its_files(people: World) -> None:
+    known = custom("known", lambda c: Finding(False, f"{SECRET} and x10 are missing"), severity="warn")
+    spec = bounded_dataset("people", input="lake.people", key="person", partitions=2, validators=[known])
+    deliver(people, "v1", entries(1, "ada"), spec)
+    before = store_of(people).require_manifest()
+    with Lease.acquire(people.lake, "people", [str(before.head)], holder="a reader"):
+        report = forget(people.lake, "people", [SECRET, "x1"], **WHY)
+    after = store_of(people).require_manifest()
+    assert report.complete
+    assert report.rewritten == ()
+    assert after.head == before.head
+    assert after.version is not None
+    assert after.version.generations == before.version.generations  # type: ignore[union-attr]
+    assert after.version.verdicts[0].message == CLEARED
+    assert traces(people.lake.store, SECRET) == []
+    forget(people.lake, "people", ["x1"], **WHY)
+    assert store_of(people).require_manifest() == after, "x10 is another key than x1"
+
+
+def test_history_goes_on_telling_who_did_what_without_the_key(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    deliver(people, "v2", entries(2, "ada", SECRET))
+    store_of(people).rollback(reason="v2 is wrong", by="bob")
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    assert report.redacted >= 3
+    told = [(entry.action, entry.by) for entry in store_of(people).history()]
+    assert told[:2] == [("discard", "ada"), ("forget", "ada")]
+    assert ("rollback", "bob") in told
+    assert len([action for action, _ in told if action == "seal"]) == 2
+    entry = store_of(people).history()[1]
+    assert entry.reason == "1 key(s), 2 entries in 2 version(s): request 4711"
+    assert entry.version == report.rewritten[0].new
+
+
+def test_the_old_id_of_a_version_says_what_became_of_it(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    old = store_of(people).require_current().version
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    with pytest.raises(DatasetError, match=f"version {old} was rewritten by an erasure, as {report.rewritten[0].new}"):
+        store_of(people).version(old)
+    assert content_of(store_of(people).version("v1")) == entries(1, "ada")
+
+
+def test_what_is_delivered_again_is_published_again_with_the_key(people: World) -> None:
+    content = entries(1, "ada", "bob", SECRET)
+    deliver(people, "v1", content)
+    forget(people.lake, "people", [SECRET], **WHY)
+    again = deliver(people, "v2", content)
+    assert again.action == "sealed"
+    assert content_of(store_of(people).require_current()) == content
+    without = deliver(people, "v3", entries(1, "ada", "bob"))
+    assert without.action == "sealed"
+    forget(people.lake, "people", [SECRET], **WHY)
+    assert deliver(people, "v4", entries(1, "ada", "bob")).action == "unchanged"
+
+
+# -- what is proved
+
+
+def test_a_search_says_where_keys_are_and_changes_nothing(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    before = {item.key: item.etag for item in people.lake.store.list("")}
+    search = find_keys(people.lake, "people", [SECRET])
+    assert not search.clean
+    (file,) = [str(each) for each in search.found if each.object.endswith(".parquet")]
+    assert "1 row has one of the keys" in file
+    assert {item.key: item.etag for item in people.lake.store.list("")} == before
+    assert find_keys(people.lake, "people", ["nobody"]).clean
+
+
+def plant(world: World, folder: str, names: Sequence[str]) -> str:
+    table = pa.table({"person": list(names), "seats": pa.array([1] * len(names), pa.int32()), "note": list(names)})
+    path = world.lake.store.staging_dir() / "planted"
+    pq.write_table(table, path)
+    key = f"{folder}/part-00000-planted_00000.c000.zstd.parquet"
+    world.lake.store.put(key, path.read_bytes())
+    return key
+
+
+def test_garbage_with_the_key_is_deleted_and_other_garbage_is_left_alone(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada"))
+    data = f"{people.lake.dataset_prefix('people')}/data"
+    mine, other = plant(people, f"{data}/dead1", ["ada", SECRET]), plant(people, f"{data}/dead2", ["ada"])
+    people.lake.store.put(f"{data}/dead3/part-0.parquet", b"half an upload")
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    assert report.complete
+    assert people.lake.store.head(mine) is None
+    assert people.lake.store.head(other) is not None
+    assert report.deleted == 2
+
+
+def test_a_build_on_record_is_named_and_goes_when_it_is_off_record(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada"))
+    key = plant(people, f"{people.lake.dataset_prefix('people')}/data/build7", [SECRET])
+    record = attempt_key(people.lake, "people", "build7")
+    people.lake.store.put(record, b"{}")
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    assert not report.complete
+    assert [each.object for each in report.proof.found] == [key]
+    (pending,) = report.pending
+    assert "a build on record" in pending.reason
+    assert "NOT complete" in report.summary()
+    people.lake.store.delete(record)
+    assert forget(people.lake, "people", [SECRET], **WHY).complete
+
+
+def test_a_stray_file_beside_a_version_s_own_is_found_and_left_to_a_human(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada"))
+    folder = store_of(people).versions()[0].folders[0]
+    key = plant(people, folder, [SECRET])
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    assert not report.complete
+    assert [str(each) for each in report.proof.found] == [f"{key}: 1 row has one of the keys"]
+
+
+def test_a_file_that_is_missing_leaves_the_proof_open(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", "bob", "cy", "dan"))
+    generation = store_of(people).require_current().sealed.generations[0]
+    (view,) = views(people)
+    wanted = next(n for n in ("ada", "bob") if view.get(n))
+    other = next(f for f in generation.files if wanted not in str(f.min_key) and wanted not in str(f.max_key))
+    people.lake.store.delete(f"{generation.folder}/{other.name}")
+    search = find_keys(people.lake, "people", [SECRET])
+    assert not search.clean
+    assert "it is missing" in str(search.unsearched[0])
+
+
+def test_a_damaged_file_stops_the_erasure_before_anything_is_erased(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    deliver(people, "v2", entries(2, "ada", "bob", "cy", SECRET))
+    before = store_of(people).require_manifest()
+    generation = before.version.generations[0]  # type: ignore[union-attr]
+    damaged = f"{generation.folder}/{generation.files[-1].name}"
+    data = people.lake.store.get(damaged).data
+    people.lake.store.put(damaged, data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    with pytest.raises(ManifestMismatchError, match=r"nothing was erased.*Restore that object, or give the version up"):
+        forget(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY)
+    assert store_of(people).require_manifest() == before
+    people.lake.store.put(damaged, data)
+    assert forget(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY).complete
+
+
+# -- readers
+
+
+def test_a_leased_version_is_pending_until_it_is_let_go(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    old = store_of(people).require_current()
+    lease = Lease.acquire(people.lake, "people", [old.version], holder="a dashboard")
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    assert not report.complete
+    assert report.pending
+    assert all("leased by a dashboard until" in each.reason for each in report.pending)
+    assert old.get(SECRET) is not None, "what is leased is not pulled from under its reader"
+    assert store_of(people).require_current().get(SECRET) is None
+    lease.release()
+    assert forget(people.lake, "people", [SECRET], **WHY).complete
+    assert traces(people.lake.store, SECRET) == []
+
+
+def test_what_an_open_batch_needs_is_pending_and_a_discard_finishes_it(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    old = store_of(people).require_current().version
+    why = "open batch 3 of application delays"
+    report = forget(people.lake, "people", [SECRET], **WHY, roots=lambda: {old: why})
+    assert {each.reason for each in report.pending} == {why}
+    assert not report.complete
+    discard(people.lake, "people", DiscardPolicy(keep=None), by="ada")
+    assert find_keys(people.lake, "people", [SECRET]).clean
+
+
+# -- interruptions
+
+
+def copy_of(world: World) -> World:
+    store = InMemoryStore()
+    for item in world.lake.store.list(""):
+        store.put(item.key, world.lake.store.get(item.key).data)
+    return World(Lake(store, world.lake.id), world.spark, dict(world.sequences))
+
+
+def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(people: World) -> None:
+    spec = PEOPLE
+    deliver(people, "v1", entries(1, "ada", "bob", SECRET), spec)
+    deliver(people, "v2", entries(2, "ada", "cy", SECRET), spec)
+    plant(people, f"{people.lake.dataset_prefix('people')}/data/dead1", [SECRET])
+    before = retained(people)
+    expected = {"v1": entries(1, "ada", "bob"), "v2": entries(2, "ada", "cy")}
+    kind, nth, died = "crash-before", 1, 0
+    while True:
+        world = copy_of(people)
+        faulty = FaultyStore(world.lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
+        try:
+            forget(Lake(faulty, world.lake.id), "people", [SECRET], **WHY)
+        except Crash:
+            died += 1
+            assert retained(world) in (before, expected)
+            assert forget(world.lake, "people", [SECRET], **WHY).complete
+            assert retained(world) == expected
+            assert traces(world.lake.store, SECRET) == []
+            assert deliver(world, "v3", entries(3, "eve")).action == "sealed"
+            nth += 1
+        else:
+            assert retained(world) == expected
+            break
+    assert died > 30
+
+
+@pytest.mark.parametrize("fault", ["lost-before", "lost-after", "throttle"])
+def test_a_store_that_fails_leaves_an_error_and_the_repetition_finishes(people: World, fault: Any) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    nth = 1
+    while True:
+        world = copy_of(people)
+        faulty = FaultyStore(world.lake.store, [Fault("*", nth, fault)])
+        try:
+            forget(Lake(faulty, world.lake.id), "people", [SECRET], **WHY)
+        except AdjunctError:
+            assert forget(world.lake, "people", [SECRET], **WHY).complete
+        assert retained(world) == {"v1": entries(1, "ada")}
+        if nth > len(faulty.requests):
+            break
+        nth += 3
+
+
+def meanwhile(world: World, nth: int, act: Callable[[], object]) -> Lake:
+    return Lake(FaultyStore(world.lake.store, [Fault("put_if_match", nth, "meanwhile", act)]), world.lake.id)
+
+
+def test_a_version_that_seals_meanwhile_is_searched_too(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    lake = meanwhile(people, 1, lambda: deliver(people, "v2", entries(2, "bob", SECRET)))
+    report = forget(lake, "people", [SECRET], **WHY)
+    assert report.complete
+    assert retained(people) == {"v1": entries(1, "ada"), "v2": entries(2, "bob")}
+    assert content_of(store_of(people).require_current()) == entries(2, "bob")
+
+
+def test_a_rollback_and_a_withdrawal_meanwhile_hold(people: World) -> None:
+    for n in (1, 2, 3):
+        deliver(people, f"v{n}", entries(n, "ada", SECRET))
+
+    def act() -> None:
+        store_of(people).withdraw("v3", reason="wrong", by="bob")
+        store_of(people).rollback("v1", reason="older", by="bob")
+
+    assert forget(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
+    assert content_of(store_of(people).require_current()) == entries(1, "ada")
+    assert [ref.state for ref in store_of(people).versions()] == ["sealed", "sealed", "withdrawn"]
+
+
+def test_a_version_that_is_discarded_meanwhile_leaves_nothing_rewritten(people: World) -> None:
+    for n in (1, 2):
+        deliver(people, f"v{n}", entries(n, "ada", SECRET))
+    keep_one = DiscardPolicy(keep=1, grace=dt.timedelta(0))
+    report = forget(
+        meanwhile(people, 1, lambda: discard(people.lake, "people", keep_one, by="bob")), "people", [SECRET], **WHY
+    )
+    assert report.complete
+    assert [each.name for each in report.rewritten] == ["v2"]
+    assert retained(people) == {"v2": entries(2, "ada")}
+    folders = {item.key.rsplit("/", 1)[0] for item in people.lake.store.list("datasets/people/data/")}
+    assert folders == set(store_of(people).versions()[0].folders)
+
+
+def test_an_advance_that_meets_an_erasure_publishes_and_the_erasure_stands(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+    people.send("people", [("bob", 2, "bob in 2")], version="v2")
+    reports: list[ErasureReport] = []
+    lake = meanwhile(people, 1, lambda: reports.append(forget(people.lake, "people", [SECRET], **WHY)))
+    assert people.advance(PEOPLE, lake=lake).action == "sealed"
+    assert retained(people) == {"v1": entries(1, "ada"), "v2": entries(2, "bob")}
+    assert traces(people.lake.store, SECRET) == []
+
+
+# -- version sets
+
+
+def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
+    people.stream("planes", SCHEMA, ["person"], 2)
+    planes = bounded_dataset("planes", input="lake.planes", key="person", broadcast=True)
+    deliver(people, "v0", entries(0, "ada", SECRET))  # before it joined
+    members = version_set("both", PEOPLE, planes)
+    for n in (1, 2):
+        for stream in ("people", "planes"):
+            people.send(stream, [(SECRET, n, "x"), ("ada", n, "y")], version=f"v{n}")
+        advance_version_set(people.lake, people.systems, members, people.spark, by="test")
+    before = DatasetStore(people.lake, "planes").require_manifest()
+    report = forget(people.lake, "people", [SECRET], **WHY)
+    assert report.complete
+    assert [set(content) for content in retained(people).values()] == [{"ada"}] * 3
+    assert DatasetStore(people.lake, "planes").require_manifest() == before
+    assert find_keys(people.lake, "people", [SECRET]).clean
+    assert not find_keys(people.lake, "planes", [SECRET]).clean
+    left = traces(people.lake.store, SECRET)
+    assert all(key.startswith(("datasets/planes/", "version-sets/both/")) for key in left)
+    assert forget(people.lake, "planes", [SECRET], **WHY).complete
+    assert traces(people.lake.store, SECRET) == []
+    DatasetStore(people.lake, "people").rollback("v1", reason="both", by="ada")
+    assert DatasetStore(people.lake, "planes").require_current().get("ada") == {
+        "person": "ada",
+        "seats": 1,
+        "note": "y",
+    }
+
+
+# -- refused
+
+
+def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada", SECRET))
+
+    def refused(error: type[AdjunctError], match: str, keys: Any = (SECRET,), **given: str) -> None:
+        with pytest.raises(error, match=match):
+            forget(people.lake, given.pop("dataset", "people"), keys, **{**WHY, **given})
+
+    refused(DatasetNotFoundError, "dataset 'nobody' has no commit", dataset="nobody")
+    refused(ConfigurationError, "is to forget no keys", keys=[])
+    refused(SchemaMismatchError, "key column 'person' is string, and 5", keys=[5])
+    refused(NullKeyError, "a key has no 'person'", keys=[None])
+    refused(ConfigurationError, "does not say a reason", reason=" ")
+    refused(ConfigurationError, "does not say who does it", by="")
+    refused(ConfigurationError, "the reason of an erasure names a key", reason=f"{SECRET} asked for it")
+    people.stream("changes", SCHEMA, ["person"], 2)
+    follower = unbounded_dataset("follower", input="lake.changes", key="person", broadcast=True)
+    people.advance(follower)
+    refused(DatasetError, "'follower' is unbounded.*tombstones", dataset="follower")
+
+
+# -- against a model
+
+
+KEYS = st.tuples(st.sampled_from(["JFK", "LGA", "EWR", "ä"]), st.integers(-2, 12))
+CONTENT = st.dictionaries(KEYS, st.integers(0, 99), max_size=25)
+ROUTES = Schema.of(origin="string", hour="bigint", v="int")
+
+
+def by_key(view: DatasetView) -> dict[tuple[str, int], int]:
+    return {(row["origin"], row["hour"]): row["v"] for row in rows_of(view)}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    versions=st.lists(CONTENT, min_size=1, max_size=4),
+    rounds=st.lists(st.sets(KEYS, min_size=1, max_size=6), min_size=1, max_size=2),
+    spread=st.sampled_from([None, ("origin",), ("origin", "hour")]),
+    operations=st.lists(st.sampled_from(["pin", "rollback", "withdraw"]), max_size=2),
+)
+def test_all_versions_hold_what_a_dict_without_the_keys_holds(
+    people: World,
+    versions: list[Mapping[tuple[str, int], int]],
+    rounds: list[set[tuple[str, int]]],
+    spread: tuple[str, ...] | None,
+    operations: list[str],
+) -> None:
+    world = fresh(ROUTES, ("origin", "hour"))
+    spec = bounded_dataset(
+        "people", input="lake.people", key=["origin", "hour"],
+        **({"broadcast": True} if spread is None else {"partitions": 3, "partition_by": spread}),  # type: ignore[arg-type]
+    )  # fmt: skip
+    model: dict[int, dict[tuple[str, int], int]] = {}
+    for number, content in enumerate(versions, 1):
+        world.send("people", [(*key, value) for key, value in content.items()])
+        world.mark("people", f"v{number}", [0, 1])
+        world.advance(spec)
+        ref = store_of(world).versions()[-1]
+        model[ref.number] = dict(content)
+    for operation in operations:
+        try:
+            {
+                "pin": lambda: store_of(world).pin("v1", reason="r", by="b"),
+                "rollback": lambda: store_of(world).rollback(reason="r", by="b"),
+                "withdraw": lambda: store_of(world).withdraw("v1", reason="r", by="b"),
+            }[operation]()
+        except DatasetError:
+            continue
+    served = store_of(world).require_manifest().version
+    for keys in rounds:
+        report = forget(world.lake, "people", keys, **WHY)
+        assert report.complete
+        gone = {number: set(content) & keys for number, content in model.items()}
+        assert sum(each.rows for each in report.rewritten) == sum(map(len, gone.values()))
+        model = {n: {k: v for k, v in content.items() if k not in keys} for n, content in model.items()}
+        for view in views(world):
+            assert by_key(view) == model[view.sealed.number]
+            assert verify_version(view, deep=True).ok
+    now = store_of(world).require_manifest().version
+    assert (served and served.number) == (now and now.number)
