@@ -1,0 +1,340 @@
+"""Versions as snapshots of an Iceberg table, in PyIceberg's SQL catalogue, read back by PyIceberg and DuckDB."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from assets.discard import discard
+from assets.handover import parquet_files
+from assets.holds import hold, let_go
+from assets.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
+from assets.leases import all_leases
+from assets.log import DatasetLog
+from assets.manifest import DatasetManifest, Declaration, VersionRef
+from assets.policies import DiscardPolicy
+from assets.view import DatasetView
+from resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    DatasetError,
+    ManifestMismatchError,
+    VersionDiscardedError,
+)
+from resources.objects.lake import Lake, open_lake
+from resources.schema import Schema
+from tests.assets.sealing import Row, view_of
+
+if TYPE_CHECKING:
+    from tests.servers.s3 import S3Server
+
+pytest.importorskip("pyiceberg.catalog.sql")
+duckdb = pytest.importorskip("duckdb")
+
+SCHEMA = Schema.of(
+    tailnum="string", seats="smallint", age="tinyint", miles="bigint", cost="decimal(9,2)", built="date",
+    seen="timestamp", photo="binary", weight="double", leased="boolean",
+)  # fmt: skip
+TABLE = "reference.planes"
+
+
+def plane(n: int) -> Row:
+    return (
+        f"N{n:02}", n, None if n % 3 else n % 100, n * 2**40, None, dt.date(2000, 1, 1 + n % 28),
+        dt.datetime(2024, 1, 1, 0, 0, n % 60, n, dt.UTC), bytes([n]), n / 3, n % 2 == 0,
+    )  # fmt: skip
+
+
+@dataclass
+class Published:
+    """A dataset whose versions are written and committed here, without the cycle, and a catalogue beside it."""
+
+    lake: Lake
+    catalog: Any
+    views: list[DatasetView] = field(default_factory=list)
+
+    def publish(self, rows: list[Row], schema: Schema = SCHEMA, name: str = "planes") -> DatasetView:
+        number = len(self.views) + 1
+        view = view_of(self.lake.store, rows, schema=schema, key=["tailnum"], partitions=3, dataset=name, number=number)
+        log = DatasetLog(self.lake, name)
+        parent, manifest = log.read()
+        sealed = view.sealed
+        ref = VersionRef(
+            id=sealed.id, number=number, name=sealed.name, rows=sealed.rows, sealed_at=sealed.sealed_at,
+            document=log.write_version(sealed), folders=tuple(each.folder for each in sealed.generations),
+        )  # fmt: skip
+        declaration = Declaration(
+            kind="bounded", input="query planes", key=("tailnum",), key_types=("string",),
+            partition_by=("tailnum",), partitions=3, input_partitions=0,
+        )  # fmt: skip
+        manifest = manifest or DatasetManifest(name=name, declaration=declaration, offsets={})
+        served = {"version": sealed, "head": sealed.id, "next_number": number + 1, "next_generation": number + 1}
+        log.commit(parent, manifest.after(versions=(*manifest.versions, ref), **served), by="test")
+        self.views.append(view)
+        return view
+
+    def register(self, view: DatasetView, **more: Any) -> IcebergSnapshot:
+        return register_in_iceberg(view, self.catalog, TABLE, **more)
+
+    def rows(self, snapshot: int | None = None) -> list[Row]:
+        return rows_of(self.catalog.load_table(TABLE).scan(snapshot_id=snapshot).to_arrow())
+
+    def held(self) -> set[str]:
+        return {version for lease in all_leases(self.lake, "planes") for version in lease.versions}
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+@pytest.fixture
+def new_catalog(tmp_path: Path) -> Callable[..., Any]:
+    def new(**properties: str) -> Any:
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        catalog = SqlCatalog(
+            "test", uri=f"sqlite:///{tmp_path}/catalog.db", **{"warehouse": str(tmp_path / "warehouse")} | properties
+        )
+        catalog.create_namespace_if_not_exists("reference")
+        return catalog
+
+    return new
+
+
+@pytest.fixture
+def planes(tmp_path: Path, new_catalog: Callable[..., Any]) -> Published:
+    return Published(open_lake(tmp_path / "a läke"), new_catalog())
+
+
+def check_versions_follow_each_other(planes: Published) -> None:
+    monday, tuesday = [plane(n) for n in range(40)], [plane(n) for n in range(5, 50)]
+    first = planes.register(planes.publish(monday))
+    assert planes.rows() == monday
+    second = planes.register(planes.publish(tuesday), properties={"ticket": "7"})
+    assert planes.rows() == tuesday
+    assert planes.rows(first.snapshot_id) == monday, "earlier snapshots stay for time travel"
+
+    table = planes.catalog.load_table(TABLE)
+    assert [s.snapshot_id for s in table.snapshots()] == [first.snapshot_id, second.snapshot_id]
+    assert sorted(table.inspect.files()["file_path"].to_pylist()) == sorted(parquet_files(planes.views[1]))
+    assert second.files == tuple(parquet_files(planes.views[1]))
+    summary = table.current_snapshot().summary.additional_properties
+    assert summary["adjunct.dataset"] == "planes"
+    assert (summary["adjunct.version"], summary["adjunct.version-name"]) == (planes.views[1].version, "v2")
+    assert (summary["ticket"], summary["total-records"], summary["deleted-records"]) == ("7", "45", "40")
+
+    found = table.scan(row_filter="seats >= 45").to_duckdb("planes")
+    expected = [row for row in tuesday if row[1] >= 45]
+    assert sorted(found.execute("FROM planes").fetchall()) == expected
+    assert found.execute("SELECT max(seen), sum(miles) FROM planes").fetchall() == [
+        (max(row[6] for row in expected), sum(row[3] for row in expected))
+    ]
+
+
+def test_each_version_is_one_snapshot_over_the_lakes_own_files(planes: Published) -> None:
+    check_versions_follow_each_other(planes)
+
+
+@pytest.mark.server
+def test_a_lake_on_s3_can_be_registered(s3_server: S3Server, new_catalog: Callable[..., Any]) -> None:
+    catalog = new_catalog(
+        **{
+            "warehouse": f"s3://{s3_server.bucket()}/warehouse",
+            "s3.endpoint": s3_server.endpoint,
+            "s3.access-key-id": s3_server.env["AWS_ACCESS_KEY_ID"],
+            "s3.secret-access-key": s3_server.env["AWS_SECRET_ACCESS_KEY"],
+            "s3.region": s3_server.env["AWS_REGION"],
+        }
+    )
+    check_versions_follow_each_other(Published(open_lake(s3_server.url()), catalog))
+
+
+def test_the_current_version_is_not_registered_twice(planes: Published) -> None:
+    view = planes.publish([plane(1)])
+    first = planes.register(view)
+    again = planes.register(view)
+    assert (first.new, again.new) == (True, False)
+    assert again.snapshot_id == first.snapshot_id
+    assert len(planes.catalog.load_table(TABLE).snapshots()) == 1
+
+
+def test_a_version_without_rows_empties_the_table(planes: Published) -> None:
+    planes.register(planes.publish([plane(1)]))
+    empty = planes.register(planes.publish([]))
+    assert (planes.rows(), empty.files) == ([], ())
+    planes.register(planes.publish([plane(2)]))
+    assert planes.rows() == [plane(2)]
+
+
+def test_new_columns_are_added_and_others_refused_with_the_difference(planes: Published) -> None:
+    old = Schema.of(tailnum="string", seats="int")
+    first = planes.publish([("N1", 1)], old)
+    planes.register(first)
+    wider = planes.publish([("N2", "blue", 2)], Schema.of(tailnum="string", colour="string", seats="int"))
+    planes.register(wider)
+    assert planes.catalog.load_table(TABLE).scan().to_arrow().to_pylist() == [
+        {"tailnum": "N2", "seats": 2, "colour": "blue"}
+    ]
+    retyped = planes.publish([("N3", 3, "blue")], Schema.of(tailnum="string", seats="bigint", colour="string"))
+    with pytest.raises(DatasetError, match=r"'reference.planes': seats is long, expected int\. Columns can only"):
+        planes.register(retyped)
+    narrower = planes.publish([("N3", 3)], old)
+    with pytest.raises(DatasetError, match=r"colour \(string\) is missing"):
+        planes.register(narrower)
+    assert planes.held() == {first.version, wider.version}, "what was refused is not held"
+
+    planes.register(first)  # as after a rollback
+    assert planes.rows() == [("N1", 1, None)]
+
+
+def test_a_table_of_others_is_not_replaced(planes: Published) -> None:
+    view = planes.publish([plane(1)])
+    foreign = planes.catalog.create_table(TABLE, pa.schema([("x", pa.int32())]))
+    foreign.append(pa.table({"x": pa.array([1], pa.int32())}))
+    with pytest.raises(DatasetError, match="holds data of its own, which registering dataset 'planes' would replace"):
+        planes.register(view)
+    register_in_iceberg(view, planes.catalog, "reference.mine")
+    other = view_of(planes.lake.store, [plane(1)], schema=SCHEMA, key=["tailnum"], dataset="other", number=9)
+    with pytest.raises(DatasetError, match="holds dataset 'planes', which registering dataset 'other'"):
+        register_in_iceberg(other, planes.catalog, "reference.mine")
+    with pytest.raises(ConfigurationError, match=r"no namespace 'nowhere'.*create_namespace\('nowhere'\)"):
+        register_in_iceberg(view, planes.catalog, "nowhere.planes")
+
+
+def test_a_table_that_the_user_made_is_filled(planes: Published) -> None:
+    planes.catalog.create_table(TABLE, SCHEMA.to_arrow(), properties={"owner": "ada"})
+    planes.register(planes.publish([plane(1)]))
+    assert planes.rows() == [plane(1)]
+    assert planes.catalog.load_table(TABLE).properties["owner"] == "ada"
+
+
+class Racing:
+    """A catalogue in which somebody else registers another version once the table is loaded."""
+
+    def __init__(self, catalog: Any, meanwhile: Callable[[], object]) -> None:
+        self._catalog, self._meanwhile = catalog, meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def load_table(self, identifier: str) -> Any:
+        table = self._catalog.load_table(identifier)
+        self._meanwhile()
+        return table
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_of_two_that_register_at_once_one_is_told_to_do_it_again(planes: Published, filled: bool) -> None:
+    if filled:
+        planes.register(planes.publish([plane(1)]))
+    else:
+        planes.catalog.create_table(TABLE, SCHEMA.to_arrow())
+    theirs, mine = planes.publish([plane(2)]), planes.publish([plane(3)])
+    racing = Racing(planes.catalog, lambda: planes.register(theirs))
+    with pytest.raises(CommitConflict, match=r"was changed by somebody else while version v0*[23]-"):
+        register_in_iceberg(mine, racing, TABLE)
+    assert planes.rows() == [plane(2)], "one whole version, never a mix"
+    planes.register(mine)
+    assert planes.rows() == [plane(3)]
+
+
+def test_what_snapshots_refer_to_is_not_discarded_until_they_expire(planes: Published) -> None:
+    policy = DiscardPolicy(keep=1, grace=timedelta(0))
+    for n in range(1, 4):
+        planes.register(planes.publish([plane(n)]))
+    planes.publish([plane(4)])
+    assert planes.held() == {view.version for view in planes.views[:3]}
+    report = discard(planes.lake, "planes", policy, by="test")
+    assert report.discarded == ()
+    assert "Iceberg table reference.planes" in report.kept[0].reason
+    for view in planes.views[:3]:
+        assert planes.rows(snapshot_of(planes, view)) == [plane(view.sealed.number)]
+
+    table = planes.catalog.load_table(TABLE)
+    table.maintenance.expire_snapshots().by_id(snapshot_of(planes, planes.views[0])).commit()
+    age(planes.lake, planes.views[0], hours=2)
+    planes.register(planes.views[2])
+    discard(planes.lake, "planes", policy, by="test")
+    assert [Path(path).exists() for path in (parquet_files(view)[0] for view in planes.views)] == [
+        False, True, True, True,
+    ]  # fmt: skip
+    assert planes.rows() == [plane(3)]
+
+    planes.catalog.drop_table(TABLE)
+    gone = release_from_iceberg(planes.lake, "planes", TABLE)
+    assert set(gone) == {planes.views[1].version, planes.views[2].version}
+    assert planes.held() == set()
+
+
+def snapshot_of(planes: Published, view: DatasetView) -> int:
+    snapshots = planes.catalog.load_table(TABLE).snapshots()
+    return next(s.snapshot_id for s in snapshots if s.summary.additional_properties["adjunct.version"] == view.version)
+
+
+def age(lake: Lake, view: DatasetView, *, hours: int) -> None:
+    """Make a hold of this version look older."""
+    (key,) = [lease.key for lease in all_leases(lake, "planes") if view.version in lease.versions]
+    then = dt.datetime.now(dt.UTC).timestamp() - hours * 3600
+    os.utime(Path(lake.url) / key, (then, then))
+
+
+def test_a_version_that_is_gone_or_withdrawn_is_not_registered(planes: Published) -> None:
+    bare = view_of(planes.lake.store, [plane(1)], schema=SCHEMA, key=["tailnum"], number=9)
+    planes.publish([plane(1)])
+    with pytest.raises(VersionDiscardedError, match="version v000009-attempt9 has been discarded"):
+        planes.register(bare)
+    assert planes.held() == set()
+
+    view = planes.publish([plane(2)])
+    log = DatasetLog(planes.lake, "planes")
+
+    def withdraw(manifest: DatasetManifest) -> DatasetManifest:
+        first, second = manifest.versions
+        withdrawn = second.model_copy(update={"state": "withdrawn", "reason": "wrong prices"})
+        sealed = planes.views[0].sealed
+        return manifest.after(versions=(first, withdrawn), version=sealed, head=sealed.id)
+
+    log.transact(withdraw, by="test")
+    with pytest.raises(DatasetError, match=r"is withdrawn \(wrong prices\)"):
+        planes.register(view)
+
+
+def test_a_file_that_is_missing_or_not_the_manifests_is_named(planes: Published) -> None:
+    view = planes.publish([plane(n) for n in range(9)])
+    path = Path(parquet_files(view)[0])
+    whole = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ManifestMismatchError, match="a file can't be read by PyIceberg"):
+        planes.register(view)
+    path.write_bytes(Path(parquet_files(view)[1]).read_bytes())
+    with pytest.raises(ManifestMismatchError, match=r"the manifest lists .* and it has \d rows"):
+        planes.register(view)
+    path.write_bytes(whole)
+    planes.register(view)
+    assert planes.rows() == [plane(n) for n in range(9)]
+
+
+def test_a_hold_is_let_go_by_its_holder_and_not_while_it_settles(planes: Published) -> None:
+    view, other = planes.publish([plane(1)]), planes.publish([plane(2)])
+    hold(planes.lake, "planes", view.version, holder="a")
+    hold(planes.lake, "planes", view.version, holder="b")
+    hold(planes.lake, "planes", other.version, holder="a")
+    assert let_go(planes.lake, "planes", holder="a", keep=[other.version]) == ()
+    assert let_go(planes.lake, "planes", holder="a") == (view.version, other.version)
+    assert planes.held() == {view.version}
+    assert let_go(planes.lake, "planes", holder="nobody") == ()
+
+
+def test_without_pyiceberg_it_says_what_to_install(planes: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "dagster-adjunct\[iceberg\]"'):
+        planes.register(planes.publish([plane(1)]))
