@@ -40,6 +40,8 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
         f"view = open_dataset(open_lake({world.lake.url!r}), 'planes').current()\n"
         "assert view.get('N7') == {'tailnum': 'N7', 'seats': 7}, view.get('N7')\n"
         "assert sorted(view.get_all(['N1', 'N2', 'X'])) == ['N1', 'N2']\n"
+        f"with open_dataset(open_lake({world.lake.url!r}), 'planes').open() as served, served.watch():\n"
+        "    assert dict(served.items('N7')) == {'N7': {'tailnum': 'N7', 'seats': 7}}\n"
         "assert not {'pyspark', 'py4j', 'boto3'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
