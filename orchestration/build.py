@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec, Definitions, define_asset_job, in_process_executor
 
@@ -173,8 +173,14 @@ class _Assets:
             description=names.get_description(subject),
             kinds=names.get_kinds(subject),
             tags=dict(names.get_tags(subject)),
-            metadata=table_metadata(app.tables[node.name]) if node.kind == "table" else None,
+            metadata=_metadata(app, node),
         )
+
+
+def _metadata(app: "Application", node: Node) -> dict[str, Any] | None:
+    if node.kind == "files":
+        return {"dagster/uri": node.name}
+    return table_metadata(app.tables[node.name]) if node.kind == "table" else None
 
 
 def _subject(app: "Application", node: Node) -> AssetSubject:

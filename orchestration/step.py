@@ -20,7 +20,7 @@ from assets.leases import Lease
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
 from orchestration.planner import ExecutionPlan
-from resources.errors import OffsetOutOfRangeError
+from resources.errors import OffsetOutOfRangeError, VersionDiscardedError
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -200,7 +200,13 @@ class _Step:
             held = self._leases.get(name)
             if version is None or (held is not None and version in held.versions):
                 continue
-            self._leases[name] = Lease.acquire(self._context.lake, name, [version], holder=self._context.run)
+            try:
+                self._leases[name] = Lease.acquire(self._context.lake, name, [version], holder=self._context.run)
+            except VersionDiscardedError:
+                # An erasure has rewritten what this batch was begun with: the open intent alone keeps it.
+                if self._state.open is None:
+                    raise
+                continue
             if held is not None:
                 held.release()
 
@@ -213,7 +219,7 @@ class _Step:
         if version is None:
             return None
         if (name, version) not in self._views:
-            self._views[(name, version)] = self._datasets[name].version(version)
+            self._views[(name, version)] = self._datasets[name].version_of_batch(version)
         return self._views[(name, version)]
 
     def _starts(self) -> dict[SystemStreamPartition, str]:

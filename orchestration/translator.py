@@ -9,6 +9,8 @@ from typing import Literal
 
 from dagster import AssetKey
 
+_TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+
 
 @dataclass(frozen=True, slots=True)
 class AssetSubject:
@@ -59,4 +61,6 @@ class AdjunctTranslator:
         return {"stream", "parquet" if system == "lake" else system}
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
-        return {"adjunct/kind": subject.kind, "adjunct/name": subject.name}
+        tags = {"adjunct/kind": subject.kind}
+        # Dagster's tags hold short plain texts; a URL and a very long name are none.
+        return tags | ({"adjunct/name": subject.name} if _TAG.fullmatch(subject.name) else {})

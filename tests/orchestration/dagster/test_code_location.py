@@ -16,6 +16,9 @@ from dagster_adjunct import (
     Application,
     AssetSubject,
     ConfigurationError,
+    FileSource,
+    QuerySource,
+    Schema,
     bounded_dataset,
     build_definitions,
 )
@@ -178,3 +181,22 @@ def test_two_declarations_of_one_dataset_are_refused(tmp_path: Path) -> None:
 def test_sensors_are_stopped_until_somebody_starts_them(tmp_path: Path) -> None:
     (sensor,) = build_definitions(small.order_totals(tmp_path / "t.sqlite")).sensors or ()
     assert sensor.default_status is DefaultSensorStatus.STOPPED
+
+
+def test_the_folder_that_a_dataset_is_made_from_is_an_external_asset_and_a_query_is_none() -> None:
+    schema = Schema.of(item="string", label="string")
+    labels = bounded_dataset(
+        "labels", input=FileSource("s3://bucket/shop-data/labels", "csv", schema), key="item", broadcast=True
+    )
+    prices = bounded_dataset("prices", input=QuerySource("SELECT …", schema), key="item", broadcast=True)
+    app = Application("shop")
+    orders = app.input_stream("lake.orders").join(app.table(labels), on="item", select=["label"])
+    orders.join(app.table(prices), on="item", select=["label as price"]).send_to(
+        app.output_stream("lake.priced", partitions=2)
+    )
+    graph = build_definitions(app).resolve_asset_graph()
+    files = AssetKey(["files", "bucket", "shop_data", "labels"])
+    assert graph.get(AssetKey(["datasets", "labels"])).parent_keys == {files}
+    assert graph.get(AssetKey(["datasets", "prices"])).parent_keys == set()
+    assert graph.get(files).metadata["dagster/uri"] == "s3://bucket/shop-data/labels"
+    assert (graph.get(files).kinds, graph.get(files).is_materializable) == ({"csv"}, False)

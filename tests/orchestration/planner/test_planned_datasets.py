@@ -1,0 +1,88 @@
+"""Datasets from files, queries and extractors: planned by what they declare, without a stream to ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from assets.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
+from assets.extractor import Projection
+from assets.inputs import FileSource, QuerySource
+from orchestration.lineage import Node, source_of, sources_read
+from orchestration.planner import SPARK, StreamFacts, plan
+from resources.errors import PlanningError
+from resources.schema import Schema
+from tests.orchestration.planner.planning import application, catalog
+
+FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string"))
+PLANES = Schema.of(tailnum="string", seats="int", model="string")
+FILES = FileSource("s3://bucket/planes", "parquet", PLANES)
+QUERY = QuerySource("SELECT * FROM planes", PLANES)
+
+
+def planes(source: Any, **more: Any) -> AdjunctDataset:
+    return bounded_dataset("planes", input=source, key=more.pop("key", "tailnum"), partitions=8, **more)
+
+
+def planned(dataset: AdjunctDataset, *streams: StreamFacts, **join: Any):
+    app = application()
+    app.input_stream("lake.flights").join(app.table(dataset), **{"on": "tailnum", **join})
+    return plan(app, catalog(FLIGHTS, *streams))
+
+
+@pytest.mark.parametrize("source", [FILES, QUERY])
+def test_a_dataset_without_a_stream_is_co_partitioned_by_its_declaration(source: FileSource | QuerySource) -> None:
+    found = planned(planes(source))
+    assert found.operators[-1].columns == ("tailnum", "origin", "seats", "model")
+    assert found.exchanges == ()
+    (side,) = [edge for edge in found.streams if edge.role == "side-input"]
+    assert (side.name, side.partitions, side.partitioned_by) == (str(source), 8, ("tailnum",))
+
+
+def test_a_count_that_does_not_agree_names_the_files() -> None:
+    small = bounded_dataset("planes", input=FILES, key="tailnum", partitions=4)
+    with pytest.raises(PlanningError, match=r"files in s3://bucket/planes has 4 \(dataset planes\)"):
+        planned(small)
+
+
+def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
+    with pytest.raises(PlanningError, match="has no column 'engines'; its columns there are tailnum, seats, model"):
+        planned(planes(FILES), select=["engines"])
+    with pytest.raises(PlanningError, match="has no column 'tail'"):
+        planned(planes(QUERY, key="tail"), on={"tailnum": "tail"})
+
+
+def test_what_an_extractor_makes_are_the_datasets_columns() -> None:
+    chairs = Projection("tailnum string, chairs int", {"chairs": "seats * 2"})
+    assert planned(planes(FILES, extractor=chairs)).operators[-1].columns == ("tailnum", "origin", "chairs")
+    stream = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)
+    on_stream = planned(planes("lake.planes", extractor=chairs), stream)
+    assert on_stream.operators[-1].columns == ("tailnum", "origin", "chairs")
+    with pytest.raises(PlanningError, match="has no column 'seats'; its columns there are tailnum, chairs"):
+        planned(planes(FILES, extractor=chairs), select=["seats"])
+
+
+def test_a_dataset_keyed_by_offset_has_the_records_position_as_its_key() -> None:
+    notes = bounded_dataset("notes", input="lake.notes", key=BY_OFFSET, broadcast=True)
+    app = application()
+    flights = app.input_stream("lake.flights")
+    flights.map("*", "0 as at", "1L as number").join(
+        app.table(notes), on={"at": "source_partition", "number": "source_offset"}
+    )
+    found = plan(app, catalog(FLIGHTS, StreamFacts("lake.notes", 1, (), SPARK, Schema.of(text="string"))))
+    assert found.operators[-1].columns == ("tailnum", "origin", "at", "number", "text")
+
+
+def test_an_application_does_not_send_to_a_dataset_that_has_no_stream() -> None:
+    app = application()
+    with pytest.raises(PlanningError, match=r"dataset 'planes' is made from files in s3://bucket/planes, and not"):
+        app.input_stream("lake.flights").send_to(app.table(planes(FILES)))
+
+
+def test_files_are_in_the_lineage_and_a_query_is_not() -> None:
+    app = application()
+    flights = app.input_stream("lake.flights")
+    flights.join(app.table(planes(FILES)), on="tailnum")
+    assert sources_read(app) == (Node("stream", "lake.flights"), Node("files", "s3://bucket/planes"))
+    assert source_of(planes(QUERY)) is None
