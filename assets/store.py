@@ -132,6 +132,21 @@ class DatasetStore:
             require_version(manifest, ref.id, sealed=True)  # says why, and what to do
         return self._view(self.log.read_version(ref))
 
+    def version_of_batch(self, version: str) -> DatasetView:
+        """Return the version of this id that an open batch was begun with.
+
+        Also one that an erasure has rewritten since, which is kept as it was until that batch has ended.
+        """
+        try:
+            return self.version(version)
+        except DatasetError:
+            document = f"{self.log.prefix}/versions/{version}-"
+            for entry in self.require_manifest().doomed:
+                if entry.startswith(document):
+                    with suppress(ObjectNotFoundError):
+                        return self._view(SealedVersion.model_validate_json(self._lake.store.get(entry).data))
+            raise
+
     def versions(self) -> tuple[VersionRef, ...]:
         """Return all retained versions of a bounded dataset, in the order in which they were made."""
         return self.require_manifest().versions

@@ -403,8 +403,13 @@ def test_what_an_open_batch_needs_is_pending_and_a_discard_finishes_it(people: W
     report = forget(people.lake, "people", [SECRET], **WHY, roots=lambda: {old: why})
     assert {each.reason for each in report.pending} == {why}
     assert not report.complete
+    assert store_of(people).version_of_batch(old).get(SECRET) is not None, "the batch is run again as it was begun"
+    with pytest.raises(DatasetError, match="rewritten by an erasure"):
+        store_of(people).version(old)
     discard(people.lake, "people", DiscardPolicy(keep=None), by="ada")
     assert find_keys(people.lake, "people", [SECRET]).clean
+    with pytest.raises(DatasetError, match="rewritten by an erasure"):
+        store_of(people).version_of_batch(old)
 
 
 # -- interruptions
