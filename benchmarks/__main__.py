@@ -1,18 +1,23 @@
-"""Run all benchmarks, or some: python -m benchmarks [main-job] [datasets] [--rounds N] [--large ROWS]."""
+"""Run all benchmarks, or some: python -m benchmarks [main-job] [datasets] [seal] … [--rounds N] [--large ROWS]."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
-from benchmarks import datasets, main_job
+from benchmarks import datasets, diff, main_job, seal, serving
 
+CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
+    "main-job": lambda chosen: main_job.run(chosen.rounds),
+    "datasets": lambda chosen: datasets.run(chosen.rounds, chosen.large),
+    "seal": lambda chosen: seal.run(chosen.rounds),
+    "serving": lambda chosen: serving.run(chosen.rounds),
+    "diff": lambda chosen: diff.run(chosen.rounds),
+}
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-parser.add_argument("what", nargs="*", choices=["main-job", "datasets"], help="Default: all.")
+parser.add_argument("what", nargs="*", choices=list(CHOICES), help="Default: all.")
 parser.add_argument("--rounds", type=int, default=3, help="Runs of each thing; medians count.")
 parser.add_argument("--large", type=int, default=30_000_000, help="Rows of the large dataset; 0 leaves it out.")
 chosen = parser.parse_args()
-what = chosen.what or ["main-job", "datasets"]
-if "main-job" in what:
-    main_job.run(chosen.rounds)
-if "datasets" in what:
-    datasets.run(chosen.rounds, chosen.large)
+for what in chosen.what or CHOICES:
+    CHOICES[what](chosen)

@@ -1,4 +1,4 @@
-"""Sealing a bounded dataset and committing changes to an unbounded one, against Spark's plain writes."""
+"""Committing changes to an unbounded dataset, against Spark's plain writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dagster_adjunct import (
     LakeStreams,
     Schema,
     advance_dataset,
-    bounded_dataset,
     open_lake,
     session_scope,
     unbounded_dataset,
@@ -64,31 +63,6 @@ def run(rounds: int, large: int) -> None:
         streams = LakeStreams(lake)
         systems = {"lake": streams}
         fill(streams, "rows", 3_000_000)
-        streams.append_markers("rows", "one", producer="end", sequence=1)
-
-        print("seal: 3M rows x 6 columns into 8 buckets, sorted by key")
-
-        def seal(number: int) -> None:
-            dataset = bounded_dataset(f"sealed-{number}", input="lake.rows", key="k", partitions=BUCKETS)
-            report = advance_dataset(lake, systems, dataset, lambda: spark, by="benchmark")
-            assert report.rows == 3_000_000, report
-
-        def plain(number: int) -> None:
-            files = sorted(map(str, (root / "lake" / "streams" / "rows" / "data").glob("*/*.parquet")))
-            (
-                spark.read.parquet(*files)
-                .select(*SCHEMA.names)
-                .repartition(BUCKETS, "k")
-                .write.bucketBy(BUCKETS, "k")
-                .sortBy("k")
-                .option("path", str(root / f"plain-{number}"))
-                .saveAsTable(f"plain_{number}")
-            )
-
-        seal(1000)  # both warm
-        plain(1000)
-        measured = alternate(rounds, spark_bucketed_write=plain, seal=seal)
-        show(measured, "seal", "spark_bucketed_write", "at most 1.25")
 
         print(f"commit: {CHANGES:,} changes into 3M rows")
         small = commits(spark, root, streams, systems, "rows", 3_000_000, rounds)

@@ -32,6 +32,7 @@ from assets.discard import DiscardReport  # noqa: E402
 from assets.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
 from assets.inputs import Computation, FileSource, QuerySource  # noqa: E402
 from assets.leases import Lease  # noqa: E402
+from assets.lookup import FileCache  # noqa: E402
 from assets.manifest import Verdict, VersionRef  # noqa: E402
 from assets.policies import DiscardPolicy, VersionPartitions  # noqa: E402
 from assets.report import StageEvent  # noqa: E402
@@ -51,6 +52,7 @@ from assets.validators import (  # noqa: E402
 )
 from assets.verify import VerifyReport, verify_version  # noqa: E402
 from assets.versions import HistoryEntry  # noqa: E402
+from assets.watch import Watch  # noqa: E402
 from orchestration import (  # noqa: E402
     AdjunctTranslator,
     Application,
@@ -148,6 +150,7 @@ __all__ = [
     "DiscardPolicy",
     "DiscardReport",
     "Field",
+    "FileCache",
     "FileSource",
     "HistoryEntry",
     "KeyValueExtractor",
@@ -208,6 +211,7 @@ __all__ = [
     "VersionDiscardedError",
     "VersionPartitions",
     "VersionRef",
+    "Watch",
     "abandon_version",
     "advance_dataset",
     "advance_version_set",
