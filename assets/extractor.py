@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from resources.errors import ConfigurationError, SchemaMismatchError
+from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from resources.schema import Schema
 from resources.streams.system import META, TOMBSTONE
 
@@ -46,7 +46,8 @@ class KeyValueExtractor(Protocol):
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         """Return entries with the columns of `schema`; the columns of META pass through, record by record.
 
-        A tombstone stays one: the columns that are kept have its values, the others are null.
+        A tombstone stays one: the columns that are kept have its values, the others are null. Raises DatasetError
+        where the extractor itself is wrong; SchemaMismatchError is for records, and refuses their version.
         """
         ...
 
@@ -113,7 +114,7 @@ class Projection:
                     what, f"the expression for {field.name!r}", self._computed[field.name], error
                 ) from error
             if not fits(found, field.type):
-                raise SchemaMismatchError(
+                raise DatasetError(
                     f"{what}: the projection declares {field.name} as {field.type}, and "
                     f"{self._computed.get(field.name, field.name)!r} gives {found}.",
                     f"Declare it as {found}, or cast it in the expression, where everybody sees it.",
@@ -214,8 +215,8 @@ def _decimal(kind: str) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
-def _unplanned(what: str, part: str, expression: str, error: Exception) -> SchemaMismatchError:
-    return SchemaMismatchError(
+def _unplanned(what: str, part: str, expression: str, error: Exception) -> DatasetError:
+    return DatasetError(
         f"{what}: {part} of the projection, {expression!r}, can't be planned: {str(error).splitlines()[0]}",
         "Correct it: Spark SQL over the record's columns, without aggregates.",
     )

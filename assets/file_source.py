@@ -92,7 +92,7 @@ class FileVersions:
             missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
             return Awaiting(None, (missing,), idle=in_place is None)
         self._check_unchanged(manifest, named)
-        settled = _settled(manifest)
+        settled = _settled(manifest) - self._completed_again(manifest, named)
         for folder in self._in_order(manifest, [each for each in named if each.path not in settled]):
             if folder.complete is None:
                 return Awaiting(folder.path, (self._marker(folder),))
@@ -182,10 +182,32 @@ class FileVersions:
                 )
         return [each for each in folders if each not in late]
 
+    def _completed_again(self, manifest: DatasetManifest, named: list[Folder]) -> set[str]:
+        """Return the refused versions that were completed anew since: they are tried again, in their order."""
+        newest = {done.name: done for done in manifest.delivered}
+        again = set()
+        for folder in named:
+            done = newest.get(folder.path)
+            ref = manifest.ref(done.version) if done else None
+            if done is None or ref is None or ref.state != "rejected" or folder.complete is None:
+                continue
+            last = done is manifest.delivered[-1] or self._spec.versions is not None
+            if last and (folder.complete.modified > ref.sealed_at or self._differs(done.markers, folder)):
+                again.add(folder.path)
+        return again - {ended.name for ended in manifest.abandoned}
+
     def _check_unchanged(self, manifest: DatasetManifest, named: list[Folder]) -> None:
-        """Refuse a delivered folder that was completed anew with something else (rule 10)."""
+        """Refuse a delivered folder that was completed anew with something else (rule 10).
+
+        Of a version that was refused nothing is published, so there is nothing to contradict.
+        """
         ended = {each.name for each in manifest.abandoned}
-        delivered = {done.name: done.markers for done in manifest.delivered if done.name not in ended}
+        refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}
+        delivered = {
+            done.name: done.markers
+            for done in manifest.delivered
+            if done.name not in ended and done.version not in refused
+        }
         for folder in named:
             said = delivered.get(folder.path)
             if said is not None and folder.complete is not None and self._differs(said, folder):

@@ -11,7 +11,7 @@ from assets.delivery import Awaiting, Delivery
 from assets.entries import column, declaration_of, entries_of, schema_of_entries
 from assets.inputs import Computation
 from assets.manifest import DatasetManifest
-from resources.errors import DatasetError, SchemaMismatchError
+from resources.errors import DatasetError
 from resources.schema import Schema
 from resources.streams.system import META
 
@@ -68,7 +68,7 @@ class QueryVersions:
         return None
 
     def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return the query's answer as entries. Raises SchemaMismatchError where its columns are not as declared."""
+        """Return the query's answer as entries. Raises DatasetError where its columns are not as declared."""
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
@@ -109,7 +109,7 @@ def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
     names = answer.columns
     parts += [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if parts:
-        raise SchemaMismatchError(
+        raise DatasetError(
             f"{what} answers with other columns than are declared: {'; '.join(parts)}.",
             "Select, name and cast them in the query, or declare what it answers.",
         )

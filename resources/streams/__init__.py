@@ -1,5 +1,6 @@
 """Streams: partitioned, ordered records at offsets, read in exact ranges."""
 
+from resources.streams.checksum import records_checksum
 from resources.streams.declaring import StreamDescription
 from resources.streams.document import CompactionPolicy, Retention
 from resources.streams.lake import LakeStreams
@@ -28,5 +29,6 @@ __all__ = [
     "StreamSystem",
     "SystemStreamPartition",
     "open_system",
+    "records_checksum",
     "register_system",
 ]

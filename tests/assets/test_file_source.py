@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from assets import AdjunctDataset, bounded_dataset
 from assets.delivery import Awaiting, Delivery
 from assets.file_source import FileVersions
 from assets.inputs import FileSource
-from assets.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts
+from assets.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts, VersionRef
 from assets.policies import VersionPartitions
 from assets.source import open_source
 from resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
@@ -86,8 +87,6 @@ def after(manifest: DatasetManifest, *deliveries: Delivery) -> DatasetManifest:
 
 
 def abandoned(manifest: DatasetManifest, name: str) -> DatasetManifest:
-    import datetime as dt
-
     ended = Abandoned(name=name, reason="never comes", by="me", at=dt.datetime.now(dt.UTC))
     return manifest.after(abandoned=(*manifest.abandoned, ended))
 
@@ -219,10 +218,6 @@ def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retaine
     held = Delivered(name="v1", version="v000001-a", markers=dict(first.markers))
     discarded = manifest.after(delivered=(held,))
     assert isinstance(versions(spec, "v1").next(discarded), Delivery)
-
-    import datetime as dt
-
-    from assets.manifest import VersionRef
 
     ref = VersionRef(
         id="v000001-a",
@@ -472,3 +467,41 @@ def test_marker_facts_of_a_delivery_are_those_of_its_completion_object(place: Pl
     assert (facts.offset, facts.rows) == (0, 1)
     assert isinstance(facts, MarkerFacts)
     assert facts.checksum
+
+
+# -- tried again
+
+
+def refused(manifest: DatasetManifest, delivery: Delivery, at: dt.datetime) -> DatasetManifest:
+    number = len(manifest.versions) + 1
+    ref = VersionRef(
+        id=f"v{number:06d}-a", number=number, name=delivery.version, rows=None, sealed_at=at, document=None,
+        state="rejected", reason="bad",
+    )  # fmt: skip
+    done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers))
+    return manifest.after(versions=(*manifest.versions, ref), delivered=(*manifest.delivered, done))
+
+
+def test_a_refused_version_is_tried_again_when_it_was_completed_anew(place: Place) -> None:
+    now = dt.datetime.now(dt.UTC)
+    place.csv("v1", {"N1": 1}, done=None)
+    place.put("v1/_SUCCESS", modified=(now - dt.timedelta(minutes=5)).timestamp())
+    spec = dataset(place)
+    source, first = delivered(spec)
+    manifest = refused(source.first_manifest(), first, now)
+    assert in_order(spec, manifest)[1].idle
+    place.put("v1/_SUCCESS", modified=(now + dt.timedelta(minutes=5)).timestamp())
+    assert delivered_next(spec, manifest) == "v1"
+    place.put("v1/_SUCCESS", "{}", modified=(now - dt.timedelta(minutes=4)).timestamp())
+    assert delivered_next(spec, manifest) == "v1"
+    assert delivered_next(spec, abandoned(manifest, "v1")) is None
+
+    place.csv("v2", {"N1": 2})
+    second = versions(spec).next(abandoned(manifest, "v1"))
+    assert isinstance(second, Delivery)
+    assert delivered_next(spec, after(manifest, second)) is None
+
+
+def delivered_next(spec: AdjunctDataset, manifest: DatasetManifest) -> str | None:
+    found = versions(spec).next(manifest)
+    return found.version if isinstance(found, Delivery) else None

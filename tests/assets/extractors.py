@@ -1,0 +1,35 @@
+"""Factories of functions that tests name in Python extractors."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+Function = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+
+
+def by_seat() -> Function:
+    """None, one or several entries of a record: one for each seat."""
+
+    def entries(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for seat in range(record["seats"] or 0):
+            yield {"tailnum": record["tailnum"], "seat": seat}
+
+    return entries
+
+
+def whatever_it_says() -> Function:
+    """What stands in `model`, evaluated: for everything that a function may do wrong."""
+    return lambda record: eval(record["model"], {"dt": dt, "record": record})
+
+
+def renamed() -> Function:
+    return lambda record: [{"tailnum": record["tailnum"].lower(), "seats": record["seats"]}]
+
+
+NOT_A_FACTORY = 7
+
+
+def not_a_function() -> int:
+    return 7

@@ -1,0 +1,276 @@
+"""What of a record becomes an entry: Spark expressions and Python functions, and nothing is cast or lost unseen."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from assets import AdjunctDataset, bounded_dataset
+from assets.extractor import KeyValueExtractor, Projection, PythonExtractor, fits
+from assets.inputs import QuerySource
+from assets.python_extractor import _entries
+from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from resources.schema import Schema
+from resources.spark_errors import find
+from resources.streams.arrow_read import meta_schema
+from tests.assets.conftest import World
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDS = Schema.of(tailnum="string", seats="int", model="string")
+BY_SEAT = PythonExtractor("tests.assets.extractors:by_seat", "tailnum STRING, seat INT", unchanged=("tailnum",))
+WHATEVER = PythonExtractor(
+    "tests.assets.extractors:whatever_it_says", "tailnum STRING, at TIMESTAMP, seats INT, day DATE"
+)
+
+
+def planes(extractor: KeyValueExtractor, key: str | list[str] = "tailnum", **more: Any) -> AdjunctDataset:
+    return bounded_dataset("planes", input="lake.planes", key=key, partitions=2, extractor=extractor, **more)
+
+
+# -- values
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Projection("k STRING, n INT", {"k": "upper(tailnum)"}, "seats > 1"),
+        lambda: PythonExtractor("a.b:c", "k STRING", ["k"]),  # type: ignore[arg-type]
+    ],
+)
+def test_extractors_are_values(make: Any) -> None:
+    one, other = make(), make()
+    assert one == other
+    assert hash(one) == hash(other)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert isinstance(one, KeyValueExtractor)
+    assert "0x" not in one.describe()
+
+
+def test_an_extractors_schema_is_what_entries_have_and_nothing_is_imported_for_it() -> None:
+    projection = Projection("`k e y` STRING, seats BIGINT", {"k e y": "upper(tailnum)"})
+    assert projection.schema(RECORDS, "it") == Schema.of({"k e y": "string", "seats": "bigint"})
+    assert PythonExtractor("no.such.module:x", "a INT").schema(RECORDS, "it") == Schema.of(a="int")
+
+
+@pytest.mark.parametrize(
+    ("extractor", "problem"),
+    [
+        (Projection("tailnum STRING, n INT"), "the record has no column 'n'"),
+        (Projection("tailnum STRING, seats SMALLINT"), "declares seats as smallint, the record has int"),
+        (Projection("tailnum BINARY"), "declares tailnum as binary, the record has string"),
+        (PythonExtractor("m:f", "tailnum BINARY", ("tailnum",)), "passes tailnum on unchanged as binary"),
+        (PythonExtractor("m:f", "n INT", ("n",)), "the record has no column 'n'"),
+    ],
+)
+def test_columns_that_do_not_fit_the_record_are_refused_with_the_dataset(
+    extractor: KeyValueExtractor, problem: str
+) -> None:
+    with pytest.raises(SchemaMismatchError, match=re.escape(problem)) as caught:
+        extractor.schema(RECORDS, "dataset 'planes'")
+    assert "dataset 'planes'" in caught.value.problem
+
+
+def test_declarations_that_can_not_work_are_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="computes 'x', which is not among its columns k"):
+        Projection("k STRING", {"x": "1"})
+    with pytest.raises(SchemaMismatchError, match="can't be read at 'x'"):
+        Projection("k STRING, x")
+    for factory in ("module", "module:", ":f", "a/b:f", "a b:f"):
+        with pytest.raises(ConfigurationError, match=r"expected package\.module:name"):
+            PythonExtractor(factory, "k STRING")
+    with pytest.raises(SchemaMismatchError, match="no column 'x'"):
+        PythonExtractor("a:b", "k STRING", ("x",))
+
+
+@pytest.mark.parametrize(
+    ("found", "declared", "answer"),
+    [
+        ("int", "int", True),
+        ("int", "bigint", True),
+        ("bigint", "int", False),
+        ("int", "double", True),
+        ("bigint", "double", False),
+        ("double", "float", False),
+        ("float", "double", True),
+        ("int", "decimal(10,0)", True),
+        ("int", "decimal(10,1)", False),
+        ("decimal(10,2)", "decimal(12,4)", True),
+        ("decimal(10,2)", "decimal(12,5)", False),
+        ("decimal(10,2)", "decimal(12,1)", False),
+        ("void", "date", True),
+        ("date", "timestamp", False),
+        ("int", "string", False),
+        ("string", "int", False),
+        ("boolean", "int", False),
+    ],
+)
+def test_a_type_fits_another_when_each_value_of_it_is_one_of_the_other(found: str, declared: str, answer: bool) -> None:
+    assert fits(found, declared) is answer
+
+
+# -- projections
+
+
+@pytest.fixture
+def records(spark: SparkSession) -> DataFrame:
+    rows = [("N1", 2, "a", 0, 5, None, False), ("N2", 0, "b", 1, 6, None, False), ("N3", None, None, 1, 7, None, True)]
+    ddl = RECORDS.ddl() + ", __partition INT, __offset BIGINT, __timestamp TIMESTAMP, __tombstone BOOLEAN"
+    return spark.createDataFrame(rows, ddl)
+
+
+def test_a_projection_computes_widens_and_filters_and_tombstones_go_around_it(records: DataFrame) -> None:
+    projection = Projection("tailnum STRING, wide BIGINT, seats BIGINT", {"wide": "seats + 1"}, "seats > 0")
+    entries = projection.apply(records, projection.schema(RECORDS, "it"), "it")
+    assert entries.dtypes[:3] == [("tailnum", "string"), ("wide", "bigint"), ("seats", "bigint")]
+    found = [(row.tailnum, row.wide, row.seats, row["__offset"], row["__tombstone"]) for row in entries.collect()]
+    assert found == [("N1", 3, 2, 5, False), ("N3", None, None, 7, True)]
+
+
+@pytest.mark.parametrize(
+    ("projection", "problem"),
+    [
+        (Projection("k INT", {"k": "seats + 1L"}), "declares k as int, and 'seats + 1L' gives bigint"),
+        (Projection("k STRING", {"k": "seats"}), "declares k as string, and 'seats' gives int"),
+        (Projection("k STRING", {"k": "upper(tail)"}), "the expression for 'k' of the projection, 'upper(tail)'"),
+        (Projection("k STRING", {"k": "upper(("}), "can't be planned"),
+        (Projection("tailnum STRING", where="seat > 1"), "where of the projection, 'seat > 1', can't be planned"),
+    ],
+)
+def test_an_expression_that_does_not_give_the_declared_type_is_refused_before_it_runs(
+    records: DataFrame, projection: Projection, problem: str
+) -> None:
+    with pytest.raises(DatasetError, match=re.escape(problem)) as caught:
+        projection.apply(records, projection.schema(RECORDS, "it"), "dataset 'planes'")
+    assert "dataset 'planes'" in caught.value.problem
+
+
+def test_a_dataset_of_projected_entries_is_keyed_and_stored_by_what_the_projection_gives(sparkling: World) -> None:
+    sparkling.stream("planes", RECORDS, ["tailnum"], 2)
+    sparkling.send("planes", [("n1", 2, "a"), ("N1", 4, "b"), ("n2", 0, "c")], version="v1")
+    projection = Projection("key STRING, seats BIGINT, model STRING", {"key": "upper(tailnum)"}, "seats > 0")
+    spec = planes(projection, "key", columns=["key", "seats"])
+    report = sparkling.advance(spec)
+    assert (report.action, report.rows) == ("sealed", 1)
+    view = sparkling.view(spec)
+    assert view.schema == Schema.of(key="string", seats="bigint")
+    assert view.get("N1") in ({"key": "N1", "seats": 2}, {"key": "N1", "seats": 4})
+
+    sparkling.send("planes", [("n1", None, None)], version="v2")
+    report = sparkling.advance(spec)
+    assert report.action == "rejected"
+    assert "is a tombstone, and nothing says which entry it deletes" in report.note
+
+
+# -- Python
+
+
+def run(extractor: PythonExtractor, *rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the entries of these records (tailnum, seats, model, partition, offset, tombstone), without Spark."""
+    schema = meta_schema(RECORDS.to_arrow())
+    values = [(*row[:5], None, row[5]) for row in rows]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([row[i] for row in values], field.type) for i, field in enumerate(schema)], schema=schema
+    )
+    out = list(_entries(iter([batch]), extractor, schema.names, extractor.schema(RECORDS, "it"), "dataset 'planes'"))
+    return [tuple(row.values()) for each in out for row in each.to_pylist()]
+
+
+def test_a_python_function_gives_none_one_or_several_entries_with_the_place_of_their_record() -> None:
+    rows = [
+        ("N1", 2, "a", 0, 5, False),
+        ("N2", 0, "b", 1, 6, False),
+        ("N3", 1, "", 1, 7, False),
+        ("N4", None, None, 1, 8, True),
+    ]
+    assert run(BY_SEAT, *rows) == [
+        ("N1", 0, 0, 5, None, False), ("N1", 1, 0, 5, None, False), ("N3", 0, 1, 7, None, False),
+        ("N4", None, 1, 8, None, True),
+    ]  # fmt: skip
+    assert run(BY_SEAT, rows[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ("1 / 0", "failed: ZeroDivisionError: division by zero"),
+        ("record['x']", "failed: KeyError: 'x' (<string>, line 1)"),
+        ("None", "returned a NoneType, expected an iterable of dicts"),
+        ("{'tailnum': 'x'}", "returned a dict, expected an iterable of dicts"),
+        ("[7]", "a int for an entry, expected a dict"),
+        ("[{'tailnum': 'x'}]", "an entry without column 'at'"),
+        ("[dict(tailnum='x', at=None, seats=None, day=None, y=1)]", "with column 'y', which is not declared"),
+        ("[dict(tailnum=7, at=None, seats=None, day=None)]", "column 'tailnum' the int '7', declared string"),
+        ("[dict(tailnum='x', at=None, seats=1.5, day=None)]", "column 'seats' the float '1.5', declared int"),
+        ("[dict(tailnum='x', at=None, seats=True, day=None)]", "column 'seats' the bool 'True', declared int"),
+        ("[dict(tailnum='x', at=None, seats=2**40, day=None)]", "column 'seats' the int '1099511627776'"),
+        ("[dict(tailnum='x', at=dt.datetime(2026, 1, 1), seats=1, day=None)]", "datetime without a zone"),
+        ("[dict(tailnum='x', at=None, seats=1, day=dt.datetime(2026, 1, 1))]", "column 'day' the datetime"),
+        ("[dict(tailnum='\\ud800', at=None, seats=1, day=None)]", "column 'tailnum' the str"),
+    ],
+)
+def test_what_a_python_function_does_wrong_is_told_with_the_partition_and_offset_of_its_record(
+    returned: str, problem: str
+) -> None:
+    fine = "[dict(tailnum='x', at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC), seats=1, day=dt.date(2026, 1, 1))]"
+    with pytest.raises((DatasetError, SchemaMismatchError)) as caught:
+        run(WHATEVER, ("N1", 1, fine, 3, 11, False), ("N2", 1, returned, 3, 12, False))
+    for part in ("dataset 'planes'", "the record at offset 12 of partition 3", problem):
+        assert part in caught.value.problem
+
+
+def test_a_column_that_is_promised_unchanged_has_to_be() -> None:
+    extractor = PythonExtractor("tests.assets.extractors:renamed", "tailnum STRING, seats INT", ("tailnum",))
+    assert run(extractor, ("n1", 1, "", 0, 1, False)) == [("n1", 1, 0, 1, None, False)]
+    with pytest.raises(SchemaMismatchError, match=r"offset 2 of partition 0.*tailnum 'n1', declared unchanged.*'N1'"):
+        run(extractor, ("N1", 1, "", 0, 2, False))
+
+
+@pytest.mark.parametrize(
+    ("factory", "problem"),
+    [
+        ("no.such.module:f", "can't be imported"),
+        ("tests.assets.extractors:nothing", "can't be imported"),
+        ("tests.assets.extractors:NOT_A_FACTORY", "gives NoneType"),
+        ("tests.assets.extractors:not_a_function", "gives int: expected a function"),
+    ],
+)
+def test_a_factory_that_gives_no_function_is_refused(factory: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        run(PythonExtractor(factory, "a INT"), ("N1", 1, "", 0, 1, False))
+
+
+def test_a_dataset_of_a_functions_entries_deletes_by_tombstones_and_its_errors_leave_spark_as_they_are(
+    sparkling: World,
+) -> None:
+    sparkling.stream("planes", RECORDS, ["tailnum"], 2)
+    sparkling.send("planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats=5, day=None)]"), ("N2", 7, "[]")])
+    sparkling.send("planes", [("N3", 1, "[dict(tailnum='N3', at=None, seats=None, day=None)]"), ("N1", None, None)])
+    sparkling.mark("planes", "v1", [0, 1])
+    spec = planes(PythonExtractor(WHATEVER.factory, WHATEVER.columns, ("tailnum",)), columns=["tailnum", "seats"])
+    report = sparkling.advance(spec)
+    assert (report.action, report.rows, report.counters["deleted"]) == ("sealed", 1, 1)
+    assert sparkling.view(spec).get("N3") == {"tailnum": "N3", "seats": None}
+
+    sparkling.send("planes", [("N1", 1, "record['x']")], version="v2")
+    with pytest.raises(DatasetError, match=r"'planes'.*offset \d+ of partition \d.*KeyError: 'x'"):
+        sparkling.advance(spec)
+
+
+def test_an_extractor_works_on_queries_too(sparkling: World) -> None:
+    sql = "SELECT 'N1' tailnum, 2 seats UNION ALL SELECT 'N2', 0"
+    source = QuerySource(sql, Schema.of(tailnum="string", seats="int"), name="planes")
+    spec = bounded_dataset("seats", input=source, key=["tailnum", "seat"], broadcast=True, extractor=BY_SEAT)
+    assert sparkling.advance(spec).rows == 2
+
+
+def test_errors_are_found_in_the_text_that_spark_makes_of_them() -> None:
+    assert find("org.apache.spark.SparkException: Job aborted") is None
+    found = find("RuntimeError: it adjunct-error[WyJTY2hlbWFNaXNtYXRjaEVycm9yIiwgIml0IiwgIm1lbmQiXQ==]\n at org.apache")
+    assert isinstance(found, SchemaMismatchError)
+    assert (found.problem, found.next_step) == ("it", "mend")

@@ -1,0 +1,121 @@
+"""Versions that Spark computes: named, asked for once, and refused when the answer is not as declared."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from assets import AdjunctDataset, bounded_dataset
+from assets.delivery import Awaiting, Delivery
+from assets.inputs import Computation, QuerySource
+from assets.manifest import Abandoned, Delivered
+from assets.policies import VersionPartitions
+from assets.query_source import QueryVersions, _filled_in, _new_name
+from assets.source import open_source
+from resources.errors import DatasetError
+from resources.objects import InMemoryStore, Lake
+from resources.schema import Schema
+from tests.assets.conftest import World, no_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = Schema.of(tailnum="string", seats="int", note="string")
+
+
+def dataset(query: Any, **more: Any) -> AdjunctDataset:
+    source = QuerySource(query, SCHEMA, name="fleet")
+    return bounded_dataset("planes", input=source, key="tailnum", broadcast=True, **more)
+
+
+def opened(spec: AdjunctDataset, partition: str | None = None) -> QueryVersions:
+    source = open_source({}, spec, Lake(InMemoryStore(), "x"), partition=partition)
+    assert isinstance(source, QueryVersions)
+    return source
+
+
+def delivered(source: QueryVersions) -> Delivery:
+    found = source.next(source.first_manifest())
+    assert isinstance(found, Delivery)
+    return found
+
+
+def test_a_version_is_computed_once_an_opening_and_named_by_the_time_or_its_partition() -> None:
+    source = opened(dataset("SELECT 1"))
+    first = delivered(source)
+    assert re.fullmatch(r"\d{8}T\d{6}Z", first.version)
+    assert source.check(first, no_spark) is None
+    again = source.next(source.first_manifest())
+    assert isinstance(again, Awaiting)
+    assert again.idle
+    partitioned = dataset("SELECT 1", versions=VersionPartitions("day", start="2026-01-01"))
+    assert delivered(opened(partitioned, "2026-01-31")).version == "2026-01-31"
+
+
+def test_a_name_made_of_the_time_is_one_that_no_version_has_had() -> None:
+    now = dt.datetime(2026, 11, 21, 10, 15, tzinfo=dt.UTC)
+    manifest = opened(dataset("SELECT 1")).first_manifest()
+    assert _new_name(manifest, now) == "20261121T101500Z"
+    manifest = manifest.after(
+        known=("20261121T101500Z",),
+        delivered=(Delivered(name="20261121T101500Z-2", version="v1", markers={}),),
+        abandoned=(Abandoned(name="20261121T101500Z-3", reason="x", by="me", at=now),),
+    )
+    assert _new_name(manifest, now) == "20261121T101500Z-4"
+
+
+def test_version_and_partition_stand_in_sql_as_quoted_texts() -> None:
+    sql = "SELECT {version}, {partition}, '{\"a\": 1}', {other}"
+    filled = _filled_in(sql, Computation("it's {partition}\\", "2026-01-31"))
+    assert filled == "SELECT 'it\\'s {partition}\\\\', '2026-01-31', '{\"a\": 1}', {other}"
+    assert _filled_in("SELECT {partition}", Computation("v", None)) == "SELECT NULL"
+
+
+def test_what_a_query_answers_is_published_if_it_is_new_whatever_the_order_of_its_columns(sparkling: World) -> None:
+    seats = [1]
+
+    def fleet(spark: SparkSession, asked: Computation) -> DataFrame:
+        rows = [("of the query", seats[0], "N1"), ("other", 7, "N2"), ("other", 9, "N2")]
+        return spark.createDataFrame(rows, "note STRING, seats INT, tailnum STRING")
+
+    spec = dataset(fleet)
+    report = sparkling.advance(spec)
+    assert (report.action, report.rows, report.counters["read"]) == ("sealed", 2, 3)
+    assert sparkling.view(spec).get("N2") == {"tailnum": "N2", "seats": 9, "note": "other"}
+    assert sparkling.advance(spec).action == "unchanged"
+    seats[0] = 2
+    assert sparkling.advance(spec).action == "sealed"
+    assert sparkling.view(spec).get("N1") == {"tailnum": "N1", "seats": 2, "note": "of the query"}
+    changed = dataset("SELECT 'N1' tailnum, 3 seats, {version} note")
+    assert sparkling.advance(changed).action == "sealed"
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("SELECT 'N1' tailnum, 1 seats", "note is missing"),
+        ("SELECT 'N1' tailnum, 1 seats, 'x' note, 2 more", "more (int) is not declared"),
+        ("SELECT 'N1' tailnum, 1L seats, 'x' note", "seats is bigint, declared int"),
+        ("SELECT 'N1' tailnum, 1 seats, NULL note", "note is void, declared string"),
+        ("SELECT 'N1' tailnum, 1 seats, 'x' note, 'y' note", "note stands twice"),
+        ("SELECT 'N1' Tailnum, 1 seats, 'x' note", "tailnum is missing; Tailnum (string) is not declared"),
+    ],
+)
+def test_an_answer_with_other_columns_is_refused_with_the_difference(
+    spark: SparkSession, sql: str, problem: str
+) -> None:
+    source = opened(dataset(sql))
+    with pytest.raises(DatasetError, match=re.escape(problem)) as caught:
+        source.read(delivered(source), spark)
+    assert "dataset 'planes', version" in caught.value.problem
+    assert "query fleet" in caught.value.problem
+
+
+def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(spark: SparkSession) -> None:
+    for query, problem in (("SELECT nothing FROM nowhere", "can't be planned"), (lambda *_: 7, "returned a int")):
+        source = opened(dataset(query))
+        with pytest.raises(DatasetError, match=f"'planes'.*query fleet.*{problem}"):
+            source.read(delivered(source), spark)
