@@ -1,0 +1,96 @@
+"""What a run of an application brings up to date, and what its sensor waits for, whatever a dataset is made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import bounded_dataset, open_dataset, unbounded_dataset, version_set
+from assets.inputs import FileSource, QuerySource
+from assets.policies import VersionPartitions
+from orchestration.advancing import units_of
+from orchestration.application import Application
+from orchestration.catalog import systems_for
+from orchestration.progress import waiting_datasets
+from orchestration.run import run_application
+from resources.errors import ConfigurationError
+from resources.objects import open_lake
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+SCHEMA = Schema.of(item="string", price="int")
+ITEMS = bounded_dataset("items", input="lake.items", key="item", partitions=2)
+PRICES = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
+DAILY = bounded_dataset(
+    "daily",
+    input=QuerySource("SELECT …", SCHEMA),
+    key="item",
+    broadcast=True,
+    bootstrap=False,
+    versions=VersionPartitions("day", start="2026-01-01"),
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    world = World(open_lake(tmp_path / "lake"), no_session)
+    for name in ("orders", "items", "prices"):
+        world.stream(name, SCHEMA, ["item"], 2)
+    return world
+
+
+def application(*datasets: Any) -> Application:
+    app = Application("shop")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    for dataset in datasets:
+        app.table(dataset)
+    return app
+
+
+def test_a_run_publishes_a_version_set_in_one_commit_and_leaves_alone_what_is_made_by_partitions(world: World) -> None:
+    app = application(*version_set("catalogue", ITEMS, PRICES), DAILY)
+    for stream in ("items", "prices"):
+        world.send(stream, [("a", 1), ("b", 2)], version="v1")
+    heard: list[str] = []
+    report = run_application(
+        world.lake,
+        systems_for(app, world.lake),
+        app,
+        no_session,
+        run="r1",
+        on_event=lambda e: heard.append(e.summary()),
+    )
+    assert [(done.dataset, done.action) for done in report.datasets] == [("items", "sealed"), ("prices", "sealed")]
+    assert [text.split(";")[0] for text in heard[:2]] == ["dataset items: sealed", "dataset prices: sealed"]
+    items, prices = (open_dataset(world.lake, name).history(1)[0] for name in ("items", "prices"))
+    assert (items.number, items.at, items.action) == (prices.number, prices.at, prices.action)
+
+
+def test_datasets_advance_in_order_of_declaration_and_members_of_a_set_together() -> None:
+    rates = unbounded_dataset("rates", input="lake.rates", key="item", broadcast=True)
+    items, prices = version_set("catalogue", ITEMS, PRICES)
+    units = units_of([items, rates, prices], "application 'shop'")
+    assert [[dataset.name for dataset in unit] for unit in units] == [["items", "prices"], ["rates"]]
+    with pytest.raises(ConfigurationError, match=r"application 'shop' declares dataset 'prices' of the version set"):
+        units_of([rates, prices], "application 'shop'")
+
+
+def test_the_sensor_waits_for_completion_objects_and_for_first_partitions(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    files = bounded_dataset("files", input=FileSource(str(folder), "csv", SCHEMA), key="item", broadcast=True)
+    first = bounded_dataset("first", input=DAILY.input, key="item", broadcast=True, versions=DAILY.versions)
+    app = application(files, first, DAILY)
+    (folder / "v1").mkdir(parents=True)
+    (folder / "v1" / "part.csv").write_text("item,price\na,1\n", encoding="utf-8")
+    systems = systems_for(app, world.lake)
+    waiting = waiting_datasets(world.lake, systems, app)
+    assert len(waiting) == 2
+    assert "dataset 'files' has no version to read yet" in waiting[0]
+    assert f"{folder}/v1/_SUCCESS" in waiting[0]
+    assert waiting[1].startswith("dataset 'first' has no version yet: materialise a partition")
+    (folder / "v1" / "_SUCCESS").touch()
+    assert len(waiting_datasets(world.lake, systems, app)) == 1, "a run seals what is delivered"
