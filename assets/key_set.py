@@ -69,12 +69,28 @@ class KeySet:
 
     def listed_as(self, stored: object) -> bool:
         """Whether a value of a stored document is one of these keys, as manifests write keys."""
-        return isinstance(stored, list) and any(encode_key(key) == stored for key in self.keys)
+        return isinstance(stored, list) and tuple(stored) in _encoded(self)
 
     def named_in(self, *values: Any) -> bool:
         """Whether words, or JSON-able values, name one of these keys: every part of it, as a word of its own."""
         text = "\n".join(_texts(values))
-        return any(all(_pattern(part).search(text) for part in key) for key in self.keys)
+        return bool(text) and any(all(_named(forms, text) for forms in key) for key in _forms_of(self))
+
+
+@lru_cache(maxsize=8)
+def _encoded(keys: KeySet) -> frozenset[tuple[Any, ...]]:
+    return frozenset(tuple(encode_key(key)) for key in keys.keys)
+
+
+@lru_cache(maxsize=8)
+def _forms_of(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
+    """Return, for each part of each key, the ways in which it may be written in words."""
+    return [tuple(tuple({form for form in _forms(part) if form}) for part in key) for key in keys.keys]
+
+
+def _named(forms: tuple[str, ...], text: str) -> bool:
+    # A key such as "N1" is not meant by "N10".
+    return any(form in text and re.search(_bounded(form), text) for form in forms)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -87,14 +103,6 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
     elif value is not None:
         yield str(value)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _pattern(value: Any) -> re.Pattern[str]:
-    """Return what finds a part of a key in words, whichever way it was written there."""
-    forms = sorted({form for form in _forms(value) if form}, key=len, reverse=True)
-    # A key such as "N1" is not meant by "N10".
-    return re.compile("|".join(_bounded(form) for form in forms) or r"(?!)")
 
 
 def _bounded(form: str) -> str:

@@ -34,7 +34,7 @@ from resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from resources.objects import Lake
+from resources.objects import Lake, open_lake
 from resources.objects.faulty import Crash, Fault, FaultyStore
 from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
@@ -42,6 +42,7 @@ from resources.objects.store import ObjectStore
 from resources.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
+from tests.servers.s3 import S3Server
 
 SCHEMA = Schema.of(person="string", seats="int", note="string")
 PEOPLE = bounded_dataset("people", input="lake.people", key="person", partitions=2)
@@ -545,6 +546,27 @@ def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
         "seats": 1,
         "note": "y",
     }
+
+
+# -- on a real S3 server
+
+
+@pytest.mark.server
+def test_an_erasure_on_s3_is_whole_proved_and_finished_later_where_a_reader_holds_it(
+    people: World, s3_server: S3Server
+) -> None:
+    world = World(open_lake(s3_server.url(), settings=s3_server.settings), no_session)
+    world.stream("people", SCHEMA, ["person"], 2)
+    for n in (1, 2):
+        deliver(world, f"v{n}", entries(n, "ada", "bob", SECRET))
+    lease = Lease.acquire(world.lake, "people", [store_of(world).require_current().version], holder="a dashboard")
+    report = forget(world.lake, "people", [SECRET], **WHY)
+    assert {each.reason.partition(" until")[0] for each in report.pending} == {"leased by a dashboard"}
+    assert report.not_erased[-1].startswith("older object versions in s3://")
+    lease.release()
+    assert forget(world.lake, "people", [SECRET], **WHY).complete
+    assert retained(world) == {f"v{n}": entries(n, "ada", "bob") for n in (1, 2)}
+    assert traces(world.lake.store, SECRET) == []
 
 
 # -- refused

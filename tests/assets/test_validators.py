@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from assets import bounded_dataset
@@ -136,7 +137,8 @@ def test_the_first_version_is_compared_with_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("served", "new", "passed"), [(100, 80, True), (100, 79, False), (100, 120, True), (100, 121, False), (100, 0, False)]
+    ("served", "new", "passed"),
+    [(100, 80, True), (100, 79, False), (100, 120, True), (100, 121, False), (100, 0, False)],
 )
 def test_row_counts_may_change_by_a_fraction_of_what_is_served(served: int, new: int, passed: bool) -> None:
     verdict = row_count_within(0.2)(candidate(planes(new), planes(served)))
@@ -206,6 +208,14 @@ def test_what_may_work_later_says_nothing_of_the_version() -> None:
         evaluate([custom("mine", unreachable)], candidate())
 
 
+def test_a_jvm_that_breaks_says_nothing_of_the_version() -> None:
+    def failing(found: Candidate) -> bool:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    with pytest.raises(Py4JNetworkError):
+        evaluate([custom("mine", failing)], candidate())
+
+
 def test_an_answer_that_says_nothing_is_a_failure_with_what_to_return() -> None:
     (verdict,) = evaluate([custom("mine", lambda found: None)], candidate())  # type: ignore[arg-type, return-value]
     assert not verdict.passed
@@ -229,8 +239,10 @@ def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> 
 
 
 def test_validators_are_values() -> None:
-    mine = [unique_keys(), no_nulls("a", "b"), row_count_within(0.1, 5), values_in("a", ["x"]), sql_check("s", "a > 1")]
-    again = [unique_keys(), no_nulls("a", "b"), row_count_within(0.1, 5), values_in("a", ["x"]), sql_check("s", "a > 1")]
+    def rules() -> list[Check]:
+        return [unique_keys(), no_nulls("a", "b"), row_count_within(0.1, 5), values_in("a", ["x"]), sql_check("s", "a")]
+
+    mine, again = rules(), rules()
     assert mine == again
     assert pickle.loads(pickle.dumps(mine)) == mine
     assert custom("b", broken) == pickle.loads(pickle.dumps(custom("b", broken)))
