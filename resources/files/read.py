@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from resources.files.formats import FileFormat, tables
 from resources.spark_errors import wrapped
-from resources.streams.system import META
+from resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,14 +51,15 @@ def files_frame(
     from pyspark.sql import functions as F
 
     tasks = shared_out(files, format)
-    if not tasks:
-        return spark.createDataFrame([], _ddl(schema, (*schema.names, *META)))
-    columns = [f"c{index}" for index in range(len(schema.names) + len(META))]
     read = _reader(tree, tasks, format, schema, what)
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
-    frame = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, _ddl(schema, columns))
+    kinds = [*(field.type for field in schema.fields), "int", "bigint"]
+    ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(kinds))
+    frame = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, ddl)
     return frame.select(
-        *[F.col(name).alias(as_called) for name, as_called in zip(columns, (*schema.names, *META), strict=True)]
+        *[F.col(f"c{index}").alias(name) for index, name in enumerate((*schema.names, PARTITION, OFFSET))],
+        F.lit(None).cast("timestamp").alias(TIMESTAMP),
+        F.lit(False).alias(TOMBSTONE),
     )
 
 
@@ -116,14 +117,7 @@ def _batches(tree: FileTree, piece: Piece, format: FileFormat, schema: Schema, w
         marks = [
             pa.array(np.full(rows, piece.number, np.int32)),
             pa.array(np.arange(first, first + rows, dtype=np.int64)),
-            pa.nulls(rows, pa.timestamp("us", "UTC")),
-            pa.array(np.zeros(rows, np.bool_)),
         ]
         columns = [*table.columns, *marks]
         numbered = pa.table(columns, names=[f"c{index}" for index in range(len(columns))])
         yield from numbered.combine_chunks().to_batches()
-
-
-def _ddl(schema: Schema, names: Sequence[str]) -> str:
-    kinds = [field.type for field in schema.fields] + ["int", "bigint", "timestamp", "boolean"]
-    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in zip(names, kinds, strict=True))
