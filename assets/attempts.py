@@ -42,6 +42,7 @@ class AttemptRenewal:
         self._store, self._key = lake.store, attempt_key(lake, dataset, attempt)
         self._body: dict[str, Any] = {"attempt": attempt, "by": by}
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -52,7 +53,8 @@ class AttemptRenewal:
 
     def finish(self, body: dict[str, Any]) -> None:
         """Leave what was built on record."""
-        self._body |= {"built": body}
+        with self._lock:
+            self._body |= {"built": body}
         self._write()
 
     def __exit__(
@@ -71,7 +73,8 @@ class AttemptRenewal:
                 _log.warning("the build on record in %s was not renewed: %s", self._key, error)
 
     def _write(self) -> None:
-        self._store.put(self._key, json.dumps(self._body).encode())
+        with self._lock:  # or a renewal that is on its way could end after `finish`, without what was built
+            self._store.put(self._key, json.dumps(self._body).encode())
 
 
 def attempts(lake: Lake, dataset: str) -> Iterator[AttemptInfo]:

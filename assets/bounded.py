@@ -21,11 +21,11 @@ from assets.delivery import Awaiting, Delivery
 from assets.inputs import QuerySource
 from assets.log import DatasetLog
 from assets.manifest import Abandoned, Awaited, Change, DatasetManifest
-from assets.publish import leave, publish
+from assets.publish import leave, ordered, publish
 from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
 from assets.source import open_source
 from assets.version_set import join_version_set
-from assets.versions import expire_pin
+from assets.versions import expire_pins
 from resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 
 if TYPE_CHECKING:
@@ -146,8 +146,11 @@ class _Cycle:
         # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
         self._once = partition is not None or any(isinstance(spec.input, QuerySource) for spec in specs)
         self._members = []
-        self._commit, manifests = DatasetLog(lake, specs[0].name).read_all()
+        first = DatasetLog(lake, specs[0].name)
+        self._commit, manifests = first.read_all()
         _check_membership(specs, manifests)
+        if expire_pins(first, manifests, datetime.now(UTC), by=by):
+            self._commit, manifests = first.read_all()
         for spec in specs:
             stages = Stages(spec.name, on_stage)
             with stages("collect"):
@@ -156,7 +159,7 @@ class _Cycle:
                 committed = manifests.get(spec.name)
                 manifest = committed or source.first_manifest()
                 check_declaration(spec.name, manifest.declaration, source.declaration)
-                manifest = expire_pin(log, _ordered(manifest, spec), datetime.now(UTC))
+                manifest = ordered(manifest, spec)
                 self._members.append(Member(spec, log, source, manifest, stages, committed=committed))
 
     def run(self) -> list[AdvanceReport]:
@@ -168,7 +171,7 @@ class _Cycle:
             ]
             for candidate in built:
                 validate_candidate(candidate, self._spark)
-            self._commit = publish(self._commit, built, by=self._by, make_current=self._make_current)
+            self._commit = publish(self._commit, self._members, built, by=self._by, make_current=self._make_current)
         return [self._report(member) for member in self._members]
 
     def _next(self) -> dict[str, Delivery] | None:
@@ -194,7 +197,7 @@ class _Cycle:
             member.awaiting = replace(each, idle=each.idle and not complete)
             member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
             awaited = _awaited(member.manifest, each, begun)
-            self._commit = leave(self._commit, member, each.offsets, awaited, by=self._by)
+            self._commit = leave(self._commit, self._members, member, each.offsets, awaited, by=self._by)
         return None
 
     def _member(self, name: str) -> Member:
@@ -266,13 +269,6 @@ def _check_membership(specs: Sequence[AdjunctDataset], manifests: Mapping[str, D
             f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
             "Declare it with version_set(NAME, …) as before, or under a new name.",
         )
-
-
-def _ordered(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest:
-    order = "arrival" if spec.versions is None else "name"
-    if manifest.declaration.order == order:
-        return manifest
-    return manifest.after(declaration=manifest.declaration.model_copy(update={"order": order}))
 
 
 def _check_one_version(complete: Mapping[str, Delivery]) -> None:

@@ -62,6 +62,16 @@ class Built:
     def folder(self) -> str:
         return f"{self.attempt.folder}/{self.attempt.id}"
 
+    def is_stored(self) -> bool:
+        """Whether all files of the build are still there: a discard may have taken them for garbage. One listing."""
+        assert self.version is not None
+        stored = {item.key: item.size for item in self.member.log.lake.store.list(f"{self.folder}/")}
+        return all(
+            stored.get(f"{generation.folder}/{file.name}") == file.size
+            for generation in self.version.generations
+            for file in generation.files
+        )
+
     def forget_attempt(self, *, files: bool) -> None:
         """Drop the attempt's record, and its files where nothing can refer to them any more."""
         log = self.member.log
@@ -77,10 +87,9 @@ def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], Spar
     log = member.log
     fingerprint = _fingerprint(member, delivery)
     with member.stages("build", delivery.version):
-        found = _finished(member, fingerprint)
+        found = _finished(member, delivery, fingerprint)
         if found is not None:
-            attempt, version = found
-            built = Built(member, delivery, attempt, version.number, version)
+            built = found
         else:
             attempt = log.attempt()
             built = Built(member, delivery, attempt, manifest.next_number, None)
@@ -217,14 +226,15 @@ def _fingerprint(member: Member, delivery: Delivery) -> str | None:
         "declaration": member.source.declaration.model_dump(mode="json"),
         "schema": member.source.schema.to_json(),
         "duplicates": member.spec.duplicates,
+        "extractor": repr(member.spec.extractor),
         "number": member.manifest.next_number,
         "generation": member.manifest.next_generation,
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _finished(member: Member, fingerprint: str | None) -> tuple[Attempt, SealedVersion] | None:
-    """Return an earlier attempt that built exactly this, unless it is being discarded."""
+def _finished(member: Member, delivery: Delivery, fingerprint: str | None) -> Built | None:
+    """Return an earlier attempt that built exactly this, unless it is being discarded or has been."""
     log = member.log
     if fingerprint is None:
         return None
@@ -236,7 +246,10 @@ def _finished(member: Member, fingerprint: str | None) -> tuple[Attempt, SealedV
         if f"{attempt.folder}/{attempt.id}" in member.manifest.doomed:
             continue
         try:
-            return attempt, SealedVersion.model_validate(body["version"])
+            version = SealedVersion.model_validate(body["version"])
         except (ValidationError, AdjunctError, KeyError):
             continue  # a record that can't be read costs a second build and nothing else
+        built = Built(member, delivery, attempt, version.number, version)
+        if built.is_stored():  # a discard that died may have left the record of what it has deleted
+            return built
     return None

@@ -16,11 +16,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.attempts import attempts
+from assets.choosing import order_of
 from assets.leases import LeaseInfo, all_leases, store_now
 from assets.log import DatasetLog, set_log
 from assets.manifest import Change, DatasetManifest, VersionRef
 from assets.policies import DiscardPolicy
-from assets.versions import expire_pin, order_of
+from assets.versions import expire_pin, expire_pins
 from resources.errors import DatasetNotFoundError
 
 if TYPE_CHECKING:
@@ -156,35 +157,35 @@ def discard(
     """
     policy = policy or DiscardPolicy()
     log = DatasetLog(lake, dataset)
-    manifest = log.read()[1]
-    if manifest is None:
+    manifests = log.read_all()[1]
+    if dataset not in manifests:
         raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
     found = _look(log)
+    manifest = expire_pin(log, manifests[dataset], found.now)
+    pinned = manifests[dataset].pin
+    unpinned = pinned.version if pinned is not None and manifest.pin is None else None
     plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), found)
     if dry_run:
-        return DiscardReport(dataset, True, plan.go, plan.stay, plan.garbage)
+        return DiscardReport(dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned)
+    expire_pins(log, manifests, found.now, by=by)
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan
         plan = plan_discard(fresh, policy, all_leases(lake, dataset), roots(), found)
-        current = expire_pin(log, fresh, found.now)
         gone = {judged.what for judged in plan.go}
-        if not gone and not plan.garbage and current is fresh:
+        if not gone and not plan.garbage:
             return None
-        leaving = [ref for ref in current.versions if ref.id in gone]
+        leaving = [ref for ref in fresh.versions if ref.id in gone]
         entries = [entry for ref in leaving for entry in (*ref.folders, ref.document) if entry is not None]
-        doomed = dict.fromkeys([*current.doomed, *entries, *(judged.what for judged in plan.garbage)])
-        change = Change(action="discard", reason=f"{len(gone)} versions, {len(plan.garbage)} leftovers")
-        return current.after(
-            versions=tuple(ref for ref in current.versions if ref.id not in gone),
-            doomed=tuple(doomed),
-            change=change if gone or plan.garbage else current.change,
+        return fresh.after(
+            versions=tuple(ref for ref in fresh.versions if ref.id not in gone),
+            doomed=tuple(dict.fromkeys([*fresh.doomed, *entries, *(judged.what for judged in plan.garbage)])),
+            change=Change(action="discard", reason=f"{len(gone)} versions, {len(plan.garbage)} leftovers"),
         )
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, found.now, by=by)
-    objects += _sweep(log, found, policy)
-    unpinned = manifest.pin.version if manifest.pin is not None and after.pin is None else None
+    objects += _sweep(log, after, found, policy, roots)
     sizes = sum(item.size for item in objects)
     return DiscardReport(dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned)
 
@@ -240,19 +241,22 @@ def _held(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) 
 def _spared(
     manifest: DatasetManifest, leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime
 ) -> list[Judged]:
-    """Return what is doomed and still held: an id's second half names its attempt, so its folder and document."""
+    """Return what is doomed and still held."""
     held = _held(leases, roots, now)
     reached = reachable(manifest)
     spared = []
     for entry in manifest.doomed:
-        why = next(
-            (reason for version, reason in held.items() if version == "*" or version.partition("-")[2] in entry), ""
-        )
+        why = next((reason for version, reason in held.items() if _is_of(version, entry)), "")
         if entry in reached:
             why = "a version reaches it"  # never by our own hand; better garbage than a hole
         if why:
             spared.append(Judged(entry, None, why))
     return spared
+
+
+def _is_of(version: str, entry: str) -> bool:
+    """Whether a folder, document or manifest may be of a version, whose id ends with its attempt's."""
+    return version == "*" or version.partition("-")[2] in entry
 
 
 def _look(log: DatasetLog) -> Found:
@@ -284,10 +288,15 @@ def _delete(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
     return objects
 
 
-def _sweep(log: DatasetLog, found: Found, policy: DiscardPolicy) -> list[ObjectInfo]:
+def _sweep(
+    log: DatasetLog, manifest: DatasetManifest, found: Found, policy: DiscardPolicy, roots: Roots
+) -> list[ObjectInfo]:
     """Delete expired leases, records of builds that ended long ago, and commits that are long past."""
     store, limit = log.lake.store, found.now - policy.grace
-    expired = {lease.key for lease in all_leases(log.lake, log.name) if lease.expires_at <= found.now}
+    leases = all_leases(log.lake, log.name)
+    expired = {lease.key for lease in leases if lease.expires_at <= found.now}
+    # A version of an unbounded dataset stands nowhere but in its commit.
+    held = _held(leases, roots(), found.now) if manifest.declaration.kind == "unbounded" else {}
     objects = [item for item in store.list(f"{log.prefix}/leases/") if item.key in expired]
     objects += [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= limit]
     logs = [log.log]
@@ -295,7 +304,7 @@ def _sweep(log: DatasetLog, found: Found, policy: DiscardPolicy) -> list[ObjectI
     if set_name is not None:
         logs.append(set_log(log.lake, set_name))
     for each in logs:
-        objects += _past(each, limit)
+        objects += [item for item in _past(each, limit) if not any(_is_of(version, item.key) for version in held)]
     store.delete_many([item.key for item in objects])
     return objects
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ from resources.errors import (
 if TYPE_CHECKING:
     from assets.manifest import DatasetManifest
     from resources.objects.lake import Lake
+    from resources.objects.store import ObjectInfo
 
 TTL = timedelta(minutes=10)
 _log = logging.getLogger("adjunct.dataset")
@@ -56,6 +58,7 @@ class Lease:
         self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, ttl
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         self._etag: str | None = None
+        self._written = _clock()
         self._problem = ""
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -65,6 +68,7 @@ class Lease:
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str, ttl: timedelta = TTL) -> Lease:
         """Hold these versions, by id. Raises VersionDiscardedError where one is not retained any more."""
         lease = cls(lake, dataset, versions, holder, ttl)
+        lease._written = _clock()
         lease._etag = lake.store.put_if_absent(lease._key, lease._body())
         try:
             check_retained(lake, dataset, versions)
@@ -78,11 +82,13 @@ class Lease:
     @property
     def lost(self) -> bool:
         """Whether what is held may have been deleted meanwhile."""
+        if not self._problem and self._overdue():
+            self._problem = f"it was not renewed for {self.ttl}"
         return bool(self._problem)
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease was lost."""
-        if self._problem:
+        if self.lost:
             raise LeaseLostError(
                 f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
                 f"{self._problem}.",
@@ -94,10 +100,27 @@ class Lease:
         with self._lock:
             if self._etag is None or self._problem:
                 return
-            try:
-                self._etag = self._lake.store.put_if_match(self._key, self._body(), self._etag)
-            except (PreconditionFailedError, ObjectNotFoundError):
+            began = _clock()
+            if not self._rewrite(self._etag):
                 self._problem = "it had expired and was removed"
+            elif not self.lost:  # else it was written too late: who discards may have seen it expired
+                self._written = began
+
+    def _rewrite(self, etag: str) -> bool:
+        """Replace the lease's object; False where it is not there any more."""
+        try:
+            self._etag = self._lake.store.put_if_match(self._key, self._body(), etag)
+        except (PreconditionFailedError, ObjectNotFoundError):
+            # Nobody else writes it, so what is there is a renewal of ours whose reply was lost.
+            found = self._lake.store.head(self._key)
+            if found is None or found.etag == etag:
+                return False
+            return self._rewrite(found.etag)
+        return True
+
+    def _overdue(self) -> bool:
+        """Whether the lease may have expired, counted from before its last write was sent."""
+        return max(now - then for now, then in zip(_clock(), self._written, strict=True)) >= self.ttl.total_seconds()
 
     def release(self) -> None:
         """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
@@ -121,20 +144,20 @@ class Lease:
         return lease_body(self.versions, self.holder, self.ttl)
 
     def _keep(self) -> None:
-        failed = 0
         while not self._stopped.wait(self.ttl.total_seconds() / 3):
             try:
                 self.renew()
-                failed = 0
             except TransientError as error:
-                failed += 1
                 _log.warning("the lease %s was not renewed: %s", self._key, error)
-                if failed == 3:
-                    self._problem = f"it could not be renewed for {self.ttl}: {error.problem}"
             except AdjunctError as error:
                 self._problem = error.problem
-            if self._problem:
+            if self.lost:
                 return
+
+
+def _clock() -> tuple[float, float]:
+    """Return two clocks: one that nobody sets, and one that goes on while the machine sleeps."""
+    return time.monotonic(), time.time()
 
 
 def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:
@@ -158,16 +181,21 @@ def all_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
     """Return all leases in the lake, expired or not. One that can't be read holds whatever it may hold: ("*",)."""
     found = []
     for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
-        try:
-            body = json.loads(lake.store.get(item.key).data)
-            versions, holder = tuple(map(str, body["versions"])), str(body["holder"])
-            ttl = timedelta(seconds=float(body["ttl"]))
-        except ObjectNotFoundError:
-            continue  # released in between
-        except (ValueError, KeyError, TypeError):
-            versions, holder, ttl = ("*",), f"a malformed lease, {item.key}", TTL
-        found.append(LeaseInfo(item.key, holder, versions, item.modified + ttl))
+        with suppress(ObjectNotFoundError):  # released in between
+            found.append(_parse(item, lake.store.get(item.key).data))
     return found
+
+
+def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
+    try:
+        body = json.loads(data)
+        versions, holder = body["versions"], str(body["holder"])
+        if not isinstance(versions, list) or not all(isinstance(version, str) and version for version in versions):
+            raise ValueError
+        expires_at = item.modified + timedelta(seconds=float(body["ttl"]))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return LeaseInfo(item.key, f"a malformed lease, {item.key}", ("*",), item.modified + TTL)
+    return LeaseInfo(item.key, holder, tuple(versions), expires_at)
 
 
 def store_now(lake: Lake, dataset: str) -> datetime:

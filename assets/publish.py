@@ -19,12 +19,15 @@ from resources.errors import CommitConflict
 if TYPE_CHECKING:
     from assets.bounded import Member
     from assets.candidate import Built
+    from assets.dataset import AdjunctDataset
     from resources.objects.commit import Commit
 
 _TRIES = 20
 
 
-def publish(commit: Commit | None, built: Sequence[Built], *, by: str, make_current: bool) -> Commit:
+def publish(
+    commit: Commit | None, members: Sequence[Member], built: Sequence[Built], *, by: str, make_current: bool
+) -> Commit:
     """Commit these versions together: all published, or all kept aside when one of them is refused."""
     refused = next((each for each in built if each.problem), None)
     documents = {}
@@ -32,19 +35,19 @@ def publish(commit: Commit | None, built: Sequence[Built], *, by: str, make_curr
         if each.version is not None and (refused is not None or not each.unchanged):
             with each.member.stages("seal", each.delivery.version):
                 documents[each.id] = each.member.log.write_version(each.version)
-    members = [each.member for each in built]
-    with members[0].stages("switch", built[0].delivery.version):
+    first = built[0].member
+    with first.stages("switch", built[0].delivery.version):
         for tried in range(_TRIES):
             after = {
                 each.member.spec.name: _after(each, documents.get(each.id), refused, make_current) for each in built
             }
             try:
-                commit = members[0].log.commit_all(commit, after, by=by)
+                commit = first.log.commit_all(commit, after, by=by)
                 break
             except CommitConflict:
                 if tried + 1 == _TRIES:
                     raise
-                commit = _rebase(built)
+                commit = _rebase(members, built, documents)
         for each in built:
             _note(each, after[each.member.spec.name])
     assert commit is not None
@@ -52,27 +55,55 @@ def publish(commit: Commit | None, built: Sequence[Built], *, by: str, make_curr
 
 
 def leave(
-    commit: Commit | None, member: Member, offsets: Mapping[str, str], awaited: Awaited | None, *, by: str
+    commit: Commit | None,
+    members: Sequence[Member],
+    member: Member,
+    offsets: Mapping[str, str],
+    awaited: Awaited | None,
+    *,
+    by: str,
 ) -> Commit | None:
-    """Commit what waiting has found: offsets behind dropped re-deliveries, which markers are missing, an expired pin.
+    """Commit what waiting has found: offsets behind dropped re-deliveries, and which markers are missing.
 
     Also the first time, so that it stands where this dataset begins to read. Nothing new makes no commit.
     """
+    for tried in range(_TRIES):
+        after = _left(member, offsets, awaited)
+        if after is None:
+            return commit
+        try:
+            commit = member.log.commit(commit, after, by=by)
+        except CommitConflict:
+            moved = _moved(members)
+            if moved is None or tried + 1 == _TRIES:
+                raise
+            commit = moved
+        else:
+            member.manifest = member.committed = after
+            return commit
+    raise AssertionError("unreachable")
+
+
+def ordered(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest:
+    """Return the manifest in the order of versions that is declared now."""
+    order = "arrival" if spec.versions is None else "name"
+    if manifest.declaration.order == order:
+        return manifest
+    return manifest.after(declaration=manifest.declaration.model_copy(update={"order": order}))
+
+
+def _left(member: Member, offsets: Mapping[str, str], awaited: Awaited | None) -> DatasetManifest | None:
+    """Return the manifest that says what is waited for, None where it says so already."""
     manifest = member.manifest
-    before = member.committed
     same = awaited == manifest.awaited or (
         awaited is not None
         and manifest.awaited is not None
         and (awaited.version, awaited.missing) == (manifest.awaited.version, manifest.awaited.missing)
     )
-    if before is not None and dict(offsets) == manifest.offsets and same and before == manifest:
-        return commit
-    expired = before is not None and before.pin != manifest.pin
-    change = manifest.change if expired else Change(action="wait", version=awaited.version if awaited else None)
-    after = manifest.after(offsets=dict(offsets), awaited=awaited, change=change)
-    commit = member.log.commit(commit, after, by=by)
-    member.manifest = member.committed = after
-    return commit
+    if dict(offsets) == manifest.offsets and same and member.committed == manifest:
+        return None
+    change = Change(action="wait", version=awaited.version if awaited else None)
+    return manifest.after(offsets=dict(offsets), awaited=awaited, change=change)
 
 
 def _after(built: Built, document: str | None, refused: Built | None, make_current: bool) -> DatasetManifest:
@@ -146,20 +177,51 @@ def _delivered(manifest: DatasetManifest, built: Built, version: str) -> dict[st
     return {"delivered": delivered[-FACTS_KEPT:], "known": (*manifest.known, *older)[-NAMES_KEPT:]}
 
 
-def _rebase(built: Sequence[Built]) -> Commit | None:
+def _rebase(members: Sequence[Member], built: Sequence[Built], documents: Mapping[str, str]) -> Commit | None:
     """Take over what others committed meanwhile, if it leaves these deliveries and builds as they were."""
-    commit, manifests = built[0].member.log.read_all()
+    commit, manifests = members[0].log.read_all()
     for each in built:
         before, now = each.member.manifest, manifests.get(each.member.spec.name)
+        if now is None and each.member.committed is None:
+            continue  # of a version set in which only others have advanced yet
         if now is None or each.folder in now.doomed:
             raise _lost(each, "discarded this build")
         if _taken_in(before) != _taken_in(now):
             _clear(each, now)
             raise _lost(each, "took in the same delivery")
-        if each.unchanged and before.head != now.head:
-            raise _lost(each, "changed what is current, to which this version was equal")
-        each.member.manifest = now
+        document = documents.get(each.id)
+        if document is None and each.unchanged:
+            held = now.ref(each.unchanged)
+            if before.head != now.head or held is None or held.state != "sealed":
+                raise _lost(each, "changed what is current, to which this version was equal")
+        elif document is not None and not _is_stored(each, document, now):
+            raise _lost(each, "discarded this build")
+    _take_over(members, manifests)
     return commit
+
+
+def _is_stored(built: Built, document: str, now: DatasetManifest) -> bool:
+    """Whether a build is whole after this manifest was read: a discard that has ended leaves no name of the doomed."""
+    return document not in now.doomed and built.member.log.lake.store.head(document) is not None and built.is_stored()
+
+
+def _moved(members: Sequence[Member]) -> Commit | None:
+    """Take over what others committed meanwhile, and return that; None where they took in a delivery."""
+    commit, manifests = members[0].log.read_all()
+    for member in members:
+        before, now = member.committed, manifests.get(member.spec.name)
+        if (before is None) != (now is None) or (before and now and _taken_in(before) != _taken_in(now)):
+            return None
+    _take_over(members, manifests)
+    return commit
+
+
+def _take_over(members: Sequence[Member], manifests: Mapping[str, DatasetManifest]) -> None:
+    """Let all members go on from these: what one commits later must not undo what others did to it meanwhile."""
+    for member in members:
+        now = manifests.get(member.spec.name)
+        if now is not None:
+            member.committed, member.manifest = now, ordered(now, member.spec)
 
 
 def _taken_in(manifest: DatasetManifest) -> tuple[object, ...]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from assets.choosing import previous
 from assets.holding import Held, Holding
 from assets.leases import check_not_doomed
 from assets.log import redirect_of
-from assets.versions import previous
 from assets.view import DatasetView, Entry
 from assets.watch import Watch
 from resources.errors import AdjunctError, DatasetError, ManifestMismatchError, VersionDiscardedError

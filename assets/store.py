@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from assets.build import check_declaration
+from assets.choosing import require_version
 from assets.log import NAMES, DatasetLog
 from assets.lookup import FileCache
 from assets.manifest import DatasetManifest, SealedVersion, VersionRef
@@ -16,7 +17,6 @@ from assets.versions import (
     drop_version,
     force_version,
     pin_version,
-    require_version,
     roll_back,
     unpin_version,
     withdraw_version,

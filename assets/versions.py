@@ -6,13 +6,13 @@ operation moves all members to the version of the same name, in the same commit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from assets.choosing import choose_versions, heads_without, names_of
 from assets.manifest import Change, DatasetManifest, Pin, SealedVersion, VersionRef
-from assets.policies import natural_order
 from resources.errors import ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
@@ -64,9 +64,23 @@ def unpin_version(log: DatasetLog, *, reason: str, by: str) -> DatasetManifest:
 
 def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
     """Return the manifest without its pin if that has expired, else the manifest itself; commits nothing."""
-    if manifest.pin is None or manifest.pin.expires_at is None or manifest.pin.expires_at > now:
-        return manifest
-    return _unpinned(log, manifest, "expired")
+    return _unpinned(log, manifest, "expired") if _expired(manifest, now) else manifest
+
+
+def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
+    """Take away the pins that have expired, of all members of a version set in one commit; return whether any had.
+
+    `manifests` are those read last: where no pin of them has expired, no request is made.
+    """
+    if not any(_expired(manifest, now) for manifest in manifests.values()):
+        return False
+
+    def expire(fresh: Manifests) -> Manifests | None:
+        after = {name: expire_pin(log_of(log, m), m, now) for name, m in fresh.items()}
+        return {name: m for name, m in after.items() if m is not fresh[name]} or None
+
+    log.transact_all(expire, by=by)
+    return True
 
 
 def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> DatasetManifest:
@@ -86,25 +100,35 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Datas
 
 
 def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
-    """Never serve this version again. What was served before it takes its place; a pin to it ends."""
+    """Never serve this version again. What was served before it takes its place; a pin to it ends.
+
+    Of the other members of a version set goes what was delivered under this name and no other.
+    """
     _explained("withdraw", version, reason, by)
 
-    def withdraw(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
-        if ref.state == "withdrawn":
-            return manifest
-        gone = ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
-        versions = tuple(gone if each.id == ref.id else each for each in manifest.versions)
-        pin = None if manifest.pin is not None and manifest.pin.version == ref.id else manifest.pin
-        head = manifest.head
-        if head == ref.id:
-            before = previous(manifest, ref)
-            head = before.id if before else None
-        return serve(
-            log_of(log, manifest), manifest, versions=versions, head=head, pin=pin,
-            change=_change("withdraw", ref, reason),
-        )  # fmt: skip
+    def withdraw(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        gone = {
+            name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
+            for name, ref in chosen.items()
+            if ref.state != "withdrawn" and (name == log.name or len(names_of(manifests[name], ref)) < 2)
+        }
+        without = {name: _with(m, gone.get(name)) for name, m in manifests.items()}
+        heads = heads_without(manifests, without, log.name)
+        unpinned = any(
+            m.pin is not None and name in gone and m.pin.version == gone[name].id for name, m in manifests.items()
+        )
+        after = {
+            name: serve(
+                log_of(log, m), m, versions=without[name], head=heads[name], pin=None if unpinned else m.pin,
+                change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
+            )
+            for name, m in manifests.items()
+            if name in gone or heads[name] != m.head or (unpinned and m.pin is not None)
+        }  # fmt: skip
+        return after or None
 
-    return _on_each(log, version, withdraw, by=by)
+    return log.transact_all(withdraw, by=by)[log.name]
 
 
 def force_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
@@ -119,10 +143,10 @@ def force_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Dat
             )
         log_of(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
-        versions = tuple(forced if each.id == ref.id else each for each in manifest.versions)
         return serve(
-            log_of(log, manifest), manifest, versions=versions, head=ref.id, change=_change("force", ref, reason)
-        )
+            log_of(log, manifest), manifest, versions=_with(manifest, forced), head=ref.id,
+            change=_change("force", ref, reason),
+        )  # fmt: skip
 
     return _on_each(log, version, force, by=by)
 
@@ -131,17 +155,19 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Data
     """Forget a rejected or withdrawn version; the next discard deletes its files."""
     _explained("drop", version, reason, by)
 
-    def drop(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+    def drop(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        ref = chosen[log.name]
         if ref.state == "sealed":
             raise DatasetError(
-                f"dataset {manifest.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
+                f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
                 "Withdraw it first if it must not be served; sealed versions go by the discard policy.",
             )
-        kept = tuple(each for each in manifest.versions if each.id != ref.id)
-        doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
-        return manifest.after(versions=kept, doomed=doomed, change=_change("drop", ref, reason))
+        return {
+            name: _dropped(manifests[name], each, reason) for name, each in chosen.items() if each.state != "sealed"
+        }
 
-    return _on_each(log, version, drop, by=by)
+    return log.transact_all(drop, by=by)[log.name]
 
 
 # -- what they share
@@ -157,66 +183,6 @@ def serve(log: DatasetLog, manifest: DatasetManifest, **changes: Any) -> Dataset
         refs = changes.get("versions", manifest.versions)
         version = log.read_version(next(ref for ref in refs if ref.id == wanted))
     return manifest.after(version=version, **changes)
-
-
-def find_version(manifest: DatasetManifest, version: str) -> VersionRef | None:
-    """Return the retained version of this id, or the newest of this name: a sealed one, where there is any.
-
-    A delivery whose content equalled the version before it is held by that one.
-    """
-    exact = manifest.ref(version)
-    if exact is not None:
-        return exact
-    held = [done.version for done in manifest.delivered if done.name == version]
-    named = [ref for ref in manifest.versions if ref.name == version or ref.id in held]
-    return max(named, key=lambda ref: (ref.state == "sealed", ref.number), default=None)
-
-
-def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = False) -> VersionRef:
-    """Return a retained version by id or name. Raises DatasetError, naming what there is."""
-    ref = find_version(manifest, version)
-    if ref is None:
-        rewritten = _rewritten(manifest, version)
-        if rewritten is not None:
-            raise DatasetError(
-                f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
-                "Open that one: it holds the same entries without those that were erased.",
-            )
-        listed = ", ".join(f"{each.id} ({each.name})" for each in manifest.versions[-5:]) or "none"
-        raise DatasetError(
-            f"dataset {manifest.name!r} has no version {version!r}; the newest retained are {listed}.",
-            f"See adjunct dataset versions {manifest.name}.",
-        )
-    if sealed and ref.state != "sealed":
-        raise DatasetError(
-            f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not served.",
-            "A rejected version can be forced with a reason; a withdrawn one never comes back."
-            if ref.state == "rejected"
-            else "Choose another version: a withdrawn one never comes back.",
-        )
-    return ref
-
-
-def _rewritten(manifest: DatasetManifest, version: str) -> VersionRef | None:
-    """Return what took the place of an id in an erasure: only there does a number get a second id."""
-    number = version.removeprefix("v").partition("-")[0]
-    if not number.isdecimal() or not version.startswith("v") or "-" not in version:
-        return None
-    return next((ref for ref in manifest.versions if ref.number == int(number)), None)
-
-
-def previous(manifest: DatasetManifest, ref: VersionRef) -> VersionRef | None:
-    """Return the sealed version before this one, in the dataset's own order."""
-    order = order_of(manifest)
-    before = [each for each in manifest.versions if each.state == "sealed" and order(each) < order(ref)]
-    return max(before, key=order) if before else None
-
-
-def order_of(manifest: DatasetManifest) -> Callable[[VersionRef], Any]:
-    """Return what the dataset's versions are ordered by: as they arrived, or by their names."""
-    if manifest.declaration.order == "arrival":
-        return lambda ref: ref.number
-    return lambda ref: (natural_order(ref.name or ""), ref.number)
 
 
 def log_of(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
@@ -235,41 +201,32 @@ def _on_each(
     """Change the named version of this dataset, and the one of the same name in each other member of its set."""
 
     def change_all(manifests: Manifests) -> Manifests | None:
-        mine = manifests[log.name]
-        ref = _chosen(mine, version, sealed=sealed)
-        chosen: Mapping[str, VersionRef] = {log.name: ref}
-        if len(manifests) > 1:
-            name = _delivered_name(mine, ref)
-            others = {each: m for each, m in manifests.items() if each != log.name}
-            chosen = {**chosen, **{each: require_version(m, name, sealed=sealed) for each, m in others.items()}}
-        after = {name: change(manifests[name], found) for name, found in chosen.items()}
+        chosen = choose_versions(manifests, log.name, version, sealed=sealed)
+        after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
         return {name: m for name, m in after.items() if m is not manifests[name]} or None
 
     return log.transact_all(change_all, by=by)[log.name]
 
 
-def _chosen(manifest: DatasetManifest, version: str | None, *, sealed: bool) -> VersionRef:
-    if version is not None:
-        return require_version(manifest, version, sealed=sealed)
-    head = manifest.ref(manifest.head) if manifest.head else None
-    before = previous(manifest, head) if head else None
-    if before is None:
-        raise DatasetError(
-            f"dataset {manifest.name!r} has no sealed version before {manifest.head or 'the first'} any more.",
-            f"See adjunct dataset versions {manifest.name}; the discard policy says how many are kept.",
-        )
-    return before
-
-
-def _delivered_name(manifest: DatasetManifest, ref: VersionRef) -> str:
-    """Return the newest name under which a version was delivered: one of equal content keeps an older one's."""
-    held = [done.name for done in manifest.delivered if done.version == ref.id]
-    return held[-1] if held else ref.name or ref.id
+def _expired(manifest: DatasetManifest, now: datetime) -> bool:
+    pin = manifest.pin
+    return pin is not None and pin.expires_at is not None and pin.expires_at <= now
 
 
 def _unpinned(log: DatasetLog, manifest: DatasetManifest, reason: str) -> DatasetManifest:
     pinned = manifest.pin.version if manifest.pin else None
     return serve(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
+
+
+def _with(manifest: DatasetManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
+    """Return the retained versions with this one in the place of the one with its id."""
+    return tuple(new if new is not None and each.id == new.id else each for each in manifest.versions)
+
+
+def _dropped(manifest: DatasetManifest, ref: VersionRef, reason: str) -> DatasetManifest:
+    kept = tuple(each for each in manifest.versions if each.id != ref.id)
+    doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
+    return manifest.after(versions=kept, doomed=doomed, change=_change("drop", ref, reason))
 
 
 def _change(action: str, ref: VersionRef, reason: str) -> Change:

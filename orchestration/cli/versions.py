@@ -93,7 +93,7 @@ def show_versions(store: DatasetStore) -> None:
 
 def show_version(store: DatasetStore, version: str, *, json_output: bool) -> None:
     """Print one version: what it holds, where it came from, and what the validators said."""
-    from assets.versions import require_version
+    from assets.choosing import require_version
 
     manifest = store.require_manifest()
     if manifest.declaration.kind == "unbounded":
