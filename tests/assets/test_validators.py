@@ -321,9 +321,10 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
         sql_check("wrong", "SELECT nothing FROM version"),
         sql_check("in_words", "seats are plenty"),
         values_in("maker", ["AIRBUS", "BOEING"]),
+        values_in("seats", [9, 50, 100]),
     ]
     verdicts = {verdict.name: verdict for verdict in evaluate(rules, on_spark)}
-    assert {name for name, verdict in verdicts.items() if verdict.passed} == {"seats_or_none"}
+    assert {name for name, verdict in verdicts.items() if verdict.passed} == {"seats_or_none", "values_in_seats"}
     assert verdicts["seats_known"].facts["violations"] == 2, "a null is not known to be right"
     assert sorted(verdicts["seats_known"].facts["sample"]) == [["N2"], ["N4"]]
     assert verdicts["none_lost"].message == "1 rows break it: tailnum 'N9'"
