@@ -63,7 +63,7 @@ def judgement_of(store: "DatasetStore", manifest: "DatasetManifest", name: str |
     While the newest is rejected, that is what the checks show, until it is forced or dropped or a better one comes.
     Otherwise it is the version that is served, or that the name stands for.
     """
-    refs = [ref for ref in manifest.versions if name is None or ref.name == name]
+    refs = [ref for ref in manifest.versions if name is None or (ref.name == name and ref.state != "withdrawn")]
     newest = max(refs, key=lambda ref: ref.number, default=None)
     if newest is None:
         return None
@@ -73,7 +73,7 @@ def judgement_of(store: "DatasetStore", manifest: "DatasetManifest", name: str |
         served = manifest.version
         ref = manifest.ref(served.id) if served else None
         return Judgement(ref, served.verdicts) if served and ref else None
-    return Judgement(newest, store.log.read_version(newest).verdicts if newest.state == "sealed" else ())
+    return Judgement(newest, store.log.read_version(newest).verdicts)
 
 
 def check_results(

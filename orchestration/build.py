@@ -11,7 +11,7 @@ from orchestration.advancing import made_by_partition, units_of
 from orchestration.asset_ops import outputs_asset
 from orchestration.dataset_ops import DatasetAsset, dataset_assets
 from orchestration.lake_resource import LakeResource
-from orchestration.lineage import Node, outputs_of, source_of, sources_read
+from orchestration.lineage import Node, outputs_of, source_of, sources_read, unused_datasets
 from orchestration.metadata import storage_of, table_metadata
 from orchestration.operations import discard_job, discard_schedule, version_job
 from orchestration.partition_ops import partition_job, partitioned_dataset_asset
@@ -64,6 +64,8 @@ def build_definitions(
             tags={"adjunct/application": application.name},
         )
         for application in apps
+        # Only datasets whose versions are partitions: there is nothing to run as a whole.
+        if own[application.name]
     }
     discards = [discard_job(each.name, graph.datasets(each.name)) for each in apps if graph.datasets(each.name)]
     bounded = {each.name: [d for d in graph.datasets(each.name) if d.dataset.kind == "bounded"] for each in apps}
@@ -79,7 +81,7 @@ def build_definitions(
         ],
         schedules=[discard_schedule(each) for each in discards],
         sensors=[
-            *(new_records_sensor(application, jobs[application.name], own[application.name]) for application in apps),
+            *(new_records_sensor(each, jobs[each.name], own[each.name]) for each in apps if each.name in jobs),
             *(new_versions_sensor(asset, made) for asset, made in partitions if not made_by_partition(asset.dataset)),
         ],
         resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
@@ -113,7 +115,10 @@ class _Assets:
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
         keys = [datasets[dataset.name] for dataset in app.datasets if dataset.versions is None]
-        outputs = {output.node: self._spec(app, output.node, output.upstream) for output in outputs_of(app)}
+        outputs = {
+            output.node: self._spec(app, output.node, [*output.upstream, *unused_datasets(app)])
+            for output in outputs_of(app)
+        }
         for node, spec in outputs.items():
             writer = self._writers.setdefault(spec.key, app.name)
             if writer != app.name:

@@ -56,6 +56,12 @@ def outputs_of(app: Application) -> tuple[Output, ...]:
     return tuple(Output(node, upstream) for node, upstream in outputs.items())
 
 
+def unused_datasets(app: Application) -> tuple[Node, ...]:
+    """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them."""
+    joined = {operator.spec.dataset for operator in app.operators if isinstance(operator.spec, Join)}
+    return tuple(Node("dataset", dataset.name) for dataset in app.datasets if dataset.name not in joined)
+
+
 def source_of(dataset: AdjunctDataset) -> Node | None:
     """Return what a dataset is made from: a stream or a folder of files; None for a query, which is no asset."""
     if isinstance(dataset.input, FileSource):

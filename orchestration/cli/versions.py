@@ -295,6 +295,7 @@ def _change(
     before = store.require_manifest()
     after = change(store)
     served, changed = after.version, after.change.version if after.change and after != before else None
+    others = sorted(set(store.log.read_all()[1]) - {name})
     if json_output:
         facts = {
             "dataset": name,
@@ -302,6 +303,7 @@ def _change(
             "changed": after != before,
             "version": changed,
             "served": served.id if served else None,
+            "others": others,
             "head": after.head,
             "pin": after.pin.model_dump(mode="json") if after.pin else None,
         }
@@ -311,3 +313,5 @@ def _change(
     serves = f"{served.id} ({served.name}) is served now" if served else "no version is served now"
     until = f" until {after.pin.expires_at:%Y-%m-%d %H:%M} UTC" if after.pin and after.pin.expires_at else ""
     show_line(f"{name}: {what}; {serves}{', pinned' + until if after.pin else ''}.")
+    if others and after != before and action != "abandon":
+        show_line(f"{', '.join(others)} moved with it, as members of the same version set.")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from assets import DatasetStore, bounded_dataset
+from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
 from assets.validators import min_rows
 from orchestration.cli.main import root
 from orchestration.cli.versions import expiry
@@ -112,6 +112,23 @@ def test_pin_rollback_and_unpin_are_in_the_history_with_who_and_why(world: World
     ]
     assert done[0]["served"] == ids(world)["v1"]
     assert "ticket 7" in said(world, "history", "planes")
+
+
+def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: World) -> None:
+    seats, crews = version_set(
+        "fleet",
+        bounded_dataset("seats", input="lake.seats", key="tailnum", partitions=2),
+        bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2),
+    )
+    for name in ("seats", "crews"):
+        world.stream(name, SCHEMA, ["tailnum"], 2)
+        for number in (1, 2):
+            world.send(name, [("N1", number)], version=f"v{number}")
+    advance_version_set(world.lake, world.systems, [seats, crews], no_session, by="test")
+    assert "crews moved with it" in said(world, "rollback", "seats", *WHY)
+    assert told(world, "show", "crews")["version"]["name"] == "v1"
+    assert told(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]
+    assert told(world, "show", "seats")["version"]["name"] == "v2"
 
 
 def test_withdraw_force_and_drop(world: World) -> None:

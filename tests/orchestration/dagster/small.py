@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from dagster_adjunct import (
     Application,
     LakeStreams,
+    QuerySource,
     RemoteTable,
     Schema,
     SqliteTable,
     UpdateContract,
+    VersionPartitions,
     bounded_dataset,
     unbounded_dataset,
     update_message,
@@ -21,8 +23,9 @@ from dagster_adjunct import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct import Lake
+    from dagster_adjunct import Computation, Lake
 
 SCHEMAS = {
     "orders": Schema.of(id="bigint", item="string", currency="string", quantity="int"),
@@ -109,5 +112,22 @@ def priced(lake: Lake) -> list[tuple[object, ...]]:
     return sorted(zip(*[table.column(name).to_pylist() for name in columns], strict=True))
 
 
-# What ADJUNCT_APP=tests.orchestration.dagster.small:app loads.
+def rates_of_a_day(spark: SparkSession, asked: Computation) -> DataFrame:
+    """Compute the rates of one day; those of 3 January can't be had."""
+    if asked.partition == "2026-01-03":
+        raise RuntimeError("nobody knows the rates of 3 January")
+    return spark.createDataFrame([("EUR", 1.0), (str(asked.partition), 0.9)], SCHEMAS["rates"].ddl())
+
+
+rates_by_day = bounded_dataset(
+    "rates-by-day",
+    input=QuerySource(rates_of_a_day, SCHEMAS["rates"], name="rates-of-a-day"),
+    key="currency",
+    broadcast=True,
+    versions=VersionPartitions("day", start="2026-01-01"),
+)
+
+# What ADJUNCT_APP=tests.orchestration.dagster.small:app,… loads.
 app = order_totals(os.environ.get("ADJUNCT_TEST_SQLITE", "item-state.sqlite"))
+daily = Application("daily-rates")
+daily.table(rates_by_day)

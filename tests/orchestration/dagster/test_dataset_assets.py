@@ -185,6 +185,18 @@ def test_the_members_of_a_version_set_are_one_op_and_published_together(lab: Lab
     assert [alone.made[name]["adjunct/name"] for name in ("items", "prices")] == ["v2", "v2"]
 
 
+def test_the_applications_job_evaluates_the_checks_and_runs_on(lab: Lab) -> None:
+    items, prices = version_set("catalogue", ITEMS, PRICES)
+    lab.deliver("items", APPLES, "v1")
+    lab.deliver("prices", APPLES, "v1")
+    job = lab.definitions(items, prices).resolve_job_def("shop")
+    said = Said(job.execute_in_process(instance=lab.instance), lab.instance)
+    assert said.success
+    assert set(said.made) == {"items", "prices"}
+    assert said.passed["items min_rows"] is True
+    assert said.passed["prices adjunct_accepted"] is True
+
+
 def test_a_version_set_of_which_one_member_is_declared_is_refused_by_name(lab: Lab) -> None:
     items, _ = version_set("catalogue", ITEMS, PRICES)
     with pytest.raises(Exception, match=r"dataset 'items' of the version set 'catalogue' and none of its other"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct import Lake, open_lake
+from dagster_adjunct import Lake, open_dataset, open_lake
 from tests.orchestration.dagster import small
 from tests.servers.dagster import LOCATION, REPOSITORY, DagsterServers, dagster_servers
 
@@ -24,7 +24,9 @@ ASSETS = {
     "datasets/rates": ["lake/rates"],
     "lake/priced": ["datasets/items", "datasets/rates", "lake/orders"],
     "tables/item_state": ["lake/priced"],
+    "datasets/rates_by_day": [],
 }
+DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 FIRST, SECOND = small.orders(0, 40), small.orders(40, 30)
 DONE = ("SUCCESS", "FAILURE", "CANCELED")
 
@@ -37,6 +39,10 @@ MATERIALIZATIONS = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key)
   assetMaterializations(limit: 50) { runId metadataEntries { __typename label
     ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } ... on JsonMetadataEntry { jsonString }
     ... on TableSchemaMetadataEntry { schema { columns { name type } } } } } } } }"""
+BACKFILL = """mutation($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
+  __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
+PARTITIONS = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+  assetPartitionStatuses { ... on TimePartitionStatuses { ranges { status startKey endKey } } } } } }"""
 ERRORS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on EventConnection { events {
   ... on MessageEvent { message } ... on ErrorEvent { error { message causes { message } } } } } } }"""
 START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
@@ -63,13 +69,24 @@ def lake(folder: Path) -> Lake:
 @pytest.fixture(scope="module")
 def servers(folder: Path, lake: Lake) -> Iterator[DagsterServers]:
     env = {
-        "ADJUNCT_APP": "tests.orchestration.dagster.small:app",
+        "ADJUNCT_APP": "tests.orchestration.dagster.small:app,tests.orchestration.dagster.small:daily",
         "ADJUNCT_LAKE": lake.url,
         "ADJUNCT_TEST_SQLITE": str(folder / "item-state.sqlite"),
         "ADJUNCT_SPARK_MASTER": "local[2]",
     }
     with dagster_servers(folder / "home", env) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def backfill(servers: DagsterServers) -> str:
+    """A backfill of four days, launched as the UI does; the daemon looks for it every 30 s."""
+    asset = {"path": ["datasets", "rates_by_day"]}
+    launched = servers.graphql(BACKFILL, params={"assetSelection": [asset], "partitionNames": DAYS, "tags": []})
+    found = launched["launchPartitionBackfill"]
+    assert found["__typename"] == "LaunchBackfillSuccess", found
+    backfill_id: str = found["backfillId"]
+    return backfill_id
 
 
 def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(servers: DagsterServers) -> None:
@@ -85,10 +102,11 @@ def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(server
     assert nodes["tables/item_state"]["kinds"] == ["sqlite"]
 
 
+@pytest.mark.usefixtures("backfill")  # begins now, so that waiting for the daemon costs nothing
 def test_assets_launched_from_the_ui_materialise_and_a_second_run_waits_for_the_first(
     servers: DagsterServers, lake: Lake
 ) -> None:
-    keys = [key for key in ASSETS if not key.startswith("lake/") or key == "lake/priced"]
+    keys = [key for key in ASSETS if key in ("lake/priced", "datasets/items", "datasets/rates", "tables/item_state")]
     first = _launch(servers, keys)
     servers.until("its start", 300, lambda: _runs(servers)[first]["startTime"])
     second = _launch(servers, keys)
@@ -110,6 +128,22 @@ def test_assets_launched_from_the_ui_materialise_and_a_second_run_waits_for_the_
     assert items["adjunct/version"].startswith("v000001-")
     table = _metadata(_materializations(servers, "tables/item_state")[0])
     assert table["dagster/table_name"] == "item_state"
+
+
+def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
+    servers: DagsterServers, lake: Lake, backfill: str
+) -> None:
+    tag = {"key": "dagster/backfill", "value": backfill}
+    launched = servers.until("its run", 120, lambda: {i for i, run in _runs(servers).items() if tag in run["tags"]})
+    ((run_id, run),) = servers.until("the end of its run", 300, lambda: _ended(servers, launched)).items()
+    assert run["status"] == "FAILURE"
+    assert "nobody knows the rates of 3 January" in _errors(servers, [run_id])
+    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "rates_by_day"]})["assetNodeOrError"]
+    ranges = [(each["status"], each["startKey"], each["endKey"]) for each in asset["assetPartitionStatuses"]["ranges"]]
+    assert ranges == [("MATERIALIZED", DAYS[0], DAYS[1]), ("FAILED", DAYS[2], DAYS[3])]
+    assert [ref.name for ref in open_dataset(lake, "rates-by-day").versions()] == DAYS[:2]
+    made = [_metadata(entry) for entry in _materializations(servers, "datasets/rates_by_day")]
+    assert [entry["adjunct/name"] for entry in made] == [DAYS[1], DAYS[0]]
 
 
 def test_the_sensor_launches_a_run_for_new_records_and_none_without(servers: DagsterServers, lake: Lake) -> None:
