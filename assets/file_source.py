@@ -47,6 +47,7 @@ class FileVersions:
         self._schema = schema_of_entries(spec, files.schema)
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
+        self._given: set[str] = set()
 
     @property
     def spec(self) -> AdjunctDataset:
@@ -183,7 +184,10 @@ class FileVersions:
         return [each for each in folders if each not in late]
 
     def _completed_again(self, manifest: DatasetManifest, named: list[Folder]) -> set[str]:
-        """Return the refused versions that were completed anew since: they are tried again, in their order."""
+        """Return the refused versions that were completed anew since: they are tried again, in their order.
+
+        But once an opening: a store whose clock is ahead would have us refuse the same files for ever.
+        """
         newest = {done.name: done for done in manifest.delivered}
         again = set()
         for folder in named:
@@ -194,7 +198,7 @@ class FileVersions:
             last = done is manifest.delivered[-1] or self._spec.versions is not None
             if last and (folder.complete.modified > ref.sealed_at or self._differs(done.markers, folder)):
                 again.add(folder.path)
-        return again - {ended.name for ended in manifest.abandoned}
+        return again - self._given - {ended.name for ended in manifest.abandoned}
 
     def _check_unchanged(self, manifest: DatasetManifest, named: list[Folder]) -> None:
         """Refuse a delivered folder that was completed anew with something else (rule 10).
@@ -230,6 +234,7 @@ class FileVersions:
 
     def _delivery(self, name: str, folder: Folder) -> Delivery:
         assert folder.complete is not None
+        self._given.add(name)
         promise = promise_in(self._tree.read(folder.complete)) if folder.complete.size else Promise()
         said = MarkerFacts(offset=0, rows=promise.rows, checksum=self._tree.content_tag(folder.complete))
         return Delivery(name, markers={folder.complete.path: said}, content=(folder, promise))

@@ -502,6 +502,14 @@ def test_a_refused_version_is_tried_again_when_it_was_completed_anew(place: Plac
     assert delivered_next(spec, after(manifest, second)) is None
 
 
+def test_a_store_whose_clock_is_ahead_does_not_have_a_refused_version_tried_for_ever(place: Place) -> None:
+    now = dt.datetime.now(dt.UTC)
+    place.csv("v1", {"N1": 1}, done=None)
+    place.put("v1/_SUCCESS", modified=(now + dt.timedelta(hours=1)).timestamp())
+    source, first = delivered(dataset(place))
+    assert isinstance(source.next(refused(source.first_manifest(), first, now)), Awaiting)
+
+
 def delivered_next(spec: AdjunctDataset, manifest: DatasetManifest) -> str | None:
     found = versions(spec).next(manifest)
     return found.version if isinstance(found, Delivery) else None
