@@ -29,6 +29,7 @@ from assets import (  # noqa: E402
 from assets.dataset import BY_OFFSET  # noqa: E402
 from assets.diff import VersionDiff, diff_versions  # noqa: E402
 from assets.discard import DiscardReport  # noqa: E402
+from assets.erasure import ErasureReport, KeySearch, find_keys, forget  # noqa: E402
 from assets.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
 from assets.inputs import Computation, FileSource, QuerySource  # noqa: E402
 from assets.leases import Lease  # noqa: E402
@@ -39,8 +40,10 @@ from assets.report import StageEvent  # noqa: E402
 from assets.serving import ServedDataset  # noqa: E402
 from assets.validators import (  # noqa: E402
     Candidate,
+    Finding,
     Validator,
     custom,
+    evaluate,
     min_rows,
     no_null_keys,
     no_nulls,
@@ -149,10 +152,13 @@ __all__ = [
     "DatasetView",
     "DiscardPolicy",
     "DiscardReport",
+    "ErasureReport",
     "Field",
     "FileCache",
     "FileSource",
+    "Finding",
     "HistoryEntry",
+    "KeySearch",
     "KeyValueExtractor",
     "Lake",
     "LakeResource",
@@ -221,6 +227,9 @@ __all__ = [
     "current_versions",
     "custom",
     "diff_versions",
+    "evaluate",
+    "find_keys",
+    "forget",
     "list_datasets",
     "min_rows",
     "no_null_keys",
