@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from assets.compare import key_codes
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from resources.bucketing.files import BucketLayout
 
 
-def read_entries(view: DatasetView, bucket: int | None) -> pa.Table:
+def read_entries(view: DatasetView, bucket: int | None, *, threads: bool = True) -> pa.Table:
     """Return the entries of one bucket, or of all (None), with the columns that users see.
 
-    Deltas are merged, so each key stands once. Whole files are fetched, in one request each. Raises
-    ManifestMismatchError for a file that is missing, damaged or not what the manifest says.
+    Deltas are merged, so each key stands once. Whole files are fetched, in one request each. `threads` decodes columns
+    side by side: False where the caller has buckets read side by side. Raises ManifestMismatchError for a file that is
+    missing, damaged or not what the manifest says.
     """
     import pyarrow as pa
 
@@ -31,7 +33,7 @@ def read_entries(view: DatasetView, bucket: int | None) -> pa.Table:
         for _ in generation.files:
             stored = next(files)
             if bucket is None or stored.file.bucket == bucket:
-                tables.append(_rows(stored, sealed.layout))
+                tables.append(stored.reading(partial(_decoded, stored, sealed.layout, threads)))
                 generations.append(generation.id)
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
     if sealed.positioned:
@@ -39,11 +41,7 @@ def read_entries(view: DatasetView, bucket: int | None) -> pa.Table:
     return rows.select(sealed.columns.names)
 
 
-def _rows(stored: StoredFile, layout: BucketLayout) -> pa.Table:
-    return stored.reading(lambda: _decoded(stored, layout))
-
-
-def _decoded(stored: StoredFile, layout: BucketLayout) -> pa.Table:
+def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,7 +53,7 @@ def _decoded(stored: StoredFile, layout: BucketLayout) -> pa.Table:
     if (found.names, found.types) != (schema.names, schema.types):
         columns = ", ".join(f"{field.name} {field.type}" for field in found)
         raise stored.damaged(f"its columns are {columns}")
-    return file.read()
+    return file.read(use_threads=threads)
 
 
 def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:

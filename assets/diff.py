@@ -96,8 +96,10 @@ def diff_versions(old: DatasetView, new: DatasetView, *, sample: int = 20) -> Ve
     types = _compared_types(old, new)
     key = new.sealed.key
     buckets, unchanged = _buckets_to_read(old, new)
-    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
-        parts = list(pool.map(partial(_diff_bucket, old, new, types, sample), buckets))
+    at_once = min(_AT_ONCE, os.cpu_count() or 1)
+    few = len(buckets) < at_once
+    with ThreadPoolExecutor(at_once) as pool:
+        parts = list(pool.map(partial(_diff_bucket, old, new, types, sample, few), buckets))
     nothing = tuple(_cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new))
     added, removed, before, after = _sampled([nothing, *(part.rows for part in parts)], key, sample)
     changed = [
@@ -135,10 +137,10 @@ class _Part:
 
 
 def _diff_bucket(
-    old: DatasetView, new: DatasetView, types: dict[str, pa.DataType], sample: int, bucket: int | None
+    old: DatasetView, new: DatasetView, types: dict[str, pa.DataType], sample: int, threads: bool, bucket: int | None
 ) -> _Part:
     key = new.sealed.key
-    before, after = (_cast(read_entries(view, bucket), types) for view in (old, new))
+    before, after = (_cast(read_entries(view, bucket, threads=threads), types) for view in (old, new))
     found = compare(before, after, key, [name for name in types if name not in key])
     if found is None:
         raise DatasetError(
