@@ -27,10 +27,12 @@ from assets import (  # noqa: E402
     version_set,
 )
 from assets.dataset import BY_OFFSET  # noqa: E402
-from assets.diff import VersionDiff, diff_versions  # noqa: E402
+from assets.diff import ChangedEntry, VersionDiff, diff_versions  # noqa: E402
 from assets.discard import DiscardReport  # noqa: E402
 from assets.erasure import ErasureReport, KeySearch, find_keys, forget  # noqa: E402
 from assets.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
+from assets.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset  # noqa: E402
+from assets.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg  # noqa: E402
 from assets.inputs import Computation, FileSource, QuerySource  # noqa: E402
 from assets.leases import Lease  # noqa: E402
 from assets.lookup import FileCache  # noqa: E402
@@ -131,7 +133,6 @@ from resources.tables import (  # noqa: E402
 )
 
 __all__ = [
-    "BY_OFFSET",
     "AdjunctDataset",
     "AdjunctError",
     "AdjunctTranslator",
@@ -139,8 +140,10 @@ __all__ = [
     "Application",
     "ApplicationState",
     "AssetSubject",
+    "BY_OFFSET",
     "BlockingTable",
     "Candidate",
+    "ChangedEntry",
     "CommitConflict",
     "CommitStateUnknown",
     "CompactionPolicy",
@@ -158,6 +161,7 @@ __all__ = [
     "FileSource",
     "Finding",
     "HistoryEntry",
+    "IcebergSnapshot",
     "KeySearch",
     "KeyValueExtractor",
     "Lake",
@@ -227,6 +231,7 @@ __all__ = [
     "current_versions",
     "custom",
     "diff_versions",
+    "duckdb_view",
     "evaluate",
     "find_keys",
     "forget",
@@ -236,10 +241,15 @@ __all__ = [
     "no_nulls",
     "open_dataset",
     "open_lake",
+    "parquet_files",
     "plan_application",
+    "polars_frame",
     "prepare_dagster_home",
+    "pyarrow_dataset",
     "register_backend",
+    "register_in_iceberg",
     "register_system",
+    "release_from_iceberg",
     "row_count_within",
     "run_application",
     "schema_compatible",
