@@ -1,0 +1,107 @@
+"""One bounded dataset that goes through the real cycle without Spark, and what the lake holds of it.
+
+What is reachable is worked out from the stored JSON alone, so that it is no word of the code under test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from assets import DatasetStore, bounded_dataset
+from assets.policies import DiscardPolicy
+from resources.objects import Lake
+from resources.objects.faulty import Fault, FaultyStore
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import no_session
+
+NAME = "planes"
+SCHEMA = Schema.of(k="string", n="int")
+PLANES = bounded_dataset(NAME, input="lake.planes", key="k", partitions=2)
+KEYS = ("a", "b", "c", "d")
+WHY = {"reason": "ticket 7", "by": "ada"}
+AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
+Content = dict[str, int]
+
+
+def planes_in(lake: Lake) -> World:
+    """Return a world whose lake has the dataset's stream."""
+    world = World(lake, no_session)
+    world.stream(NAME, SCHEMA, ["k"], 2)
+    return world
+
+
+def deliver(world: World, number: int, *, keys: tuple[str, ...] = KEYS) -> None:
+    """Deliver version `v{number}`, in which every key has this number."""
+    world.send(NAME, [(key, number) for key in keys], version=f"v{number}")
+
+
+def publish(world: World, *numbers: int, spec: Any = PLANES) -> list[str]:
+    """Deliver and advance, version after version; return the ids now retained, oldest first."""
+    for number in numbers:
+        deliver(world, number)
+        world.advance(spec)
+    return [ref.id for ref in DatasetStore(world.lake, NAME).versions()]
+
+
+def content(view: Any) -> Content:
+    """Return what a view holds, read whole."""
+    return {key: entry["n"] for key, entry in view.items()}
+
+
+def served(lake: Lake, name: str = NAME) -> Content | None:
+    """Return what a new reader gets."""
+    view = DatasetStore(lake, name).current()
+    return None if view is None else content(view)
+
+
+def whole(number: int) -> Content:
+    """Return the content of version `v{number}`."""
+    return dict.fromkeys(KEYS, number)
+
+
+def faulty(world: World, *faults: Fault) -> Lake:
+    """Return the world's lake with these faults."""
+    return Lake(FaultyStore(world.lake.store, faults), world.lake.id)
+
+
+def objects(lake: Lake, prefix: str = "") -> dict[str, str]:
+    """Return all objects and their ETags."""
+    return {item.key: item.etag for item in lake.store.list(prefix)}
+
+
+def data_and_documents(lake: Lake, name: str = NAME) -> set[str]:
+    """Return what lies in the lake of versions: files and documents."""
+    return {key for part in ("data", "versions") for key in objects(lake, f"datasets/{name}/{part}/")}
+
+
+def reached(lake: Lake, name: str = NAME) -> set[str]:
+    """Return the files and documents that the current manifest needs, from the JSON as it is stored."""
+    pointer = json.loads(lake.store.get(f"datasets/{name}/CURRENT").data)
+    body = json.loads(lake.store.get(pointer["manifest"]).data)["body"]
+    if body.get("version_set"):
+        pointer = json.loads(lake.store.get(f"version-sets/{body['version_set']}/CURRENT").data)
+        body = json.loads(lake.store.get(pointer["manifest"]).data)["body"]["members"][name]
+    needed = _files(body["version"]) if body["version"] else set()
+    for ref in body["versions"]:
+        if ref["document"] is not None:
+            needed |= {ref["document"], *_files(json.loads(lake.store.get(ref["document"]).data))}
+    return needed
+
+
+def _files(version: dict[str, Any]) -> set[str]:
+    return {
+        f"{generation['folder']}/{file['name']}" for generation in version["generations"] for file in generation["files"]
+    }
+
+
+def make_older(lake: Lake, by: timedelta, prefix: str = "datasets/") -> None:
+    """Move the modification times of a local lake's objects into the past."""
+    for item in lake.store.list(prefix):
+        then = time.time() - by.total_seconds()
+        os.utime(Path(lake.url) / item.key, (then, then))

@@ -1,0 +1,262 @@
+"""Leases: what a reader holds is not deleted, and a reader whose lease was lost is told so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from assets import DatasetStore
+from assets import leases as leases_module
+from assets.discard import discard
+from assets.leases import Lease, all_leases, live_leases, store_now
+from resources.errors import DatasetNotFoundError, LeaseLostError, StoreUnavailableError, VersionDiscardedError
+from resources.objects import open_lake
+from resources.objects.faulty import Crash, Fault
+from tests.assets.conftest import World
+from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole
+from tests.assets.plain import build_without_spark
+
+LEASES = f"datasets/{NAME}/leases/"
+
+
+@pytest.fixture
+def planes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    return planes_in(open_lake(tmp_path / "lake"))
+
+
+def acquire(world: World, version: str, **options) -> Lease:
+    return Lease.acquire(options.pop("lake", world.lake), NAME, [version], holder="me", **options)
+
+
+def retained(world: World) -> set[str]:
+    return {ref.id for ref in DatasetStore(world.lake, NAME).versions()}
+
+
+def expiries(world: World) -> list[datetime]:
+    return [lease.expires_at for lease in all_leases(world.lake, NAME)]
+
+
+# -- holding
+
+
+def test_a_leased_version_stays_and_goes_once_it_is_released(planes: World) -> None:
+    old, new = publish(planes, 1, 2)
+    view = DatasetStore(planes.lake, NAME).version(old)
+    with acquire(planes, old) as lease:
+        report = discard(planes.lake, NAME, AT_ONCE, by="test")
+        assert {judged.what: judged.reason.split(" until")[0] for judged in report.kept}[old] == "leased by me"
+        assert content(view) == whole(1)
+        lease.check()
+    discard(planes.lake, NAME, AT_ONCE, by="test")
+    assert retained(planes) == {new}
+
+
+def test_a_version_that_is_gone_can_not_be_leased_and_leaves_no_lease(planes: World) -> None:
+    old, new = publish(planes, 1, 2)
+    discard(planes.lake, NAME, AT_ONCE, by="test")
+    with pytest.raises(VersionDiscardedError, match=f"version {old} has been discarded; the one served is {new}"):
+        acquire(planes, old)
+    with pytest.raises(DatasetNotFoundError, match="'nothing' has no commit"):
+        Lease.acquire(planes.lake, "nothing", [old], holder="me")
+    assert objects(planes.lake, LEASES) == {}
+
+
+def test_a_lease_is_of_every_version_that_it_names(planes: World) -> None:
+    first, second, third = publish(planes, 1, 2, 3)
+    with Lease.acquire(planes.lake, NAME, [first, second], holder="me"):
+        discard(planes.lake, NAME, AT_ONCE, by="test")
+        assert retained(planes) == {first, second, third}
+
+
+def test_of_a_lease_and_a_discard_at_any_request_of_it_one_sees_the_other(planes: World) -> None:
+    """The discard runs as a whole just before the nth request of the lease, for every n."""
+    old = publish(planes, 1)[0]
+    outcomes = set()
+    for nth in range(1, 100):
+        publish(planes, nth + 1)
+        view = DatasetStore(planes.lake, NAME).version(old)
+        lake = faulty(planes, Fault("*", nth, "meanwhile", lambda: discard(planes.lake, NAME, AT_ONCE, by="test")))
+        try:
+            lease = acquire(planes, old, lake=lake)
+        except VersionDiscardedError:
+            outcomes.add("refused")
+            assert old not in retained(planes)
+            old = DatasetStore(planes.lake, NAME).require_current().version
+        else:
+            outcomes.add("held")
+            discard(planes.lake, NAME, AT_ONCE, by="test")
+            assert len(content(view)) == 4
+            lease.release()
+            if len(lake.store.requests) < nth:
+                break
+    assert outcomes == {"refused", "held"}
+
+
+def test_of_a_discard_and_a_lease_at_any_request_of_it_one_sees_the_other(planes: World) -> None:
+    """The lease is taken just before the nth request of the discard, for every n."""
+    outcomes = set()
+    for nth in range(1, 100):
+        old = publish(planes, nth)[-1]
+        publish(planes, 1000 + nth)
+        view = DatasetStore(planes.lake, NAME).version(old)
+        held: list[Lease] = []
+        lake = faulty(planes, Fault("*", nth, "meanwhile", lambda held=held, old=old: held.append(acquire(planes, old))))
+        try:
+            discard(lake, NAME, AT_ONCE, by="test")
+        except VersionDiscardedError:
+            outcomes.add("refused")
+            discard(planes.lake, NAME, AT_ONCE, by="test")
+            assert old not in retained(planes)
+            continue
+        if not held:
+            break
+        outcomes.add("held")
+        assert content(view) == whole(nth)
+        discard(planes.lake, NAME, AT_ONCE, by="test")
+        assert content(view) == whole(nth), "what was doomed before it was leased is spared while it is leased"
+        held[0].release()
+        discard(planes.lake, NAME, AT_ONCE, by="test")
+        assert not any(old.partition("-")[2] in key for key in objects(planes.lake, f"datasets/{NAME}/data/"))
+    assert outcomes == {"refused", "held"}
+
+
+# -- expiring
+
+
+def test_an_expired_lease_holds_nothing_and_is_removed(planes: World) -> None:
+    old, new = publish(planes, 1, 2)
+    lease = acquire(planes, old)
+    make_older(planes.lake, timedelta(minutes=9), LEASES)
+    discard(planes.lake, NAME, AT_ONCE, by="test")
+    assert retained(planes) == {old, new}, "a lease lives for ten minutes by the store's clock"
+    make_older(planes.lake, timedelta(minutes=11), LEASES)
+    discard(planes.lake, NAME, AT_ONCE, by="test")
+    assert retained(planes) == {new}
+    assert objects(planes.lake, LEASES) == {}
+    lease.renew()
+    assert lease.lost
+    assert objects(planes.lake, LEASES) == {}, "it is not made again"
+    with pytest.raises(LeaseLostError, match=f"the lease of {old} by me was lost: it had expired and was removed"):
+        lease.check()
+    lease.release()
+
+
+def test_a_renewal_moves_the_expiry(planes: World) -> None:
+    lease = acquire(planes, publish(planes, 1)[0])
+    make_older(planes.lake, timedelta(minutes=9), LEASES)
+    (before,) = expiries(planes)
+    lease.renew()
+    (after,) = expiries(planes)
+    assert after - before > timedelta(minutes=8)
+    lease.check()
+    lease.release()
+    assert expiries(planes) == []
+    lease.release()
+
+
+def test_a_lease_renews_itself(planes: World) -> None:
+    with acquire(planes, publish(planes, 1)[0], ttl=timedelta(seconds=0.4)) as lease:
+        time.sleep(0.9)
+        lease.check()
+        assert len(live_leases(planes.lake, NAME, store_now(planes.lake, NAME))) == 1
+
+
+def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World) -> None:
+    failing = [Fault("put_if_match", nth, "lost-before") for nth in range(1, 20)]
+    lake = faulty(planes, *failing)
+    with acquire(planes, publish(planes, 1)[0], lake=lake, ttl=timedelta(seconds=0.3)) as lease:
+        assert not lease.lost
+        time.sleep(0.5)
+        with pytest.raises(LeaseLostError, match="it was not renewed for 0:00:00.3"):
+            lease.check()
+
+
+@pytest.mark.parametrize("clock", [0, 1], ids=["a process that hung", "a machine that slept"])
+def test_a_renewal_that_comes_too_late_does_not_count(planes: World, monkeypatch, clock: int) -> None:
+    """Whoever discarded meanwhile may have seen the lease as expired, though it stands in the lake again."""
+    lease = acquire(planes, publish(planes, 1)[0])
+    now = list(leases_module._clock())
+    now[clock] += 601
+    monkeypatch.setattr(leases_module, "_clock", lambda: tuple(now))
+    lease.renew()
+    with pytest.raises(LeaseLostError, match=r"it was not renewed for 0:10:00"):
+        lease.check()
+    lease.release()
+
+
+def test_a_renewal_whose_reply_was_lost_is_no_lost_lease(planes: World) -> None:
+    lease = acquire(planes, publish(planes, 1)[0], lake=faulty(planes, Fault("put_if_match", 1, "lost-after")))
+    with pytest.raises(StoreUnavailableError):
+        lease.renew()
+    lease.renew()
+    lease.check()
+    lease.release()
+    assert objects(planes.lake, LEASES) == {}
+
+
+def test_a_reader_that_dies_while_it_acquires_leaves_at_most_a_lease_that_expires(planes: World) -> None:
+    old, new = publish(planes, 1, 2)
+    for nth in range(1, 5):
+        for kind in ("crash-before", "crash-after"):
+            with pytest.raises(Crash):
+                acquire(planes, old, lake=faulty(planes, Fault("*", nth, kind))).release()
+    make_older(planes.lake, timedelta(minutes=11), LEASES)
+    discard(planes.lake, NAME, AT_ONCE, by="test")
+    assert retained(planes) == {new}
+    assert objects(planes.lake, LEASES) == {}
+
+
+# -- what can't be read
+
+
+def _lease_like(**changes: object) -> bytes:
+    return json.dumps({"versions": ["v000001-x"], "holder": "me", "ttl": 600, "nonce": "n"} | changes).encode()
+
+
+MALFORMED = {
+    "nothing": b"",
+    "half a document": b'{"versions": ["v0',
+    "no text": b"\xff\xfe\x00",
+    "a list": b"[]",
+    "a number": b"7",
+    "no versions": b'{"holder": "me", "ttl": 600}',
+    "one version, not in a list": _lease_like(versions="v000001-x"),
+    "a version that is no text": _lease_like(versions=[7]),
+    "an empty version": _lease_like(versions=[""]),
+    "a time to live that is no number": _lease_like(ttl="soon"),
+    "a time to live that never ends": _lease_like(ttl=float("inf")),
+    "a time to live beyond the calendar": _lease_like(ttl=1e15),
+    "a time to live that is none": _lease_like(ttl=float("nan")),
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_lease_that_can_not_be_read_keeps_everything_until_it_would_have_expired(planes: World, data: bytes) -> None:
+    old, new = publish(planes, 1, 2)
+    planes.lake.store.put(f"{LEASES}odd.json", data)
+    report = discard(planes.lake, NAME, AT_ONCE, by="test")
+    assert {judged.what: judged.reason for judged in report.kept}[old].startswith("leased by a malformed lease, data")
+    assert retained(planes) == {old, new}
+    make_older(planes.lake, timedelta(minutes=11), LEASES)
+    discard(planes.lake, NAME, AT_ONCE, by="test")
+    assert retained(planes) == {new}
+    assert objects(planes.lake, LEASES) == {}
+
+
+def test_leases_that_are_released_while_they_are_listed_are_no_error(planes: World) -> None:
+    lease = acquire(planes, publish(planes, 1)[0])
+    lake = faulty(planes, Fault("get", 1, "meanwhile", lease.release))
+    assert all_leases(lake, NAME) == []
+
+
+def test_the_clock_is_the_stores(planes: World) -> None:
+    publish(planes, 1)
+    assert abs(store_now(planes.lake, NAME) - datetime.now(UTC)) < timedelta(seconds=5)
+    moved: Callable[[], None] = lambda: make_older(planes.lake, timedelta(hours=3), f"datasets/{NAME}/clock")  # noqa: E731
+    behind = faulty(planes, Fault("head", 1, "meanwhile", moved))
+    assert datetime.now(UTC) - store_now(behind, NAME) > timedelta(hours=2)
