@@ -133,6 +133,7 @@ from resources.tables import (  # noqa: E402
 )
 
 __all__ = [
+    "BY_OFFSET",
     "AdjunctDataset",
     "AdjunctError",
     "AdjunctTranslator",
@@ -140,7 +141,6 @@ __all__ = [
     "Application",
     "ApplicationState",
     "AssetSubject",
-    "BY_OFFSET",
     "BlockingTable",
     "Candidate",
     "ChangedEntry",
