@@ -26,14 +26,16 @@ from assets import (  # noqa: E402
     unbounded_dataset,
     version_set,
 )
+from assets.checks import Finding  # noqa: E402
 from assets.dataset import BY_OFFSET  # noqa: E402
 from assets.diff import ChangedEntry, VersionDiff, diff_versions  # noqa: E402
 from assets.discard import DiscardReport  # noqa: E402
-from assets.erasure import ErasureReport, KeySearch, find_keys, forget  # noqa: E402
+from assets.erasure import ErasureReport, find_keys, forget  # noqa: E402
 from assets.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
 from assets.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset  # noqa: E402
 from assets.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg  # noqa: E402
 from assets.inputs import Computation, FileSource, QuerySource  # noqa: E402
+from assets.key_search import KeySearch  # noqa: E402
 from assets.leases import Lease  # noqa: E402
 from assets.lookup import FileCache  # noqa: E402
 from assets.manifest import Verdict, VersionRef  # noqa: E402
@@ -42,7 +44,6 @@ from assets.report import StageEvent  # noqa: E402
 from assets.serving import ServedDataset  # noqa: E402
 from assets.validators import (  # noqa: E402
     Candidate,
-    Finding,
     Validator,
     custom,
     evaluate,
@@ -118,6 +119,7 @@ from resources.streams import (  # noqa: E402
     Retention,
     StreamSystem,
     SystemStreamPartition,
+    records_checksum,
     register_system,
 )
 from resources.tables import (  # noqa: E402
@@ -246,6 +248,7 @@ __all__ = [
     "polars_frame",
     "prepare_dagster_home",
     "pyarrow_dataset",
+    "records_checksum",
     "register_backend",
     "register_in_iceberg",
     "register_system",
