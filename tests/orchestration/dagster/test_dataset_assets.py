@@ -111,6 +111,8 @@ def test_waiting_names_the_markers_and_since_when(lab: Lab) -> None:
     lab.deliver("items", APPLES, None)
     said = lab.advance(ITEMS)
     assert said.observed["items"]["adjunct/waiting"] == ["lake.items.0", "lake.items.1"]
+    since = said.observed["items"]["adjunct/waiting_since"]
+    assert lab.advance(ITEMS).observed["items"]["adjunct/waiting_since"] == since
     assert said.checks == {}
     assert said.made == {}
 
