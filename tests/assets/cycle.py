@@ -96,7 +96,9 @@ def reached(lake: Lake, name: str = NAME) -> set[str]:
 
 def _files(version: dict[str, Any]) -> set[str]:
     return {
-        f"{generation['folder']}/{file['name']}" for generation in version["generations"] for file in generation["files"]
+        f"{generation['folder']}/{file['name']}"
+        for generation in version["generations"]
+        for file in generation["files"]
     }
 
 
