@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from resources.objects.lake import Lake
 
 DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
+GARBAGE = "gc.enabled"
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
 
 
@@ -160,7 +161,8 @@ def _commit(
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
                 update.union_by_name(view.schema.to_arrow())
-            wanted = {DATASET: view.dataset}
+            # The files are the lake's: engines that expire snapshots or drop the table must not delete them.
+            wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
             if transaction.table_metadata.name_mapping() is None:
                 # The files have no field ids, so readers find columns by this.
                 mapping = transaction.table_metadata.schema().name_mapping
