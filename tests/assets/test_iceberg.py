@@ -145,17 +145,21 @@ def test_each_version_is_one_snapshot_over_the_lakes_own_files(planes: Published
 
 
 @pytest.mark.server
-def test_a_lake_on_s3_can_be_registered(s3_server: S3Server, new_catalog: Callable[..., Any]) -> None:
+def test_a_lake_on_s3_can_be_registered(
+    versitygw: S3Server, new_catalog: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in versitygw.env.items():
+        monkeypatch.setenv(variable, value)
     catalog = new_catalog(
         **{
-            "warehouse": f"s3://{s3_server.bucket()}/warehouse",
-            "s3.endpoint": s3_server.endpoint,
-            "s3.access-key-id": s3_server.env["AWS_ACCESS_KEY_ID"],
-            "s3.secret-access-key": s3_server.env["AWS_SECRET_ACCESS_KEY"],
-            "s3.region": s3_server.env["AWS_REGION"],
+            "warehouse": f"s3://{versitygw.bucket()}/warehouse",
+            "s3.endpoint": versitygw.endpoint,
+            "s3.access-key-id": versitygw.env["AWS_ACCESS_KEY_ID"],
+            "s3.secret-access-key": versitygw.env["AWS_SECRET_ACCESS_KEY"],
+            "s3.region": versitygw.env["AWS_REGION"],
         }
     )
-    check_versions_follow_each_other(Published(open_lake(s3_server.url()), catalog))
+    check_versions_follow_each_other(Published(open_lake(versitygw.url()), catalog))
 
 
 def test_the_current_version_is_not_registered_twice(planes: Published) -> None:
