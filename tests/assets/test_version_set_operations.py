@@ -1,0 +1,174 @@
+"""What operators do to version sets: whatever it is, all members serve what was published together."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
+from assets.discard import discard
+from assets.policies import DiscardPolicy
+from resources.errors import DatasetError
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+WHY = {"reason": "ticket 7", "by": "ada"}
+NAMES = ("fares", "routes")
+SET = version_set("prices", *(bounded_dataset(name, input=f"lake.{name}", key="k", broadcast=True) for name in NAMES))
+Pair = tuple[int, int]
+
+
+def prices_with(*pairs: Pair) -> World:
+    """Return a world that has published `v1`, `v2`, …: what fares and routes hold in each."""
+    world = World(lake_in(InMemoryStore()), no_session)
+    for name in NAMES:
+        world.stream(name, Schema.of(k="string", n="int"), ["k"], 1)
+    publish(world, *pairs)
+    return world
+
+
+def publish(world: World, *pairs: Pair) -> None:
+    for pair in pairs:
+        version = f"v{world.sequences.get('fares', 0) + 1}"
+        for name, value in zip(NAMES, pair, strict=True):
+            world.send(name, [("a", value)], version=version)
+    advance_version_set(world.lake, world.systems, SET, no_session, by="test")
+
+
+def seen(world: World) -> tuple[int | None, ...]:
+    views = current_versions(world.lake, NAMES)
+    return tuple(None if (view := views[name]) is None else view.get("a")["n"] for name in NAMES)
+
+
+def store(world: World, name: str) -> DatasetStore:
+    return DatasetStore(world.lake, name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_spark():
+    with pytest.MonkeyPatch.context() as patch:
+        build_without_spark(patch)
+        yield
+
+
+def test_a_name_means_the_same_delivery_in_all_members() -> None:
+    """Fares did not change, so that one version of it stands for three names."""
+    world = prices_with((1, 1), (1, 2), (1, 3), (4, 4))
+    for number in (1, 2, 3):
+        store(world, "fares").rollback(f"v{number}", **WHY)
+        assert seen(world) == (1, number)
+        store(world, "fares").pin(f"v{4 - number}", **WHY)
+        assert seen(world) == (1, 4 - number)
+        store(world, "fares").unpin(**WHY)
+        assert seen(world) == (1, number)
+
+
+def test_an_id_means_what_was_served_with_it_last() -> None:
+    world = prices_with((1, 1), (1, 2), (3, 3))
+    store(world, "fares").rollback(store(world, "fares").versions()[0].id, **WHY)
+    assert seen(world) == (1, 2)
+
+
+def test_the_version_before_is_the_one_that_the_set_served_before() -> None:
+    world = prices_with((1, 1), (1, 2), (2, 2), (3, 2))
+    for expected in ((2, 2), (1, 2), (1, 1)):
+        store(world, "routes").rollback(**WHY)
+        assert seen(world) == expected
+    with pytest.raises(DatasetError, match="no sealed version before"):
+        store(world, "fares").rollback(**WHY)
+
+
+def test_a_withdrawal_takes_along_what_was_delivered_under_that_name_alone() -> None:
+    world = prices_with((1, 1), (2, 1), (2, 3), (4, 4))
+    store(world, "routes").withdraw("v3", **WHY)  # fares holds it under the version of v2
+    assert [(ref.name, ref.state) for ref in store(world, "fares").versions()] == [
+        ("v1", "sealed"), ("v2", "sealed"), ("v4", "sealed"),
+    ]  # fmt: skip
+    assert seen(world) == (4, 4)
+    store(world, "fares").withdraw("v4", **WHY)
+    assert [ref.state for ref in store(world, "routes").versions()] == ["sealed", "withdrawn", "withdrawn"]
+    assert seen(world) == (2, 1), "v3 is withdrawn, v2 is whole"
+    with pytest.raises(DatasetError, match="is withdrawn"):
+        store(world, "fares").rollback("v3", **WHY)
+    store(world, "fares").withdraw("v2", **WHY)
+    assert seen(world) == (1, 1)
+
+
+def test_when_nothing_is_left_that_was_published_together_nothing_is_served() -> None:
+    world = prices_with((1, 1), (1, 2))
+    store(world, "fares").withdraw("v2", **WHY)
+    assert seen(world) == (None, None)
+    publish(world, (3, 3))
+    assert seen(world) == (3, 3)
+
+
+def test_withdrawing_a_pinned_version_ends_the_pin_in_all_members() -> None:
+    world = prices_with((1, 1), (1, 2), (3, 3))
+    store(world, "fares").pin("v2", **WHY)
+    store(world, "routes").withdraw("v2", **WHY)  # in fares it stays, as v1
+    assert seen(world) == (3, 3)
+    assert [store(world, name).require_manifest().pin for name in NAMES] == [None, None]
+
+
+def test_a_withdrawn_version_is_dropped_where_it_is_withdrawn() -> None:
+    world = prices_with((1, 1), (1, 2), (3, 3))
+    store(world, "routes").withdraw("v2", **WHY)
+    store(world, "routes").drop("v2", **WHY)
+    assert [[ref.name for ref in store(world, name).versions()] for name in NAMES] == [["v1", "v3"], ["v1", "v3"]]
+    with pytest.raises(DatasetError, match="is sealed; only rejected and withdrawn"):
+        store(world, "fares").drop("v1", **WHY)
+
+
+def test_what_only_one_member_still_holds_can_be_withdrawn_there() -> None:
+
+    world = prices_with((1, 1), (2, 2), (3, 3))
+    discard(world.lake, "fares", DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
+    store(world, "routes").withdraw("v1", **WHY)
+    assert [ref.state for ref in store(world, "routes").versions()] == ["withdrawn", "sealed", "sealed"]
+    assert seen(world) == (3, 3)
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(["publish", "rollback", "back", "pin", "unpin", "withdraw"]),
+    st.sampled_from(NAMES),
+    st.integers(1, 6),
+    st.tuples(st.booleans(), st.booleans()),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(OPERATIONS, min_size=2, max_size=14))
+def test_after_any_operations_all_members_serve_one_delivery(
+    steps: list[tuple[str, str, int, tuple[bool, bool]]],
+) -> None:
+    world, pairs, withdrawn = prices_with((1, 1)), [(1, 1)], set()
+    shown = [seen(world)]
+    for what, member, number, changes in steps:
+        opened, version = store(world, member), f"v{number}"
+        try:
+            if what == "publish":
+                fares, routes = (len(pairs) + 1 if new else old for new, old in zip(changes, pairs[-1], strict=True))
+                pairs.append((fares, routes))
+                publish(world, pairs[-1])
+            elif what == "back":
+                opened.rollback(**WHY)
+            elif what == "unpin":
+                opened.unpin(**WHY)
+            elif what == "withdraw":
+                ids = {ref.id for ref in opened.versions() if ref.state == "withdrawn"}
+                opened.withdraw(version, **WHY)
+                withdrawn |= {(member, ref.id) for ref in opened.versions() if ref.state == "withdrawn"} - ids
+            else:
+                getattr(opened, what)(version, **WHY)
+        except DatasetError:
+            pass  # refused: not there, withdrawn, pinned, or nothing before
+        shown.append(seen(world))
+        assert shown[-1] == (None, None) or shown[-1] in pairs, "what is served was published together"
+        served = {(name, view.version) for name, view in current_versions(world.lake, NAMES).items() if view}
+        assert not served & withdrawn
