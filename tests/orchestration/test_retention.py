@@ -1,0 +1,129 @@
+"""Discarding beside applications: what an open batch was begun with stays until the batch has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from assets import DatasetStore, bounded_dataset
+from assets.policies import DiscardPolicy
+from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range
+from orchestration.retention import discard_all, list_applications, open_batches
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Fault, FaultyStore
+from tests.assets.conftest import World
+from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole
+from tests.assets.plain import build_without_spark
+
+AT_ONCE = {NAME: replace(PLANES, discard=DiscardPolicy(keep=1, grace=timedelta(0)))}
+
+
+@pytest.fixture
+def planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    return planes_in(open_lake(tmp_path / "lake"))
+
+
+def begin(lake: Lake, application: str, versions: dict[str, str | None], batch: int = 1) -> Intent:
+    """Open a batch, as a step does before it reads anything."""
+    log = BatchLog(lake, application)
+    commit, state = log.read()
+    spans = {"lake.trips.0": Range(start="0", end="5")}
+    intent = Intent(batch=batch, run="a run", clock=datetime.now(UTC), ranges=spans, versions=versions)
+    log.open(commit, state, intent)
+    return intent
+
+
+def end(lake: Lake, application: str, intent: Intent) -> None:
+    log = BatchLog(lake, application)
+    commit, state = log.read()
+    assert commit is not None
+    log.close(
+        commit, state, ClosedBatch(intent=intent, closed_at=datetime.now(UTC), records=5, counters={}, seconds={})
+    )
+
+
+def retained(world: World) -> list[str | None]:
+    return [ref.name for ref in DatasetStore(world.lake, NAME).versions()]
+
+
+def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> None:
+    old, _, _ = publish(planes, 1, 2, 3)
+    intent = begin(planes.lake, "delays", {NAME: old, "other": None})
+    (report,) = discard_all(planes.lake, AT_ONCE, by="test")
+    assert {each.name: each.reason for each in report.kept}["v1"] == "open batch 1 of application delays"
+    assert retained(planes) == ["v1", "v3"]
+    assert content(DatasetStore(planes.lake, NAME).version_of_batch(old)) == whole(1)
+    end(planes.lake, "delays", intent)
+    discard_all(planes.lake, AT_ONCE, by="test")
+    assert retained(planes) == ["v3"]
+
+
+def test_the_batches_of_all_applications_count(planes: World) -> None:
+    ids = publish(planes, 1, 2, 3, 4)
+    first = begin(planes.lake, "delays", {NAME: ids[0]})
+    begin(planes.lake, "fares", {NAME: ids[1]}, batch=8)
+    assert list_applications(planes.lake) == ["delays", "fares"]
+    assert open_batches(planes.lake) == {
+        NAME: {ids[0]: "open batch 1 of application delays", ids[1]: "open batch 8 of application fares"}
+    }
+    end(planes.lake, "delays", first)
+    assert open_batches(planes.lake) == {NAME: {ids[1]: "open batch 8 of application fares"}}
+    discard_all(planes.lake, AT_ONCE, by="test")
+    assert retained(planes) == ["v2", "v4"]
+
+
+def test_an_application_that_only_stored_where_it_begins_keeps_nothing(planes: World) -> None:
+    publish(planes, 1)
+    BatchLog(planes.lake, "delays").start(None, ApplicationState(), {"lake.trips.0": "0"}, "a run")
+    assert open_batches(planes.lake) == {}
+
+
+def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(planes: World) -> None:
+    """A step leases, and opens its batch, between the discard's decision and its commit; then it dies."""
+    old = publish(planes, 1)[0]
+    for nth in range(1, 60):
+        publish(planes, nth + 1)
+        opened: list[Intent] = []
+
+        def open_now(opened: list[Intent] = opened, old: str = old) -> None:
+            if old in [ref.id for ref in DatasetStore(planes.lake, NAME).versions()]:
+                opened.append(begin(planes.lake, "delays", {NAME: old}))
+
+        lake = Lake(FaultyStore(planes.lake.store, [Fault("put_if_match", nth, "meanwhile", open_now)]), planes.lake.id)
+        discard_all(lake, AT_ONCE, by="test")
+        discard_all(planes.lake, AT_ONCE, by="test")
+        if opened:
+            assert len(content(DatasetStore(planes.lake, NAME).version_of_batch(old))) == 4
+            end(planes.lake, "delays", opened[0])
+            discard_all(planes.lake, AT_ONCE, by="test")
+        assert len(retained(planes)) == 1
+        if nth > sum(made == "put_if_match" for made, _ in lake.store.requests):  # type: ignore[attr-defined]
+            return
+        old = DatasetStore(planes.lake, NAME).require_current().version
+    raise AssertionError("a discard has less requests")
+
+
+def test_datasets_go_by_their_own_policy_and_by_the_default_one_where_none_is_declared(planes: World) -> None:
+    publish(planes, 1, 2, 3, 4, 5)
+    assert [report.discarded for report in discard_all(planes.lake, by="test")] == [()], "all are younger than a day"
+    (told,) = discard_all(planes.lake, AT_ONCE, by="test", dry_run=True)
+    assert [each.name for each in told.discarded] == ["v1", "v2", "v3", "v4"]
+    assert len(retained(planes)) == 5
+    assert discard_all(planes.lake, AT_ONCE, by="test", datasets=[]) == []
+    (done,) = discard_all(planes.lake, AT_ONCE, by="test", datasets=[NAME])
+    assert done.discarded == told.discarded
+    assert served(planes.lake) == whole(5)
+
+
+def test_every_dataset_of_the_lake_is_looked_at(planes: World) -> None:
+    publish(planes, 1)
+    other = bounded_dataset("copies", input="lake.planes", key="k", partitions=2)
+    planes.advance(other)
+    assert [report.dataset for report in discard_all(planes.lake, {**AT_ONCE, "copies": other}, by="test")] == [
+        "copies",
+        NAME,
+    ]
