@@ -17,12 +17,14 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from resources.errors import ObjectNotFoundError, TransientError
+from resources.errors import AdjunctError, ObjectNotFoundError
 
 if TYPE_CHECKING:
     from resources.objects.lake import Lake
 
 RENEWED_EVERY = timedelta(minutes=5)
+# A record that was renewed within this time is of a build that is going on.
+RUNNING = 3 * RENEWED_EVERY
 _log = logging.getLogger("adjunct.dataset")
 
 
@@ -68,8 +70,8 @@ class AttemptRenewal:
         while not self._stopped.wait(RENEWED_EVERY.total_seconds()):
             try:
                 self._write()
-            except TransientError as error:
-                # The grace period of discarding is much longer than one renewal.
+            except AdjunctError as error:
+                # Two more are tried before anybody takes the build for one that has ended.
                 _log.warning("the build on record in %s was not renewed: %s", self._key, error)
 
     def _write(self) -> None:

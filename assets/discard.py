@@ -2,8 +2,9 @@
 
     doom      one commit takes the versions out and names their folders as doomed: nobody may begin to use them
     look      leases and open batches are read then; what they hold is spared, and goes at a later run
-    delete    objects of doomed folders, documents, builds off record, expired leases, old commit manifests
+    delete    expired leases, so that who held one finds it gone; then objects of doomed folders, and documents
     clear     one commit takes what is deleted off the list
+    sweep     records of builds that ended long ago, and commit manifests that are long past
 
 A run that dies anywhere leaves the list of the doomed, from which the next one goes on.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from assets.attempts import attempts
+from assets.attempts import RUNNING, attempts
 from assets.choosing import order_of
 from assets.leases import LeaseInfo, all_leases, store_now
 from assets.log import DatasetLog, set_log
@@ -47,11 +48,13 @@ class Found:
     """What lies below a dataset, as one listing saw it; times are the store's.
 
     `folders` are those of attempts, with the time of the newest object or renewal; `documents` those of versions.
+    `running` are the ids of attempts whose builds are going on: their record was renewed a short while ago.
     """
 
     now: datetime
     folders: Mapping[str, datetime] = field(default_factory=dict)
     documents: Mapping[str, datetime] = field(default_factory=dict)
+    running: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +124,13 @@ def plan_discard(
         if why:
             stay.append(Judged(ref.id, ref.name, why))
         else:
-            go.append(Judged(ref.id, ref.name, _why_gone(ref, policy)))
+            go.append(Judged(ref.id, ref.name, _why_gone(manifest, ref, policy)))
     reached = reachable(manifest)
     limit = found.now - policy.grace
     garbage = [
         Judged(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
         for folder, at in sorted({**found.folders, **found.documents}.items())
-        if folder not in reached and folder not in manifest.doomed and at <= limit
+        if folder not in reached and folder not in manifest.doomed and at <= limit and not _is_running(folder, found)
     ]
     return DiscardPlan(tuple(go), tuple(stay), tuple(garbage))
 
@@ -164,13 +167,17 @@ def discard(
     manifest = expire_pin(log, manifests[dataset], found.now)
     pinned = manifests[dataset].pin
     unpinned = pinned.version if pinned is not None and manifest.pin is None else None
-    plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), found)
     if dry_run:
+        plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), found)
         return DiscardReport(dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned)
     expire_pins(log, manifests, found.now, by=by)
 
+    plan = DiscardPlan((), (), ())
+
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
-        nonlocal plan
+        nonlocal plan, found
+        if not {ref.document for ref in fresh.versions if ref.document is not None} <= found.documents.keys():
+            found = _look(log)  # a version was published since: how old it is, only the store can say
         plan = plan_discard(fresh, policy, all_leases(lake, dataset), roots(), found)
         gone = {judged.what for judged in plan.go}
         if not gone and not plan.garbage:
@@ -197,16 +204,20 @@ def delete_doomed(
 
     `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed.
     """
-    spared = _spared(manifest, all_leases(log.lake, log.name), roots(), now)
-    deleted = [entry for entry in manifest.doomed if entry not in {each.what for each in spared}]
-    objects = _delete(log, deleted)
-    if deleted:
-        log.transact(
-            lambda fresh: fresh.after(
-                doomed=tuple(entry for entry in fresh.doomed if entry not in deleted), change=Change(action="discard")
-            ),
-            by=by,
-        )
+    leases = all_leases(log.lake, log.name)
+    # Before anything that they held: a holder that was only late finds out by its next renewal.
+    log.lake.store.delete_many([lease.key for lease in leases if lease.expires_at <= now])
+    if not manifest.doomed:
+        return [], []
+    spared = _spared(manifest, leases, roots(), now)
+    deleted = set(manifest.doomed) - {each.what for each in spared}
+    objects = _delete(log, sorted(deleted))
+
+    def clear(fresh: DatasetManifest) -> DatasetManifest | None:
+        left = tuple(entry for entry in fresh.doomed if entry not in deleted)
+        return None if left == fresh.doomed else fresh.after(doomed=left, change=Change(action="discard"))
+
+    log.transact(clear, by=by)
     return spared, objects
 
 
@@ -222,10 +233,18 @@ def _newest(manifest: DatasetManifest, policy: DiscardPolicy) -> dict[str, str]:
     return {ref.id: why for ref in kept}
 
 
-def _why_gone(ref: VersionRef, policy: DiscardPolicy) -> str:
+def _why_gone(manifest: DatasetManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
-    return f"not among the newest {policy.keep}" if policy.keep is not None else "built again since"
+    later = [each for each in manifest.versions if (each.name, each.state) == (ref.name, "sealed")]
+    if manifest.declaration.order == "name" and later[-1].number > ref.number:
+        return f"built again since, as {later[-1].id}"
+    return f"not among the newest {policy.keep}"
+
+
+def _is_running(entry: str, found: Found) -> bool:
+    """Whether a folder or document is of a build that is going on: it is nobody's garbage, however short the grace."""
+    return any(attempt in entry for attempt in found.running)
 
 
 def _held(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
@@ -266,12 +285,15 @@ def _look(log: DatasetLog) -> Found:
     for item in store.list(f"{prefix}/data/"):
         folder = item.key.rsplit("/", 1)[0]
         folders[folder] = max(item.modified, folders.get(folder, item.modified))
+    running = set()
     for attempt in attempts(log.lake, log.name):
         folder = f"{prefix}/data/{attempt.id}"
         if folder in folders:
             folders[folder] = max(attempt.renewed, folders[folder])
+        if attempt.renewed > now - RUNNING:
+            running.add(attempt.id)
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
-    return Found(now, folders, documents)
+    return Found(now, folders, documents, frozenset(running))
 
 
 def _delete(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
@@ -291,14 +313,13 @@ def _delete(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
 def _sweep(
     log: DatasetLog, manifest: DatasetManifest, found: Found, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
-    """Delete expired leases, records of builds that ended long ago, and commits that are long past."""
+    """Delete records of builds that ended long ago, and commits that are long past."""
     store, limit = log.lake.store, found.now - policy.grace
-    leases = all_leases(log.lake, log.name)
-    expired = {lease.key for lease in leases if lease.expires_at <= found.now}
-    # A version of an unbounded dataset stands nowhere but in its commit.
-    held = _held(leases, roots(), found.now) if manifest.declaration.kind == "unbounded" else {}
-    objects = [item for item in store.list(f"{log.prefix}/leases/") if item.key in expired]
-    objects += [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= limit]
+    held: Mapping[str, str] = {}
+    if manifest.declaration.kind == "unbounded":  # a version of which stands nowhere but in its commit
+        held = _held(all_leases(log.lake, log.name), roots(), found.now)
+    ended = min(limit, found.now - RUNNING)
+    objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
     logs = [log.log]
     set_name = log.version_set()
     if set_name is not None:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from resources.streams import StreamSystem
 
 
+_TRIES = 5
+
+
 @dataclass(frozen=True, slots=True)
 class StepEvent:
     """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
@@ -125,12 +128,15 @@ class _Step:
         """Run one batch; False when there is nothing to read."""
         began = time.monotonic()
         intent = self._state.open
-        # An open intent is somebody's crashed batch: it is run again as written, in our name.
-        intent = intent.model_copy(update={"run": self._context.run}) if intent else self._plan_batch()
         if intent is None:
-            return False
+            intent = self._plan_batch()
+            if intent is None:
+                return False
+        else:
+            # Somebody's crashed batch: it is run again as written, in our name.
+            intent = intent.model_copy(update={"run": self._context.run})
+            self._hold(intent.versions)
         views = {name: self._view(name, version) for name, version in intent.versions.items()}
-        self._hold(intent.versions)
         held = self._log.open(self._commit, self._state, intent)
         self._commit, self._state = held, self._state.model_copy(update={"open": intent})
         self._event("intent", intent, records=self._records(intent), versions=intent.versions)
@@ -181,7 +187,7 @@ class _Step:
             run=self._context.run,
             clock=datetime.now(UTC),
             ranges=ranges,
-            versions=versions,
+            versions=self._hold_served(versions),
         )
 
     def _current(self) -> dict[str, str | None]:
@@ -193,6 +199,18 @@ class _Step:
             elif self._context.app.dataset(name).bootstrap:
                 self._datasets[name].require_current(self._context.systems)  # says what it waits for
         return {name: None if view is None else view.version for name, view in found.items()}
+
+    def _hold_served(self, versions: dict[str, str | None]) -> dict[str, str | None]:
+        """Lease these versions, or those that took the place of one that was discarded since; return what is leased."""
+        for _ in range(_TRIES):
+            try:
+                self._hold(versions)
+            except VersionDiscardedError:
+                versions = self._current()
+            else:
+                return versions
+        self._hold(versions)
+        return versions
 
     def _hold(self, versions: Mapping[str, str | None]) -> None:
         """Lease what this batch reads, before its intent says so; from then on the open intent keeps it as well."""

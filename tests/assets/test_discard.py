@@ -222,11 +222,11 @@ def test_versions_ordered_by_name_stay_by_name_and_only_in_their_newest_build() 
     manifest = manifest_of(refs, head=2, order="name")
     plan = plan_discard(manifest, DiscardPolicy(keep=2, grace=DAY), (), {}, Found(NOW))
     assert {each.what: each.reason for each in plan.go} == {
-        refs[0].id: "not among the newest 2",
+        refs[0].id: f"built again since, as {refs[3].id}",
         refs[2].id: "not among the newest 2",
     }
     everything = plan_discard(manifest, DiscardPolicy(keep=None, grace=DAY), (), {}, Found(NOW))
-    assert {each.what: each.reason for each in everything.go} == {refs[0].id: "built again since"}
+    assert {each.what: each.reason for each in everything.go} == {refs[0].id: f"built again since, as {refs[3].id}"}
 
 
 def test_what_no_version_reaches_is_garbage_once_it_was_untouched_for_the_grace_period() -> None:
@@ -326,6 +326,11 @@ class TooFew:
 CHECKED = replace(PLANES, validators=(TooFew(),))
 
 
+def forget_the_build(world: World) -> None:
+    """Let a build that died be one that was not renewed for long."""
+    make_older(world.lake, timedelta(minutes=16), f"datasets/{NAME}/attempts/")
+
+
 def everything(world: World) -> tuple[str, ...]:
     """Make versions in every state, a build that died, and a lease; return the names that have to stay."""
     publish(world, 1, 2, 3, 4, 5)
@@ -339,6 +344,7 @@ def everything(world: World) -> tuple[str, ...]:
     deliver(world, 8)
     with pytest.raises(Crash):
         world.advance(PLANES, lake=faulty(world, Fault("put", 2, "crash-before")))
+    forget_the_build(world)
     Lease.acquire(world.lake, NAME, [store.version("v4").version], holder="me")
     return ("v3", "v4", "v7")
 
@@ -406,14 +412,21 @@ def test_a_document_that_was_never_committed_is_collected(planes: World) -> None
     with pytest.raises(Crash):
         planes.advance(PLANES, lake=faulty(planes, Fault("put_if_match", 1, "crash-before")))
     assert len(objects(planes.lake, f"datasets/{NAME}/versions/")) == 2
+    forget_the_build(planes)
     discard(planes.lake, NAME, AT_ONCE, by="test")
     assert data_and_documents(planes.lake) == reached(planes.lake)
     planes.advance(PLANES)
     assert served(planes.lake) == whole(2)
 
 
-def test_a_build_that_is_discarded_while_it_is_being_published_is_not_published(new_planes) -> None:
-    """A whole discard, which takes the build for garbage, runs before each request of the advance in turn."""
+@pytest.mark.parametrize("taken_for_garbage", [False, True])
+def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, monkeypatch, taken_for_garbage) -> None:
+    """A whole discard runs before each request of the advance in turn, with a grace period of nothing.
+
+    A build that is on record is none of its business, unless it was not renewed for long.
+    """
+    if taken_for_garbage:
+        monkeypatch.setattr(discard_module, "RUNNING", timedelta(0))
     outcomes = set()
     for nth in range(1, 100):
         world = new_planes()
@@ -432,11 +445,12 @@ def test_a_build_that_is_discarded_while_it_is_being_published_is_not_published(
         assert reached(world.lake) <= data_and_documents(world.lake), "what is published is all there"
         if len(lake.store.requests) < nth:
             break
-    assert outcomes == {"sealed", "discarded"}
+    assert outcomes == ({"sealed", "discarded"} if taken_for_garbage else {"sealed"})
 
 
-def test_a_finished_build_that_a_discard_has_deleted_is_built_again(new_planes) -> None:
+def test_a_finished_build_that_a_discard_has_deleted_is_built_again(new_planes, monkeypatch) -> None:
     """The discard dies at each of its requests in turn: the record of the build may outlive its files."""
+    monkeypatch.setattr(discard_module, "RUNNING", timedelta(0))
     builds = set()
     for nth in range(1, 100):
         world = new_planes()
