@@ -21,7 +21,7 @@ from assets.delivery import Awaiting, Delivery
 from assets.inputs import QuerySource
 from assets.log import DatasetLog
 from assets.manifest import Abandoned, Awaited, Change, DatasetManifest
-from assets.publish import leave, ordered, publish
+from assets.publish import declared, leave, publish
 from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
 from assets.source import open_source
 from assets.version_set import join_version_set
@@ -159,7 +159,7 @@ class _Cycle:
                 committed = manifests.get(spec.name)
                 manifest = committed or source.first_manifest()
                 check_declaration(spec.name, manifest.declaration, source.declaration)
-                manifest = ordered(manifest, spec)
+                manifest = declared(manifest, spec)
                 self._members.append(Member(spec, log, source, manifest, stages, committed=committed))
 
     def run(self) -> list[AdvanceReport]:

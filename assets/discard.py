@@ -158,11 +158,11 @@ def discard(
     `roots` gives, by version id, why applications still need a version (their open batches). With `dry_run` nothing
     is written but the store's clock. Raises DatasetNotFoundError.
     """
-    policy = policy or DiscardPolicy()
     log = DatasetLog(lake, dataset)
     manifests = log.read_all()[1]
     if dataset not in manifests:
         raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
+    policy = policy or manifests[dataset].declaration.discard
     found = _look(log)
     manifest = expire_pin(log, manifests[dataset], found.now)
     pinned = manifests[dataset].pin

@@ -67,6 +67,8 @@ def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: in
         columns=spec.columns,
         bootstrap=spec.bootstrap,
         order="arrival" if spec.versions is None else "name",
+        keep=spec.discard.keep,
+        grace_seconds=spec.discard.grace.total_seconds(),
     )
 
 

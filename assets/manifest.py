@@ -6,7 +6,7 @@ as the version that was made from them, so there is no second place to disagree 
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from assets.policies import DiscardPolicy
 from resources.bucketing.files import BucketLayout, Generation
 from resources.errors import AdjunctError, MalformedDocumentError
 from resources.schema import Schema
@@ -57,7 +58,8 @@ class Declaration(_Document):
 
     `partitions` None is a broadcast copy. `columns` are what new versions store, None for all of the input's.
     `input_partitions` is how many partitions the input had when the dataset was made (0: files or a query).
-    `order` says whether versions follow each other as they arrive, or by name (version partitions).
+    `order` says whether versions follow each other as they arrive, or by name (version partitions). `keep` and
+    `grace_seconds` are the discard policy. Order and policy may change: they are those of the last advance.
     """
 
     kind: Literal["bounded", "unbounded"]
@@ -70,6 +72,13 @@ class Declaration(_Document):
     columns: tuple[str, ...] | None = None
     bootstrap: bool = True
     order: Literal["arrival", "name"] = "arrival"
+    keep: int | None = Field(default=3, ge=1)
+    grace_seconds: float = Field(default=86_400.0, ge=0)
+
+    @property
+    def discard(self) -> DiscardPolicy:
+        """The discard policy that was declared last."""
+        return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
 
 
 class MarkerFacts(_Document):

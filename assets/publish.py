@@ -84,12 +84,15 @@ def leave(
     raise AssertionError("unreachable")
 
 
-def ordered(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest:
-    """Return the manifest in the order of versions that is declared now."""
-    order = "arrival" if spec.versions is None else "name"
-    if manifest.declaration.order == order:
-        return manifest
-    return manifest.after(declaration=manifest.declaration.model_copy(update={"order": order}))
+def declared(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest:
+    """Return the manifest with what may change in a declaration, order and policy, as it is declared now."""
+    now = {
+        "order": "arrival" if spec.versions is None else "name",
+        "keep": spec.discard.keep,
+        "grace_seconds": spec.discard.grace.total_seconds(),
+    }
+    declaration = manifest.declaration.model_copy(update=now)
+    return manifest if declaration == manifest.declaration else manifest.after(declaration=declaration)
 
 
 def _left(member: Member, offsets: Mapping[str, str], awaited: Awaited | None) -> DatasetManifest | None:
@@ -221,7 +224,7 @@ def _take_over(members: Sequence[Member], manifests: Mapping[str, DatasetManifes
     for member in members:
         now = manifests.get(member.spec.name)
         if now is not None:
-            member.committed, member.manifest = now, ordered(now, member.spec)
+            member.committed, member.manifest = now, declared(now, member.spec)
 
 
 def _taken_in(manifest: DatasetManifest) -> tuple[object, ...]:

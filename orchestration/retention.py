@@ -22,7 +22,7 @@ def discard_all(
     datasets: Sequence[str] | None = None,
     dry_run: bool = False,
 ) -> list[DiscardReport]:
-    """Discard in these datasets (None: all of the lake), by the policies of `specs`, else by the default one.
+    """Discard in these datasets (None: all of the lake), by the policies of `specs`, else by those declared last.
 
     An open batch is run again with the versions that it was begun with, so these stay however old they are.
     """

@@ -2,80 +2,64 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from orchestration.cli.keys import entry_keys, keys_in_file
-from orchestration.cli.load import load_application
 from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
 from orchestration.cli.versions import duration, explained, who
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from assets.discard import DiscardReport
+    from resources.objects import Lake
 
 
 @click.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--app", "reference", metavar="MODULE:APP", help="Discard by the policies that its datasets declare.")
-@click.option("--keep", help='Instead: keep the newest so many versions, or "all".')
-@click.option("--grace", default="24h", show_default=True, help="With --keep: delete nothing younger, such as 90m, 7d.")
+@click.option("--keep", help='Keep the newest so many versions, or "all". Default: as each dataset declares.')
+@click.option("--grace", help="Delete nothing younger, such as 90m or 7d. Default: as each dataset declares.")
 @click.option("--dry-run", is_flag=True, help="Only list what would go, and why.")
 @click.option("--by", help="Who does it. Default: the user of this machine.")
 @lake_url
 @as_json
 def discard(
     names: tuple[str, ...],
-    reference: str | None,
     keep: str | None,
-    grace: str,
+    grace: str | None,
     dry_run: bool,
     by: str | None,
     lake_url: str | None,
     json_output: bool,
 ) -> None:
     """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
-    from assets import list_datasets
+    from assets import DatasetStore, list_datasets
     from assets.discard import discard as discard_one
     from assets.policies import DiscardPolicy
-    from orchestration.retention import open_batches
     from resources.objects import open_lake
 
-    if (reference is None) == (keep is None):
-        raise ConfigurationError(
-            "discard needs to know how much to keep: either by --app MODULE:APP, or by --keep.",
-            "Name the application that declares the datasets, or give --keep N (or --keep all).",
-        )
     lake = open_lake(lake_url)
     there = list_datasets(lake)
-    policies: dict[str, DiscardPolicy]
-    if reference is not None:
-        declared = {dataset.name: dataset.discard for dataset in load_application(reference).datasets}
-        policies = {name: policy for name, policy in declared.items() if name in there}
-    else:
-        span = duration(grace)
-        if span is None:
-            raise ConfigurationError(f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.")
-        policies = dict.fromkeys(there, DiscardPolicy(keep=_kept(str(keep)), grace=span))
-    unknown = [name for name in names if name not in policies]
+    unknown = [name for name in names if name not in there]
     if unknown:
         raise ConfigurationError(
-            f"there is no dataset {unknown[0]!r} to discard in; there are: {', '.join(policies) or 'none'}.",
-            "Check the name, the lake, and --app.",
+            f"there is no dataset {unknown[0]!r} to discard in; there are: {', '.join(there) or 'none'}.",
+            "Check the name and the lake.",
         )
-    reports = [
-        discard_one(
-            lake,
-            name,
-            policies[name],
-            by=who(by),
-            roots=lambda name=name: open_batches(lake).get(name, {}),  # type: ignore[misc]
-            dry_run=dry_run,
+    span = None if grace is None else duration(grace)
+    if grace is not None and span is None:
+        raise ConfigurationError(f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.")
+    reports = []
+    for name in names or there:
+        declared = DatasetStore(lake, name).require_manifest().declaration.discard
+        policy = DiscardPolicy(
+            keep=declared.keep if keep is None else _kept(keep), grace=declared.grace if span is None else span
         )
-        for name in names or policies
-    ]
+        roots = partial(_needed, lake, name)
+        reports.append(discard_one(lake, name, policy, by=who(by), roots=roots, dry_run=dry_run))
     if json_output:
         show_json([report.to_json() for report in reports])
         return
@@ -147,7 +131,6 @@ def forget(
     from assets import open_dataset
     from assets.erasure import forget as erase
     from assets.keys import key_from_text
-    from orchestration.retention import open_batches
     from resources.objects import open_lake
     from resources.schema import Field
 
@@ -166,7 +149,7 @@ def forget(
     if not yes:
         versions = len(store.versions())
         click.confirm(f"Erase {len(keys)} key(s) from {versions} version(s) of {name}, for good?", abort=True, err=True)
-    report = erase(lake, name, keys, reason=reason, by=person, roots=lambda: open_batches(lake).get(name, {}))
+    report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
     if json_output:
         show_json(report.to_json())
     else:
@@ -194,3 +177,10 @@ def _show_discarded(report: DiscardReport) -> None:
 
 
 COMMANDS = (discard, verify, forget)
+
+
+def _needed(lake: Lake, dataset: str) -> dict[str, str]:
+    """Return which versions of a dataset open batches will read again, and why."""
+    from orchestration.retention import open_batches
+
+    return open_batches(lake).get(dataset, {})

@@ -176,8 +176,9 @@ def test_items_and_get_read_any_version(world: World) -> None:
     assert "both --prefix and a range" in refused(world, "items", "planes", "--prefix", "N", "--to", "N2")
 
 
-def test_discard_needs_to_know_how_much_to_keep_and_lists_before_it_acts(world: World) -> None:
-    assert "--app MODULE:APP" in refused(world, "discard", "planes")
+def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world: World) -> None:
+    (plan,) = told(world, "discard", "planes", "--dry-run")
+    assert plan["discarded"] == [], "the declared policy keeps three, and nothing younger than a day goes"
     (plan,) = told(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
     assert plan["dry_run"] is True
     assert sorted(each["name"] for each in plan["discarded"]) == ["v1", "v3"]
