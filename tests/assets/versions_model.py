@@ -1,0 +1,159 @@
+"""What a bounded dataset should be after any history: a plain Python model, with no word of the code under test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+KEYS = tuple("abcdef")
+MOST_ROWS = 4
+Entries = dict[str, int]
+Row = tuple[str, int | None]
+
+
+class Refused(Exception):
+    """The operation is not allowed in this state."""
+
+
+@dataclass
+class Version:
+    """A version that is retained; `entries` None was refused before it was built."""
+
+    name: str
+    entries: Entries | None
+    state: str
+
+
+@dataclass
+class Partition:
+    """One partition of the input: rows since its last marker, and what each version's first marker closed."""
+
+    rows: list[Row] = field(default_factory=list)
+    closed: dict[str, tuple[list[Row], bool]] = field(default_factory=dict)
+
+    def mark(self, version: str, *, promised_more: bool = False) -> None:
+        """End a version here; under a name that ended here before, it is a re-delivery and is dropped."""
+        if version not in self.closed:
+            self.closed[version] = (self.rows, promised_more)
+        self.rows = []
+
+
+@dataclass
+class Model:
+    """The dataset: its input, the versions by number, which one is served, and under which names they came."""
+
+    partitions: list[Partition]
+    versions: dict[int, Version] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    abandoned: set[str] = field(default_factory=set)
+    head: int | None = None
+    pin: int | None = None
+    pin_ends: bool = False
+    numbers: int = 0
+
+    # -- what readers and operators see
+
+    @property
+    def served(self) -> int | None:
+        return self.head if self.pin is None else self.pin
+
+    def seen(self) -> tuple[object, ...]:
+        retained = tuple((number, each.state) for number, each in sorted(self.versions.items()))
+        return retained, self.head, self.pin, tuple(self.names), tuple(sorted(self.abandoned))
+
+    def readable(self) -> dict[int, Entries]:
+        return {
+            number: each.entries
+            for number, each in self.versions.items()
+            if each.entries is not None and each.state != "withdrawn"
+        }
+
+    # -- the cycle
+
+    def next_name(self) -> str | None:
+        """Return the next version that is complete in every partition."""
+        number = 1
+        while True:
+            name = f"d{number}"
+            if name not in self.names and name not in self.abandoned:
+                return name if all(name in each.closed for each in self.partitions) else None
+            number += 1
+
+    def settle(self, name: str) -> None:
+        """Take in one complete version."""
+        entries: Entries = {}
+        for each in self.partitions:
+            for key, value in each.closed[name][0]:
+                entries.pop(key, None)
+                if value is not None:
+                    entries[key] = value
+        refused = any(each.closed[name][1] for each in self.partitions)
+        current = self.versions[self.head].entries if self.head is not None else None
+        if not refused and entries == current and self.head is not None:
+            self.names[name] = self.head
+            return
+        self.numbers += 1
+        self.names[name] = self.numbers
+        state = "rejected" if refused or len(entries) > MOST_ROWS else "sealed"
+        self.versions[self.numbers] = Version(name, None if refused else entries, state)
+        if state == "sealed":
+            self.head = self.numbers
+
+    def expire(self) -> None:
+        if self.pin_ends:
+            self.unpin()
+
+    def discard(self, keep: int, leased: set[int]) -> None:
+        sealed = sorted((number for number, each in self.versions.items() if each.state == "sealed"), reverse=True)
+        staying = {*sealed[:keep], *leased, self.head, self.pin}
+        self.versions = {number: each for number, each in self.versions.items() if number in staying}
+
+    # -- operators
+
+    def find(self, name: str, *, sealed: bool = False) -> int:
+        number = self.names.get(name)
+        if number is None or number not in self.versions:
+            raise Refused
+        if sealed and self.versions[number].state != "sealed":
+            raise Refused
+        return number
+
+    def pin_to(self, name: str, *, ends: bool) -> None:
+        self.pin, self.pin_ends = self.find(name, sealed=True), ends
+
+    def unpin(self) -> None:
+        self.pin, self.pin_ends = None, False
+
+    def rollback(self, name: str | None) -> None:
+        to = self.before(self.head) if name is None else self.find(name, sealed=True)
+        if to is None or self.pin is not None:
+            raise Refused
+        self.head = to
+
+    def before(self, number: int | None) -> int | None:
+        if number is None:
+            return None
+        return max((n for n, each in self.versions.items() if n < number and each.state == "sealed"), default=None)
+
+    def withdraw(self, name: str) -> None:
+        number = self.find(name)
+        if self.pin == number:
+            self.unpin()
+        if self.head == number:
+            self.head = self.before(number)
+        self.versions[number].state = "withdrawn"
+
+    def force(self, name: str) -> None:
+        number = self.find(name)
+        version = self.versions[number]
+        if version.state != "rejected" or version.entries is None:
+            raise Refused
+        version.state, self.head = "sealed", number
+
+    def drop(self, name: str) -> None:
+        number = self.find(name)
+        if self.versions[number].state == "sealed":
+            raise Refused
+        del self.versions[number]
+
+    def abandon(self, name: str) -> None:
+        self.abandoned.add(name)
