@@ -35,6 +35,7 @@ def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[s
     compared have the same type in both (see `common_type`).
     """
     import numpy as np
+    import pyarrow as pa
 
     if old.num_rows == new.num_rows and all(old.column(name).equals(new.column(name)) for name in key):
         at = np.arange(new.num_rows)
@@ -49,14 +50,17 @@ def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[s
     rows = at[stays]
     # Sorted files have their common keys in the same order: a filter is cheaper than to take rows one by one.
     ordered = bool(np.all(rows[1:] > rows[:-1]))
+    there = pa.array(known) if ordered else pa.array(rows)
+    every_old, every_new, common = ordered and bool(known.all()), bool(stays.all()), pa.array(stays)
     differs = np.zeros(rows.size, np.bool_)
     for name in values:
         before, after = old.column(name), new.column(name)
-        before = (before if known.all() else before.filter(known)) if ordered else before.take(rows)
-        differs |= _differing(before, after if stays.all() else after.filter(stays))
+        if not every_old:
+            before = before.filter(there) if ordered else before.take(there)
+        differs |= _differing(before, after if every_new else after.filter(common))
     return Compared(
-        added=new.filter(~stays),
-        removed=old.filter(~known),
+        added=new.take(np.nonzero(~stays)[0]),
+        removed=old.take(np.nonzero(~known)[0]),
         before=old.take(rows[differs]),
         after=new.take(np.nonzero(stays)[0][differs]),
         unchanged=int(np.count_nonzero(~differs)),
