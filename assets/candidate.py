@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from assets.attempts import AttemptRenewal, attempt_key, attempts, read_attempt
 from assets.build import add, write_generation
+from assets.extractor import Projection
 from assets.log import Attempt
 from assets.manifest import SealedVersion, layout_of
 from assets.validators import Candidate, evaluate
@@ -217,8 +218,9 @@ def _digested(version: SealedVersion) -> bool:
 
 
 def _fingerprint(member: Member, delivery: Delivery) -> str | None:
-    """Return what a build depends on, None where that can't be said (a query may answer anything)."""
-    if not delivery.ranges:
+    """Return what a build depends on, None where that can't be said: what a query answers, or a function does."""
+    extractor = member.spec.extractor
+    if not delivery.ranges or not (extractor is None or isinstance(extractor, Projection)):
         return None
     said: dict[str, Any] = {
         "version": delivery.version,
