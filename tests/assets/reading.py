@@ -1,0 +1,108 @@
+"""Readers in processes of their own, for tests of what they meet while versions are published and discarded.
+
+Every entry of a version carries the version's number, and every version has the same keys: whoever reads two numbers,
+or misses a key, has met a mix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from typing import Any
+
+# What readers import is imported here, once, for all that are forked from a process that has read this module.
+import pyarrow.parquet  # noqa: F401
+
+from assets import DatasetStore
+from assets.leases import Lease
+from assets.serving import ServedDataset
+from resources.errors import VersionDiscardedError
+from resources.objects import Lake, open_lake
+from resources.schema import Schema
+
+DATASET = "rates"
+SCHEMA = Schema.of(code="int", version="int")
+CODES = range(300)
+
+
+@dataclass
+class Seen:
+    """What one reader met: whole versions by how often, how often it came too late, and what must not be."""
+
+    whole: dict[int, int]
+    late: int = 0
+    problem: str = ""
+
+
+def read_until(
+    stop: Event, started: Queue[int], seen: Queue[Seen], url: str, env: Mapping[str, str], way: str, pause: float
+) -> None:
+    """Read the version served, whole, every `pause` seconds until `stop` is set; then say what was met."""
+    os.environ.update(env)
+    mine = Seen({})
+    try:
+        WAYS[way](open_lake(url), stop, pause, started, mine)
+    except Exception as error:  # noqa: BLE001 - the process ends here, and its word is all that remains
+        mine.problem = f"{type(error).__name__}: {error}"
+        started.put(os.getpid())
+    seen.put(mine)
+
+
+def _by_lease(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: Seen) -> None:
+    """Hold a lease on what is current and read it twice, as a batch does."""
+    last = 0
+    while not stop.wait(pause):
+        view = DatasetStore(lake, DATASET).require_current()
+        try:
+            lease = Lease.acquire(lake, DATASET, [view.version], holder=f"process {os.getpid()}")
+        except VersionDiscardedError:
+            mine.late += 1
+            continue
+        with lease:
+            for _ in range(2):
+                last = _note(mine, started, last, dict(view.items()), view.sealed.number)
+            lease.check()
+
+
+def _by_opening(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: Seen) -> None:
+    """Open the dataset anew for each reading, as a script does."""
+    last = 0
+    while not stop.wait(pause):
+        with DatasetStore(lake, DATASET).open() as dataset:
+            last = _note(mine, started, last, *_whole(dataset))
+
+
+def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: Seen) -> None:
+    """Keep it open and move on between two calls, as a service does; half of the readings are by key."""
+    last = 0
+    with DatasetStore(lake, DATASET).open() as dataset:
+        while not stop.wait(pause):
+            dataset.refresh()
+            last = _note(mine, started, last, *_whole(dataset))
+            found = {(code,): entry for code, entry in dataset.get_all(CODES).items()}
+            last = _note(mine, started, last, found, None)
+
+
+def _whole(dataset: ServedDataset) -> tuple[dict[Any, Any], None]:
+    return dict(dataset.items()), None
+
+
+def _note(mine: Seen, started: Queue[int], last: int, entries: Mapping[Any, Any], number: int | None) -> int:
+    """Count what was read, if it is one whole version that is not older than the one before; return its number."""
+    numbers = {entry["version"] for entry in entries.values()}
+    assert len(entries) == len(CODES), f"{len(entries)} of {len(CODES)} keys"
+    assert len(numbers) == 1, f"a mix of versions {sorted(numbers)}"
+    (found,) = numbers
+    assert number in (None, found), f"version {number} holds the entries of version {found}"
+    assert found >= last, f"version {found} after version {last}"
+    if not mine.whole:
+        started.put(os.getpid())
+    mine.whole[found] = mine.whole.get(found, 0) + 1
+    return int(found)
+
+
+Way = Callable[[Lake, Event, float, "Queue[int]", Seen], None]
+WAYS: dict[str, Way] = {"lease": _by_lease, "open": _by_opening, "serve": _by_serving}

@@ -1,0 +1,140 @@
+"""Readers in eight processes while fifty versions are published and discarded under them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from queue import Empty
+
+import pytest
+
+from assets import DatasetStore, bounded_dataset
+from assets.discard import DiscardReport, discard
+from assets.policies import DiscardPolicy
+from resources.objects import open_lake
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+from tests.assets.reading import CODES, DATASET, SCHEMA, WAYS, Seen, read_until
+from tests.servers.s3 import S3Server
+
+SPEC = bounded_dataset(DATASET, input="lake.rates", key="code", partitions=2)
+NOTHING_BUT_THE_NEWEST = DiscardPolicy(keep=1, grace=timedelta(0))
+READERS, VERSIONS = 8, 50
+PATIENCE = 60
+
+
+def test_eight_readers_meet_whole_versions_while_fifty_are_published_and_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_and_discard_under_readers(str(tmp_path / "lake"), {}, monkeypatch, pause=0.05, collectors=2)
+
+
+@pytest.mark.server
+def test_eight_readers_meet_whole_versions_on_a_real_s3_server(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in versitygw.env.items():
+        monkeypatch.setenv(variable, value)
+    publish_and_discard_under_readers(versitygw.url(), versitygw.env, monkeypatch, pause=0.4, collectors=1)
+
+
+def publish_and_discard_under_readers(
+    url: str, env: Mapping[str, str], patch: pytest.MonkeyPatch, *, pause: float, collectors: int
+) -> None:
+    build_without_spark(patch)
+    world = World(open_lake(url), no_session)
+    world.stream("rates", SCHEMA, ["code"], 2)
+    deliver(world, 1)
+    assert world.advance(SPEC).action == "sealed"
+    for number in range(2, VERSIONS + 1):
+        deliver(world, number)
+    with ExitStack() as running:
+        readers = running.enter_context(reading(url, env, pause))
+        discards = [running.enter_context(discarding(url)) for _ in range(collectors)]
+        assert len(world.advance(SPEC).sealed) == VERSIONS - 1
+    assert [seen.problem for seen in readers] == [""] * READERS
+    assert all(seen.whole for seen in readers)
+    assert len({number for seen in readers for number in seen.whole}) > 3, "they read on while versions went"
+    assert [each.problem for each in discards] == [""] * collectors
+    gone = [judged.what for each in discards for report in each.reports for judged in report.discarded]
+    assert len(gone) >= VERSIONS // 2, "discarding kept up with publishing"
+    assert len(set(gone)) == len(gone), "two that discard at once don't both claim a version"
+    discard(world.lake, DATASET, NOTHING_BUT_THE_NEWEST, by="the end")
+    assert left(world) == {DatasetStore(world.lake, DATASET).require_current().version}
+
+
+def deliver(world: World, number: int) -> None:
+    world.send("rates", [(code, number) for code in CODES], version=f"v{number}")
+
+
+def left(world: World) -> set[str]:
+    """Return the ids of all versions of which anything is left: files, a document, a lease, a build on record."""
+    store, prefix = world.lake.store, f"datasets/{DATASET}"
+    (served,) = [ref for ref in DatasetStore(world.lake, DATASET).versions() if ref.state == "sealed"]
+    assert not list(store.list(f"{prefix}/leases/")), "every reader has given its leases back"
+    assert not list(store.list(f"{prefix}/attempts/"))
+    documents = {item.key.rsplit("/", 1)[1].rpartition("-")[0] for item in store.list(f"{prefix}/versions/")}
+    folders = {item.key.split("/")[3] for item in store.list(f"{prefix}/data/")}
+    return documents | {served.id if folder in served.id else folder for folder in folders}
+
+
+@contextmanager
+def reading(url: str, env: Mapping[str, str], pause: float) -> Iterator[list[Seen]]:
+    """Start the readers and wait until each has read; the list is what they met, once the context has ended."""
+    found: list[Seen] = []
+    ways = sorted(WAYS)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.assets.reading"])
+    stop, started, seen = context.Event(), context.Queue(), context.Queue()
+    processes = [
+        context.Process(target=read_until, args=(stop, started, seen, url, dict(env), ways[each % len(ways)], pause))
+        for each in range(READERS)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for _ in processes:
+            started.get(timeout=PATIENCE)
+        yield found
+        stop.set()
+        found += [seen.get(timeout=PATIENCE) for _ in processes]
+    except Empty:
+        pytest.fail("a reader died, or met nothing")
+    finally:
+        stop.set()
+        for process in processes:
+            process.join(PATIENCE)
+            process.kill()
+
+
+@dataclass
+class Collector:
+    reports: list[DiscardReport] = field(default_factory=list)
+    problem: str = ""
+
+
+@contextmanager
+def discarding(url: str) -> Iterator[Collector]:
+    """Discard again and again, beside whoever else does."""
+    mine, stop = Collector(), threading.Event()
+
+    def run() -> None:
+        lake = open_lake(url)
+        try:
+            while not stop.wait(0.2):
+                mine.reports.append(discard(lake, DATASET, NOTHING_BUT_THE_NEWEST, by=threading.current_thread().name))
+        except Exception as error:  # noqa: BLE001 - told by the test
+            mine.problem = f"{type(error).__name__}: {error}"
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield mine
+    finally:
+        stop.set()
+        thread.join()
