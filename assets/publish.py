@@ -7,6 +7,7 @@ on what is current then. Another writer that took in the same delivery does: Com
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from assets.build import add
 from assets.manifest import FACTS_KEPT, NAMES_KEPT, Awaited, Change, DatasetManifest, Delivered, VersionRef
 from assets.policies import natural_order
 from assets.versions import serve
-from resources.errors import CommitConflict
+from resources.errors import AdjunctError, CommitConflict
 
 if TYPE_CHECKING:
     from assets.bounded import Member
@@ -42,16 +43,20 @@ def publish(
                 each.member.spec.name: _after(each, documents.get(each.id), refused, make_current) for each in built
             }
             try:
-                commit = first.log.commit_all(commit, after, by=by)
+                done = first.log.commit_all(commit, after, by=by)
                 break
             except CommitConflict:
                 if tried + 1 == _TRIES:
                     raise
-                commit = _rebase(members, built, documents)
+                try:
+                    commit = _rebase(members, built, documents)
+                except CommitConflict:
+                    with suppress(AdjunctError):  # what stays is garbage for discarding
+                        first.log.lake.store.delete_many(documents.values())
+                    raise
         for each in built:
             _note(each, after[each.member.spec.name])
-    assert commit is not None
-    return commit
+    return done
 
 
 def leave(

@@ -1,0 +1,100 @@
+"""Writers in processes of their own, for tests of races and of sudden ends. The real cycle, without Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from threading import BrokenBarrierError
+from typing import Any
+
+# What writers import is imported here, once, for all that are forked from a process that has read this module.
+import pyarrow.parquet  # noqa: F401
+import pytest
+
+from assets import advance_dataset
+from assets.discard import discard
+from assets.report import StageEvent
+from resources.errors import CommitConflict
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Fault, FaultyStore
+from tests.assets.conftest import World
+from tests.assets.cycle import AT_ONCE, NAME, PLANES
+from tests.assets.plain import build_without_spark, no_session
+
+PATIENCE = 60
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one race ended for one writer."""
+
+    action: str
+    sealed: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def race(url: str, env: Mapping[str, str], rounds: int, start: Barrier, built: Barrier, told: Queue[Outcome]) -> None:
+    """Advance once a round, and meet the other writer when the version is built and nobody has sealed it."""
+    world = _world(url, env)
+
+    def meet(event: StageEvent) -> None:
+        if event.stage == "validate":
+            with suppress(BrokenBarrierError):  # the other one came too late, and found nothing left to do
+                built.wait(5)
+
+    for _ in range(rounds):
+        start.wait(PATIENCE)
+        try:
+            report = _advance(world, meet)
+            told.put(Outcome(report.action, report.sealed))
+        except CommitConflict as conflict:
+            told.put(Outcome("conflict", problem=str(conflict)))
+        except Exception as error:  # told by the test
+            told.put(Outcome("error", problem=f"{type(error).__name__}: {error}"))
+            raise
+        start.wait(PATIENCE)
+
+
+def advance_until_killed(url: str, stage: str) -> None:
+    """Advance, and be killed at the end of a stage."""
+
+    def die(event: StageEvent) -> None:
+        if event.stage == stage:
+            _die()
+
+    _advance(_world(url, {}), die)
+
+
+def advance_until_request(url: str, nth: int) -> None:
+    """Advance, and be killed before the nth request."""
+    _advance(_world(url, {}), lambda event: None, lake=_deadly(url, nth))
+
+
+def discard_until_request(url: str, nth: int) -> None:
+    """Discard, and be killed before the nth request."""
+    discard(_deadly(url, nth), NAME, AT_ONCE, by="killed")
+
+
+def _world(url: str, env: Mapping[str, str]) -> World:
+    os.environ.update(env)
+    build_without_spark(pytest.MonkeyPatch())
+    return World(open_lake(url), no_session)
+
+
+def _advance(world: World, on_stage: Any, lake: Lake | None = None) -> Any:
+    lake = lake or world.lake
+    return advance_dataset(lake, world.systems, PLANES, no_session, by=str(os.getpid()), on_stage=on_stage)
+
+
+def _deadly(url: str, nth: int) -> Lake:
+    lake = open_lake(url)
+    return Lake(FaultyStore(lake.store, [Fault("*", nth, "meanwhile", _die)]), lake.id)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
