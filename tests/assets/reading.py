@@ -19,6 +19,7 @@ import pyarrow.parquet  # noqa: F401
 from assets import DatasetStore
 from assets.leases import Lease
 from assets.serving import ServedDataset
+from assets.view import DatasetView
 from resources.errors import VersionDiscardedError
 from resources.objects import Lake, open_lake
 from resources.schema import Schema
@@ -40,7 +41,10 @@ class Seen:
 def read_until(
     stop: Event, started: Queue[int], seen: Queue[Seen], url: str, env: Mapping[str, str], way: str, pause: float
 ) -> None:
-    """Read the version served, whole, every `pause` seconds until `stop` is set; then say what was met."""
+    """Read the version served, whole, again and again until `stop` is set; then say what was met.
+
+    `pause` is for how many seconds a version is held, or nothing is read.
+    """
     os.environ.update(env)
     mine = Seen({})
     try:
@@ -52,9 +56,9 @@ def read_until(
 
 
 def _by_lease(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: Seen) -> None:
-    """Hold a lease on what is current and read it twice, as a batch does."""
+    """Hold a lease on what is current and read it, and once more after a while, as a batch does."""
     last = 0
-    while not stop.wait(pause):
+    while not stop.is_set():
         view = DatasetStore(lake, DATASET).require_current()
         try:
             lease = Lease.acquire(lake, DATASET, [view.version], holder=f"process {os.getpid()}")
@@ -62,8 +66,10 @@ def _by_lease(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: 
             mine.late += 1
             continue
         with lease:
-            for _ in range(2):
-                last = _note(mine, started, last, dict(view.items()), view.sealed.number)
+            last = _note(mine, started, last, dict(view.items()), view.sealed.number)
+            stop.wait(pause)
+            again = DatasetView(view.store, DATASET, view.sealed)  # with nothing in its cache
+            last = _note(mine, started, last, dict(again.items()), view.sealed.number)
             lease.check()
 
 
@@ -79,9 +85,13 @@ def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
     """Keep it open and move on between two calls, as a service does; half of the readings are by key."""
     last = 0
     with DatasetStore(lake, DATASET).open() as dataset:
-        while not stop.wait(pause):
+        while not stop.is_set():
             dataset.refresh()
+            dataset.hold()
+            held = dataset.version
+            stop.wait(pause)
             last = _note(mine, started, last, *_whole(dataset))
+            assert dataset.version == held, f"{dataset.version} took the place of {held}, which was held"
             found = {(code,): entry for code, entry in dataset.get_all(CODES).items()}
             last = _note(mine, started, last, found, None)
 

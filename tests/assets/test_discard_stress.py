@@ -31,7 +31,7 @@ PATIENCE = 60
 def test_eight_readers_meet_whole_versions_while_fifty_are_published_and_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_and_discard_under_readers(str(tmp_path / "lake"), {}, monkeypatch, pause=0.05, collectors=2)
+    publish_and_discard_under_readers(str(tmp_path / "lake"), {}, monkeypatch, pause=0.2, collectors=2)
 
 
 @pytest.mark.server
@@ -126,7 +126,7 @@ def discarding(url: str) -> Iterator[Collector]:
     def run() -> None:
         lake = open_lake(url)
         try:
-            while not stop.wait(0.2):
+            while not stop.wait(0.1):
                 mine.reports.append(discard(lake, DATASET, NOTHING_BUT_THE_NEWEST, by=threading.current_thread().name))
         except Exception as error:  # noqa: BLE001 - told by the test
             mine.problem = f"{type(error).__name__}: {error}"
