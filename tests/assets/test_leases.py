@@ -13,6 +13,8 @@ from assets import DatasetStore
 from assets import leases as leases_module
 from assets.discard import discard
 from assets.leases import Lease, all_leases, live_leases, store_now
+from assets.log import DatasetLog
+from assets.manifest import Bootstrap, DatasetManifest, Declaration
 from resources.errors import DatasetNotFoundError, LeaseLostError, StoreUnavailableError, VersionDiscardedError
 from resources.objects import open_lake
 from resources.objects.faulty import Crash, Fault
@@ -132,6 +134,23 @@ def test_of_a_discard_and_a_lease_at_any_request_of_it_one_sees_the_other(quick:
         discard(quick.lake, NAME, AT_ONCE, by="test")
         assert not any(old.partition("-")[2] in key for key in objects(quick.lake, f"datasets/{NAME}/data/"))
     assert outcomes == {"refused", "held"}
+
+
+def test_a_version_of_an_unbounded_dataset_can_be_leased_though_no_manifest_lists_it(planes: World) -> None:
+    log = DatasetLog(planes.lake, "changes")
+    spans = {"lake.planes.0": "0", "lake.planes.1": "0"}
+    declaration = Declaration(
+        kind="unbounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,
+        input_partitions=2,
+    )  # fmt: skip
+    bootstrap = Bootstrap(state="running", start=spans, target=spans, started_at=datetime.now(UTC))
+    log.commit(
+        None, DatasetManifest(name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap), by="me"
+    )
+    with Lease.acquire(planes.lake, "changes", ["v000007-abc"], holder="me") as lease:
+        lease.check()
+        assert [info.versions for info in all_leases(planes.lake, "changes")] == [("v000007-abc",)]
+    assert all_leases(planes.lake, "changes") == []
 
 
 # -- expiring

@@ -1,0 +1,209 @@
+"""What a step reads is held while its batches run, and after it died. Without Spark: only reading counts here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from assets import AdjunctDataset, DatasetStore, advance_version_set, bounded_dataset, version_set
+from assets import leases as leases_module
+from assets.leases import all_leases
+from assets.policies import DiscardPolicy
+from orchestration import step as step_module
+from orchestration.application import Application
+from orchestration.batchlog import BatchLog
+from orchestration.retention import discard_all
+from orchestration.run import plan_application
+from orchestration.step import StepContext, StepEvent, StepReport, run_step
+from resources.errors import LeaseLostError
+from resources.objects import Lake
+from resources.objects.faulty import Fault, FaultyStore
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
+NAMES = ("planes", "fares")
+KEYS = ("a", "b")
+
+
+class Crash(Exception):
+    """Ends a run where a test wants it to end."""
+
+
+def declared(name: str) -> AdjunctDataset:
+    return bounded_dataset(name, input=f"lake.{name}", key="k", partitions=1, discard=AT_ONCE)
+
+
+ALONE = tuple(map(declared, NAMES))
+TOGETHER = version_set("both", *ALONE)
+
+
+@dataclass
+class Reading:
+    """Takes the place of a batch's work: reads every dataset whole, and writes nothing."""
+
+    seen: list[dict[str, int]] = field(default_factory=list)
+    meanwhile: Callable[[], object] = lambda: None
+
+    def __call__(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> dict[str, Any]:
+        self.meanwhile()
+        found = {name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()}
+        assert all(len(numbers) == 1 for numbers in found.values()), f"not whole: {found}"
+        self.seen.append({name: numbers.pop() for name, numbers in found.items()})
+        before_output("out")
+        return {}
+
+
+@dataclass
+class Trips:
+    """A lake with trips to read and two datasets to read them with."""
+
+    world: World
+    reading: Reading
+    datasets: tuple[AdjunctDataset, ...] = ALONE
+    events: list[str] = field(default_factory=list)
+
+    def publish(self, number: int) -> None:
+        for name in NAMES:
+            self.world.send(name, [(key, number) for key in KEYS], version=f"v{number}")
+        if self.datasets is TOGETHER:
+            advance_version_set(self.world.lake, self.world.systems, TOGETHER, no_session, by="test")
+        else:
+            for dataset in self.datasets:
+                self.world.advance(dataset)
+
+    def discard(self) -> None:
+        discard_all(self.world.lake, {each.name: each for each in self.datasets}, by="test")
+
+    def run(self, lake: Lake | None = None) -> StepReport:
+        app = Application("app")
+        trips = app.input_stream("lake.trips", default_offset="oldest")
+        for dataset in self.datasets:
+            trips = trips.join(app.table(dataset), on="k", how="left", prefix=f"{dataset.name}_")
+        trips.send_to(app.output_stream("lake.out", partitions=1, key="k"))
+        planned = plan_application(app, self.world.systems)
+
+        def heard(event: StepEvent) -> None:
+            self.events.append(event.what)
+
+        return run_step(StepContext(lake or self.world.lake, self.world.systems, app, planned, no_session, "me", heard))
+
+    def held(self) -> set[tuple[str, str]]:
+        """Return who holds which version."""
+        leases = [lease for name in NAMES for lease in all_leases(self.world.lake, name)]
+        return {(lease.holder, version) for lease in leases for version in lease.versions}
+
+    def current(self) -> set[tuple[str, str]]:
+        return {("me", DatasetStore(self.world.lake, name).require_current().version) for name in NAMES}
+
+
+@pytest.fixture
+def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
+    build_without_spark(monkeypatch)
+
+    def make(datasets: tuple[AdjunctDataset, ...] = ALONE) -> Trips:
+        world = World(lake_in(InMemoryStore()), no_session)
+        world.stream("trips", Schema.of(k="string", trip="int"), ["k"], 1)
+        for name in NAMES:
+            world.stream(name, Schema.of(k="string", n="int"), ["k"], 1)
+        world.send("trips", [(key, 1) for key in KEYS])
+        trips = Trips(world, Reading(), datasets)
+        monkeypatch.setattr(step_module, "run_batch", trips.reading)
+        return trips
+
+    return make
+
+
+def test_a_step_holds_what_it_reads_until_it_ends(new_trips) -> None:
+    trips = new_trips()
+    trips.publish(1)
+    held = []
+    trips.reading.meanwhile = lambda: held.append(trips.held() == trips.current())
+    trips.run()
+    assert held == [True]
+    assert trips.held() == set()
+
+
+def test_a_step_with_nothing_to_read_writes_no_lease(new_trips) -> None:
+    trips = new_trips()
+    trips.publish(1)
+    trips.run()
+    lake = Lake(FaultyStore(trips.world.lake.store), trips.world.lake.id)
+    assert trips.run(lake).caught_up
+    assert not [key for _, key in lake.store.requests if "/leases/" in key]  # type: ignore[attr-defined]
+
+
+def test_a_step_that_fails_lets_go_and_its_open_batch_keeps_what_it_was_begun_with(new_trips) -> None:
+    trips = new_trips()
+    trips.publish(1)
+
+    def fail() -> None:
+        raise Crash
+
+    trips.reading.meanwhile = fail
+    with pytest.raises(Crash):
+        trips.run()
+    assert trips.held() == set()
+    trips.publish(2)
+    trips.publish(3)
+    trips.discard()
+    trips.reading.meanwhile = lambda: None
+    trips.world.send("trips", [(key, 2) for key in KEYS])
+    trips.run()
+    assert trips.reading.seen == [{"planes": 1, "fares": 1}, {"planes": 3, "fares": 3}], "then a batch with what is new"
+    trips.discard()
+    assert [len(DatasetStore(trips.world.lake, name).versions()) for name in NAMES] == [1, 1]
+
+
+def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = new_trips()
+    trips.publish(1)
+    now = leases_module._clock
+
+    def sleep() -> None:
+        monkeypatch.setattr(leases_module, "_clock", lambda: tuple(each + 601 for each in now()))
+
+    trips.reading.meanwhile = sleep
+    with pytest.raises(LeaseLostError, match="by me was lost: it was not renewed for 0:10:00"):
+        trips.run()
+    assert trips.events == ["intent"], "no output was begun"
+    trips.reading.meanwhile = lambda: None
+    trips.run()
+    assert trips.events[1:] == ["intent", "output", "outputs", "batch", "caught-up"]
+
+
+@pytest.mark.parametrize("datasets", [ALONE, TOGETHER], ids=["alone", "in a version set"])
+def test_a_step_reads_whole_versions_that_are_replaced_and_discarded_at_any_request_of_it(new_trips, datasets) -> None:
+    """Before the nth request of the step, for every n, another version is published and the one before discarded."""
+    begun_again = 0
+    for nth in range(1, 100):
+        trips = new_trips(datasets)
+        trips.publish(1)
+
+        def replace(trips: Trips = trips) -> None:
+            trips.publish(2)
+            trips.discard()
+
+        lake = Lake(FaultyStore(trips.world.lake.store, [Fault("*", nth, "meanwhile", replace)]), trips.world.lake.id)
+        trips.run(lake)
+        (seen,) = trips.reading.seen
+        assert set(seen.values()) <= {1, 2}
+        if datasets is TOGETHER:
+            assert len(set(seen.values())) == 1, "all of a set or none of it"
+        done = BatchLog(trips.world.lake, "app").read()[1].last
+        assert done is not None
+        meant = {name: int(str(version)[1:7]) for name, version in done.intent.versions.items()}
+        assert seen == meant, "what its intent names, and would be read again"
+        asked = [key for request, key in lake.store.requests if request == "put_if_absent" and "/leases/" in key]  # type: ignore[attr-defined]
+        begun_again += len(asked) > len(NAMES)
+        assert trips.held() == set()
+        if len(lake.store.requests) < nth:  # type: ignore[attr-defined]
+            break
+    assert begun_again, "some came between the choice of a version and its lease"
