@@ -15,16 +15,16 @@ _ANCHORS = 32
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What two tables have in common, and what not.
+    """What two tables have in common, and what not, as row numbers (numpy).
 
-    `added` and `removed` are the rows whose key only the new or only the old table has; `before` and `after` the rows
-    of keys in both whose values differ, in the same order.
+    `added` are rows of the new table whose key the old one has not, `removed` rows of the old table the other way
+    round. `before` and `after` are the rows of keys in both whose values differ, in the same order.
     """
 
-    added: pa.Table
-    removed: pa.Table
-    before: pa.Table
-    after: pa.Table
+    added: Any
+    removed: Any
+    before: Any
+    after: Any
     unchanged: int
 
 
@@ -59,10 +59,10 @@ def compare(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[s
             before = before.filter(there) if ordered else before.take(there)
         differs |= _differing(before, after if every_new else after.filter(common))
     return Compared(
-        added=new.take(np.nonzero(~stays)[0]),
-        removed=old.take(np.nonzero(~known)[0]),
-        before=old.take(rows[differs]),
-        after=new.take(np.nonzero(stays)[0][differs]),
+        added=np.nonzero(~stays)[0],
+        removed=np.nonzero(~known)[0],
+        before=rows[differs],
+        after=np.nonzero(stays)[0][differs],
         unchanged=int(np.count_nonzero(~differs)),
     )
 
@@ -121,17 +121,17 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(codes, pa.int64())])
 
 
-def smallest(table: pa.Table, key: Sequence[str], count: int) -> pa.Table:
-    """Return the `count` rows with the smallest keys, in order."""
+def smallest(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
+    """Return of these rows (numpy) the `count` with the smallest keys, in order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not count or not table.num_rows:
-        return table.slice(0, 0)
+    if not count or not len(rows):
+        return table.schema.empty_table()  # a slice would keep the whole table in memory
     names = [f"k{index}" for index in range(len(key))]  # Arrow reads a dot in a name as a path
-    keys = pa.table([table.column(name) for name in key], names=names)
+    keys = pa.table([table.column(name).take(rows) for name in key], names=names)
     order = [(name, "ascending") for name in names]
-    return table.take(pc.select_k_unstable(keys, k=min(count, table.num_rows), sort_keys=order))
+    return table.take(rows[pc.select_k_unstable(keys, k=min(count, len(rows)), sort_keys=order).to_numpy()])
 
 
 def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:

@@ -147,16 +147,18 @@ def _diff_bucket(
             f"a key of {', '.join(key)} stands twice in version {old.version} or {new.version} of {new.dataset!r}.",
             "Only versions with unique keys can be compared: check both with the validator of unique keys.",
         )
-    rows = (found.added, found.removed, found.before, found.after)
-    counts = (found.added.num_rows, found.removed.num_rows, found.after.num_rows, found.unchanged)
-    return _Part(counts, _sampled([rows], key, sample))
+    counts = (len(found.added), len(found.removed), len(found.after), found.unchanged)
+    sides = ((after, found.added), (before, found.removed), (before, found.before), (after, found.after))
+    return _Part(counts, tuple(smallest(table, rows, key, sample) for table, rows in sides))
 
 
 def _sampled(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
     """Return of each kind of rows those with the smallest keys, over all parts."""
+    import numpy as np
     import pyarrow as pa
 
-    return tuple(smallest(pa.concat_tables(tables), key, count) for tables in zip(*parts, strict=True))
+    tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
+    return tuple(smallest(table, np.arange(table.num_rows), key, count) for table in tables)
 
 
 def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
