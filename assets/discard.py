@@ -215,7 +215,8 @@ def delete_doomed(
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
         left = tuple(entry for entry in fresh.doomed if entry not in deleted)
-        return None if left == fresh.doomed else fresh.after(doomed=left, change=Change(action="discard"))
+        change = Change(action="discard", reason=f"{len(deleted)} folders and documents are deleted")
+        return None if left == fresh.doomed else fresh.after(doomed=left, change=change)
 
     log.transact(clear, by=by)
     return spared, objects

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from assets.build import check_declaration
 from assets.choosing import require_version
+from assets.leases import check_not_doomed
 from assets.log import NAMES, DatasetLog
 from assets.lookup import FileCache
 from assets.manifest import DatasetManifest, SealedVersion, VersionRef
@@ -26,6 +27,7 @@ from resources.errors import (
     DatasetError,
     DatasetNotFoundError,
     MalformedDocumentError,
+    ManifestMismatchError,
     NoSealedVersionError,
     ObjectNotFoundError,
 )
@@ -167,10 +169,20 @@ class DatasetStore:
         ]
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
-        """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind."""
+        """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.
+
+        Raises VersionDiscardedError where one is discarded meanwhile: a `Lease` on both keeps that from happening.
+        """
         from assets.diff import diff_versions
 
-        return diff_versions(self.version(old), self.version(new), sample=sample)
+        views = self.version(old), self.version(new)
+        try:
+            return diff_versions(*views, sample=sample)
+        except ManifestMismatchError:
+            manifest = self.require_manifest()
+            for view in views:
+                check_not_doomed(manifest, view.version)  # which says so, where that is why a file is missing
+            raise
 
     # -- what operators do; each is one commit, and for a member of a version set one of the whole set
 

@@ -8,19 +8,21 @@ again exactly as written, so that the same input meets the same versions and giv
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Default
 
-from resources.errors import CommitConflict, MalformedDocumentError
+from resources.errors import CommitConflict, MalformedDocumentError, ObjectExistsError
 
 if TYPE_CHECKING:
     from resources.objects.commit import Commit
     from resources.objects.lake import Lake
 
 KIND = "application"
+NAMES = "applications/_names"
 
 
 class _Document(BaseModel):
@@ -77,7 +79,7 @@ class BatchLog:
     """
 
     def __init__(self, lake: Lake, application: str) -> None:
-        self._application = application
+        self._lake, self._application = lake, application
         self._log = lake.commit_log(lake.application_prefix(application), KIND)
 
     def read(self) -> tuple[Commit | None, ApplicationState]:
@@ -121,6 +123,10 @@ class BatchLog:
             yield commit, self._parse(commit)
 
     def _commit(self, parent: Commit | None, state: ApplicationState, run: str) -> Commit:
+        if parent is None:
+            # The name first: whoever discards finds every application that may have an open batch.
+            with suppress(ObjectExistsError):
+                self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
         try:
             return self._log.commit(parent, state.model_dump(mode="json"), by=run)
         except CommitConflict as conflict:
@@ -145,6 +151,11 @@ class BatchLog:
                 f"{'.'.join(map(str, first['loc']))}: {first['msg']}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
             ) from error
+
+
+def list_applications(lake: Lake) -> list[str]:
+    """Return the applications that have a batch log in the lake, sorted; also one whose first commit failed."""
+    return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
 
 
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import list_datasets
 from assets.discard import DiscardReport, discard
-from orchestration.batchlog import BatchLog
+from orchestration.batchlog import BatchLog, list_applications
+from resources.errors import AdjunctError
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -24,20 +26,24 @@ def discard_all(
 ) -> list[DiscardReport]:
     """Discard in these datasets (None: all of the lake), by the policies of `specs`, else by those declared last.
 
-    An open batch is run again with the versions that it was begun with, so these stay however old they are.
+    An open batch is run again with the versions that it was begun with, so these stay however old they are. A
+    dataset that fails keeps no other from being discarded in: the first error is raised in the end, and names the rest.
     """
     policies = {name: spec.discard for name, spec in (specs or {}).items()}
-    return [
-        discard(
-            lake,
-            name,
-            policies.get(name),
-            by=by,
-            roots=lambda name=name: open_batches(lake).get(name, {}),  # type: ignore[misc]
-            dry_run=dry_run,
-        )
-        for name in (datasets if datasets is not None else list_datasets(lake))
-    ]
+    reports: list[DiscardReport] = []
+    errors: list[AdjunctError] = []
+    for name in datasets if datasets is not None else list_datasets(lake):
+        try:
+            roots = partial(_needed, lake, name)
+            reports.append(discard(lake, name, policies.get(name), by=by, roots=roots, dry_run=dry_run))
+        except AdjunctError as error:
+            errors.append(error)
+    if errors:
+        first, *others = errors
+        for other in others:
+            first.add_note(f"Also: {other}")
+        raise first
+    return reports
 
 
 def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
@@ -53,7 +59,5 @@ def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     return needed
 
 
-def list_applications(lake: Lake) -> list[str]:
-    """Return the applications that have a batch log in the lake, sorted."""
-    names = {item.key.split("/")[1] for item in lake.store.list("applications/") if item.key.endswith("/CURRENT")}
-    return sorted(names)
+def _needed(lake: Lake, dataset: str) -> dict[str, str]:
+    return open_batches(lake).get(dataset, {})

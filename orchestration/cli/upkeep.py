@@ -79,7 +79,9 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     Ends with exit code 1 when one is not.
     """
     from assets import open_dataset
+    from assets.leases import check_not_doomed
     from assets.verify import verify_version
+    from resources.errors import VersionDiscardedError
     from resources.objects import open_lake
 
     store = open_dataset(open_lake(lake_url), name)
@@ -89,7 +91,17 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
         views = [store.require_current()]
     else:
         views = [store.version(ref.id) for ref in store.versions() if ref.state == "sealed"]
-    reports = [verify_version(view, deep=deep) for view in views]
+    reports = []
+    for view in views:
+        report = verify_version(view, deep=deep)
+        try:
+            if not report.ok:
+                check_not_doomed(store.require_manifest(), view.version)
+        except VersionDiscardedError:
+            if version is not None:
+                raise
+            continue  # discarded meanwhile, which is no damage
+        reports.append(report)
     if json_output:
         show_json([report.to_json() for report in reports])
     else:

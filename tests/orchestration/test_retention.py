@@ -10,8 +10,9 @@ import pytest
 
 from assets import DatasetStore, bounded_dataset
 from assets.policies import DiscardPolicy
-from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range
-from orchestration.retention import discard_all, list_applications, open_batches
+from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, list_applications
+from orchestration.retention import discard_all, open_batches
+from resources.errors import MalformedDocumentError
 from resources.objects import Lake, open_lake
 from resources.objects.faulty import Fault, FaultyStore
 from tests.assets.conftest import World
@@ -76,6 +77,20 @@ def test_the_batches_of_all_applications_count(planes: World) -> None:
     assert retained(planes) == ["v2", "v4"]
 
 
+def test_finding_open_batches_costs_the_same_after_many_batches(planes: World) -> None:
+    (version,) = publish(planes, 1)
+    asked = []
+    for batches in (1, 10):
+        for batch in range(batches):
+            end(planes.lake, "delays", begin(planes.lake, "delays", {NAME: version}, batch + 1))
+        lake = Lake(FaultyStore(planes.lake.store), planes.lake.id)
+        assert open_batches(lake) == {}
+        asked.append([request for request, _ in lake.store.requests])  # type: ignore[attr-defined]
+        assert not [key for request, key in lake.store.requests if request == "list" and "delays" in key]  # type: ignore[attr-defined]
+    assert asked[0] == asked[1] == ["list", "get", "get"]
+    assert len(list(planes.lake.store.list("applications/_names/"))) == 1
+
+
 def test_an_application_that_only_stored_where_it_begins_keeps_nothing(planes: World) -> None:
     publish(planes, 1)
     BatchLog(planes.lake, "delays").start(None, ApplicationState(), {"lake.trips.0": "0"}, "a run")
@@ -127,3 +142,14 @@ def test_every_dataset_of_the_lake_is_looked_at(planes: World) -> None:
         "copies",
         NAME,
     ]
+
+
+def test_a_dataset_that_can_not_be_read_keeps_no_other_from_being_discarded_in(planes: World) -> None:
+    publish(planes, 1, 2)
+    for name in ("broken", "copies"):
+        planes.advance(bounded_dataset(name, input="lake.planes", key="k", partitions=2))
+        planes.lake.store.put(f"datasets/{name}/CURRENT", b"{")
+    with pytest.raises(MalformedDocumentError, match=r"datasets/broken/CURRENT") as raised:
+        discard_all(planes.lake, AT_ONCE, by="test", datasets=["broken", "copies", NAME])
+    assert "datasets/copies/CURRENT" in raised.value.__notes__[0]
+    assert retained(planes) == ["v2"]
