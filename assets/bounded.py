@@ -175,6 +175,17 @@ class _Cycle:
         return [self._report(member) for member in self._members]
 
     def _next(self) -> dict[str, Delivery] | None:
+        try:
+            return self._delivered()
+        except MarkerConflictError:
+            # Without a commit, the version that stands in the way can't be abandoned.
+            for member in self._members:
+                if member.committed is None:
+                    at, awaited = member.manifest.offsets, member.manifest.awaited
+                    self._commit = leave(self._commit, self._members, member, at, awaited, by=self._by)
+            raise
+
+    def _delivered(self) -> dict[str, Delivery] | None:
         """Return what every member has delivered whole, None when one still waits; by then that is recorded."""
         if self._once and any(member.last is not None for member in self._members):
             for member in self._members:

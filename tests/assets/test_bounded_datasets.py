@@ -158,6 +158,16 @@ def test_an_abandoned_version_lets_the_next_one_seal(world: World) -> None:
     assert world.view(PLANES).sealed.name == "v2"
 
 
+def test_a_first_version_that_is_contradicted_can_be_abandoned_as_the_error_says(world: World) -> None:
+    planes(world)
+    world.mark("planes", "v1", [0])
+    world.mark("planes", "v2", range(4))
+    with pytest.raises(MarkerConflictError, match="abandon_version"):
+        world.advance(PLANES)
+    abandon_version(world.lake, "planes", "v1", reason="the producer died", by="operator")
+    assert world.advance(PLANES).action == "sealed"
+
+
 @pytest.mark.spark
 def test_a_null_key_publishes_nothing_and_names_the_column(sparkling: World) -> None:
     world = planes(sparkling)
