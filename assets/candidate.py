@@ -220,11 +220,13 @@ def _digested(version: SealedVersion) -> bool:
 def _fingerprint(member: Member, delivery: Delivery) -> str | None:
     """Return what a build depends on, None where that can't be said: what a query answers, or a function does."""
     extractor = member.spec.extractor
-    if not delivery.ranges or not (extractor is None or isinstance(extractor, Projection)):
+    told = delivery.ranges or delivery.identity
+    if not told or not (extractor is None or isinstance(extractor, Projection)):
         return None
     said: dict[str, Any] = {
         "version": delivery.version,
         "ranges": {ssp: list(span) for ssp, span in delivery.ranges.items()},
+        "identity": delivery.identity,
         "declaration": member.source.declaration.model_dump(mode="json"),
         "schema": member.source.schema.to_json(),
         "duplicates": member.spec.duplicates,

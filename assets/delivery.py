@@ -31,7 +31,8 @@ class Delivery:
 
     `offsets` are the manifest's after it, `ranges` what it takes in by stream partition; both are empty for files
     and queries. `markers` are what it promised, by stream partition or by completion object. `redelivered` counts
-    records dropped before it. `content` is the source's own.
+    records dropped before it. `content` is the source's own. `identity` tells files from any others, so that a build
+    of them that died after it was finished is taken up; "" where nothing does.
     """
 
     version: str
@@ -40,6 +41,7 @@ class Delivery:
     markers: Mapping[str, MarkerFacts] = field(default_factory=dict)
     redelivered: int = 0
     content: Any = None
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,8 @@ class FileVersions:
         self._given.add(name)
         promise = promise_in(self._tree.read(folder.complete)) if folder.complete.size else Promise()
         said = MarkerFacts(offset=0, rows=promise.rows, checksum=self._tree.content_tag(folder.complete))
-        return Delivery(name, markers={folder.complete.path: said}, content=(folder, promise))
+        markers = {folder.complete.path: said}
+        return Delivery(name, markers=markers, content=(folder, promise), identity=repr((self._source, folder)))
 
     def _differs(self, said: Any, folder: Folder) -> bool:
         assert folder.complete is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import shutil
 import signal
@@ -10,20 +11,27 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from assets import DatasetStore, candidate
+from assets import DatasetStore, bounded_dataset, candidate
+from assets.delivery import Delivery
 from assets.discard import discard
+from assets.file_source import FileVersions
+from assets.inputs import FileSource
 from resources.objects import Lake, open_lake
-from resources.objects.faulty import FaultyStore
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 from tests.assets import writing
 from tests.assets.conftest import World
 from tests.assets.cycle import (
     AT_ONCE,
     NAME,
     PLANES,
+    SCHEMA,
     data_and_documents,
     deliver,
+    faulty,
     make_older,
     objects,
     planes_in,
@@ -113,6 +121,41 @@ def test_an_advance_killed_at_any_stage_is_taken_up_where_it_was(planes: World, 
         assert state_of(copy) == expected | {"left over": garbage}
         assert copy.advance(PLANES).action == "up-to-date"
         assert tidied(copy) == tidied(copy_of(uninterrupted, tmp_path / f"{stage}-tidied"))
+
+
+def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(
+    planes: World, tmp_path, monkeypatch
+) -> None:
+    spec = bounded_dataset("files", input=FileSource(str(tmp_path / "in"), "jsonl", SCHEMA), key="k", partitions=2)
+    monkeypatch.setattr(FileVersions, "read", _read_lines)
+    builds = count_builds(monkeypatch)
+    folder = tmp_path / "in" / "v1"
+    folder.mkdir(parents=True)
+    (folder / "rows.jsonl").write_text('{"k": "a", "n": 1}')
+    (folder / "_SUCCESS").touch()
+
+    def die_before_the_seal() -> int:
+        with pytest.raises(Crash):
+            planes.advance(spec, lake=faulty(planes, Fault("put_if_absent", 1, "crash-before")))
+        return len(builds)
+
+    assert [die_before_the_seal(), die_before_the_seal()] == [1, 1]
+    (folder / "rows.jsonl").write_text('{"k": "a", "n": 2}')
+    assert [die_before_the_seal(), die_before_the_seal()] == [2, 2]
+    assert planes.advance(spec).action == "sealed"
+    assert (len(builds), served(planes.lake, "files")) == (2, {"a": 2})
+
+
+def _read_lines(source: FileVersions, delivery: Delivery, spark: Any) -> pa.Table:
+    files = delivery.content[0].files
+    rows = [json.loads(line) for file in files for line in source._tree.read(file).decode().splitlines()]
+    table = pa.Table.from_pylist(rows, SCHEMA.to_arrow())
+    places = pa.array(range(len(rows)), pa.int64())
+    return (
+        table.append_column(PARTITION, places)
+        .append_column(OFFSET, places)
+        .append_column(TOMBSTONE, pa.array([False] * len(rows)))
+    )
 
 
 def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: Path) -> None:
