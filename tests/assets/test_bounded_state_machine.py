@@ -280,12 +280,13 @@ class BoundedMachine(RuleBasedStateMachine):
     def _seen(self) -> tuple[object, ...]:
         manifest = DatasetStore(self.world.lake, "planes").manifest()
         if manifest is None:
-            return (), None, None, (), ()
+            return (), None, None, False, (), ()
         numbers = {ref.id: ref.number for ref in manifest.versions}
         return (
             tuple((ref.number, ref.state) for ref in manifest.versions),
             numbers[manifest.head] if manifest.head else None,
             numbers[manifest.pin.version] if manifest.pin else None,
+            manifest.pin is not None and manifest.pin.expires_at is not None,
             tuple(done.name for done in manifest.delivered),
             tuple(sorted(ended.name for ended in manifest.abandoned)),
         )

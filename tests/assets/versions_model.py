@@ -58,7 +58,7 @@ class Model:
 
     def seen(self) -> tuple[object, ...]:
         retained = tuple((number, each.state) for number, each in sorted(self.versions.items()))
-        return retained, self.head, self.pin, tuple(self.names), tuple(sorted(self.abandoned))
+        return retained, self.head, self.pin, self.pin_ends, tuple(self.names), tuple(sorted(self.abandoned))
 
     def readable(self) -> dict[int, Entries]:
         return {
