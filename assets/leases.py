@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from resources.objects.store import ObjectInfo
 
 TTL = timedelta(minutes=10)
+_TRUSTED = 0.9
 _log = logging.getLogger("adjunct.dataset")
 
 
@@ -83,7 +84,7 @@ class Lease:
     def lost(self) -> bool:
         """Whether what is held may have been deleted meanwhile."""
         if not self._problem and self._overdue():
-            self._problem = f"it was not renewed for {self.ttl}"
+            self._problem = f"it lives for {self.ttl} and was not renewed in time"
         return bool(self._problem)
 
     def check(self) -> None:
@@ -119,8 +120,12 @@ class Lease:
         return True
 
     def _overdue(self) -> bool:
-        """Whether the lease may have expired, counted from before its last write was sent."""
-        return max(now - then for now, then in zip(_clock(), self._written, strict=True)) >= self.ttl.total_seconds()
+        """Whether the lease may have expired, counted from before its last write was sent.
+
+        With a margin: stores round the times that they tell to seconds.
+        """
+        passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
+        return passed >= _TRUSTED * self.ttl.total_seconds()
 
     def release(self) -> None:
         """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
@@ -144,7 +149,7 @@ class Lease:
         return lease_body(self.versions, self.holder, self.ttl)
 
     def _keep(self) -> None:
-        while not self._stopped.wait(self.ttl.total_seconds() / 3):
+        while not self._stopped.wait(self.ttl.total_seconds() / 4):
             try:
                 self.renew()
             except TransientError as error:

@@ -171,7 +171,7 @@ def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypat
         monkeypatch.setattr(leases_module, "_clock", lambda: tuple(each + 601 for each in now()))
 
     trips.reading.meanwhile = sleep
-    with pytest.raises(LeaseLostError, match="by me was lost: it was not renewed for 0:10:00"):
+    with pytest.raises(LeaseLostError, match="by me was lost: it lives for 0:10:00 and was not renewed in time"):
         trips.run()
     assert trips.events == ["intent"], "no output was begun"
     trips.reading.meanwhile = lambda: None
