@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,8 @@ from assets import DatasetStore, advance_version_set, bounded_dataset, current_v
 from assets.discard import discard
 from assets.policies import DiscardPolicy
 from resources.errors import DatasetError
+from resources.objects import Lake
+from resources.objects.faulty import Crash, Fault, FaultyStore
 from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
 from resources.schema import Schema
@@ -33,12 +36,12 @@ def prices_with(*pairs: Pair) -> World:
     return world
 
 
-def publish(world: World, *pairs: Pair) -> None:
+def publish(world: World, *pairs: Pair, lake: Lake | None = None) -> None:
     for pair in pairs:
         version = f"v{world.sequences.get('fares', 0) + 1}"
         for name, value in zip(NAMES, pair, strict=True):
             world.send(name, [("a", value)], version=version)
-    advance_version_set(world.lake, world.systems, SET, no_session, by="test")
+    advance_version_set(lake or world.lake, world.systems, SET, no_session, by="test")
 
 
 def seen(world: World) -> tuple[int | None, ...]:
@@ -135,40 +138,53 @@ def test_what_only_one_member_still_holds_can_be_withdrawn_there() -> None:
 
 
 OPERATIONS = st.tuples(
-    st.sampled_from(["publish", "rollback", "back", "pin", "unpin", "withdraw"]),
+    st.sampled_from(["publish", "publish", "rollback", "back", "pin", "ending pin", "unpin", "withdraw", "discard"]),
     st.sampled_from(NAMES),
     st.integers(1, 6),
     st.tuples(st.booleans(), st.booleans()),
+    st.one_of(st.none(), st.tuples(st.integers(1, 40), st.sampled_from(["crash-before", "crash-after"]))),
 )
+Step = tuple[str, str, int, tuple[bool, bool], tuple[int, str] | None]
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(OPERATIONS, min_size=2, max_size=14))
-def test_after_any_operations_all_members_serve_one_delivery(
-    steps: list[tuple[str, str, int, tuple[bool, bool]]],
-) -> None:
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.lists(OPERATIONS, min_size=2, max_size=16))
+def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: list[Step]) -> None:
     world, pairs, withdrawn = prices_with((1, 1)), [(1, 1)], set()
-    shown = [seen(world)]
-    for what, member, number, changes in steps:
-        opened, version = store(world, member), f"v{number}"
-        try:
-            if what == "publish":
-                fares, routes = (len(pairs) + 1 if new else old for new, old in zip(changes, pairs[-1], strict=True))
-                pairs.append((fares, routes))
-                publish(world, pairs[-1])
-            elif what == "back":
-                opened.rollback(**WHY)
-            elif what == "unpin":
-                opened.unpin(**WHY)
-            elif what == "withdraw":
-                ids = {ref.id for ref in opened.versions() if ref.state == "withdrawn"}
-                opened.withdraw(version, **WHY)
-                withdrawn |= {(member, ref.id) for ref in opened.versions() if ref.state == "withdrawn"} - ids
-            else:
-                getattr(opened, what)(version, **WHY)
-        except DatasetError:
-            pass  # refused: not there, withdrawn, pinned, or nothing before
-        shown.append(seen(world))
-        assert shown[-1] == (None, None) or shown[-1] in pairs, "what is served was published together"
+    for what, member, number, changes, crash in steps:
+        fault = [Fault("*", crash[0], crash[1])] if crash else []  # type: ignore[arg-type]
+        lake = Lake(FaultyStore(world.lake.store, fault), world.lake.id)
+        if what == "publish":
+            fares, routes = (len(pairs) + 1 if new else old for new, old in zip(changes, pairs[-1], strict=True))
+            pairs.append((fares, routes))
+        # Refused: not there, withdrawn, pinned, or nothing before.
+        with suppress(DatasetError, Crash):
+            _operate(world, lake, what, member, f"v{number}", pairs[-1])
+        shown = seen(world)
+        assert shown == (None, None) or shown in pairs, "what is served was published together"
+        withdrawn |= {
+            (name, ref.id) for name in NAMES for ref in store(world, name).versions() if ref.state == "withdrawn"
+        }
         served = {(name, view.version) for name, view in current_versions(world.lake, NAMES).items() if view}
         assert not served & withdrawn
+    publish(world, (99, 99))
+    for name in NAMES:
+        with suppress(DatasetError):
+            store(world, name).unpin(**WHY)
+    assert seen(world) == (99, 99), "nothing blocks what comes next"
+
+
+def _operate(world: World, lake: Lake, what: str, member: str, version: str, pair: Pair) -> None:
+    opened = DatasetStore(lake, member)
+    if what == "publish":
+        publish(world, pair, lake=lake)
+    elif what == "back":
+        opened.rollback(**WHY)
+    elif what == "unpin":
+        opened.unpin(**WHY)
+    elif what == "ending pin":
+        opened.pin(version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1))
+    elif what == "discard":
+        discard(lake, member, DiscardPolicy(keep=2, grace=timedelta(0)), by="test")
+    else:
+        getattr(opened, what)(version, **WHY)
