@@ -11,7 +11,7 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from assets.compare import common_type, compare, smallest
@@ -96,10 +96,8 @@ def diff_versions(old: DatasetView, new: DatasetView, *, sample: int = 20) -> Ve
     types = _compared_types(old, new)
     key = new.sealed.key
     buckets, unchanged = _buckets_to_read(old, new)
-    at_once = min(_AT_ONCE, os.cpu_count() or 1)
-    few = len(buckets) < at_once
-    with ThreadPoolExecutor(at_once) as pool:
-        parts = list(pool.map(partial(_diff_bucket, old, new, types, sample, few), buckets))
+    few = len(buckets) < _workers()
+    parts = list(_pool(os.getpid()).map(partial(_diff_bucket, old, new, types, sample, few), buckets))
     nothing = tuple(_cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new))
     added, removed, before, after = _sampled([nothing, *(part.rows for part in parts)], key, sample)
     changed = [
@@ -122,6 +120,19 @@ def diff_versions(old: DatasetView, new: DatasetView, *, sample: int = 20) -> Ve
         columns_removed=tuple(name for name in mine if name not in theirs),
         columns_retyped=tuple((n, kind, theirs[n]) for n, kind in mine.items() if theirs.get(n, kind) != kind),
     )
+
+
+def _workers() -> int:
+    return min(_AT_ONCE, os.cpu_count() or 1)
+
+
+@lru_cache(maxsize=1)
+def _pool(_: int) -> ThreadPoolExecutor:
+    """Return the threads for diffs in this process. Ending them after each diff would cost a quarter of its time.
+
+    By process id, since a forked process has none of its parent's threads.
+    """
+    return ThreadPoolExecutor(_workers(), thread_name_prefix="adjunct-diff")
 
 
 @dataclass(frozen=True, slots=True)
