@@ -294,7 +294,8 @@ def _check_one_version(complete: Mapping[str, Delivery]) -> None:
 
 
 def _names(manifest: DatasetManifest) -> set[str]:
-    return {*manifest.known, *(done.name for done in manifest.delivered), *(each.name for each in manifest.abandoned)}
+    """Return the versions that this dataset has taken in. One that it abandoned is not: the set never has it whole."""
+    return {*manifest.known, *(done.name for done in manifest.delivered)}
 
 
 def _awaited(manifest: DatasetManifest, awaiting: Awaiting, others: str | None) -> Awaited | None:

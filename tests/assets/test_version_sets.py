@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
+from assets import DatasetStore, abandon_version, advance_version_set, bounded_dataset, current_versions, version_set
 from assets.log import DatasetLog
 from resources.errors import CommitConflict, ConfigurationError, DatasetError, MarkerConflictError
 from resources.objects.faulty import Crash, Fault, FaultyStore
@@ -127,6 +127,21 @@ def test_members_that_deliver_different_versions_are_told_to_the_user(prices: Wo
     send(prices, "one", 1, "routes")
     with pytest.raises(MarkerConflictError, match="fares: 'v1'; routes: 'one'"):
         advance(prices)
+
+
+def test_what_one_member_abandoned_is_not_published_by_the_others_alone(prices: World) -> None:
+    send(prices, "v1", 1)
+    advance(prices)
+    send(prices, "v2", 2, "fares")
+    abandon_version(prices.lake, "routes", "v2", **WHY)
+    assert [report.action for report in advance(prices)] == ["waiting", "waiting"]
+    assert seen(prices) == {"fares": 1, "routes": 1}
+    send(prices, "v3", 3)
+    with pytest.raises(MarkerConflictError, match=r"fares: 'v2'; routes: 'v3'.*abandon it there"):
+        advance(prices)
+    abandon_version(prices.lake, "fares", "v2", **WHY)
+    advance(prices)
+    assert seen(prices) == {"fares": 3, "routes": 3}
 
 
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
