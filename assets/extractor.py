@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from resources.schema import Schema
+from resources.spark_errors import first_line
 from resources.streams.system import META, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -217,6 +218,6 @@ def _decimal(kind: str) -> tuple[int, int]:
 
 def _unplanned(what: str, part: str, expression: str, error: Exception) -> DatasetError:
     return DatasetError(
-        f"{what}: {part} of the projection, {expression!r}, can't be planned: {str(error).splitlines()[0]}",
+        f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_line(error)}",
         "Correct it: Spark SQL over the record's columns, without aggregates.",
     )

@@ -13,6 +13,7 @@ from assets.inputs import Computation
 from assets.manifest import DatasetManifest
 from resources.errors import DatasetError
 from resources.schema import Schema
+from resources.spark_errors import first_line
 from resources.streams.system import META
 
 if TYPE_CHECKING:
@@ -79,9 +80,8 @@ class QueryVersions:
             try:
                 answer = spark.sql(_filled_in(self._query.query, computation))
             except PySparkException as error:
-                raise DatasetError(
-                    f"{what} can't be planned: {str(error).splitlines()[0]}", "Correct the query, and run it again."
-                ) from error
+                problem = f"{what} can't be planned: {first_line(error)}"
+                raise DatasetError(problem, "Correct the query, and run it again.") from error
         else:
             answer = self._query.query(spark, computation)
         if not hasattr(answer, "mapInArrow"):

@@ -57,6 +57,11 @@ def unwrapped() -> Iterator[None]:
         raise found from error
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error of Spark's says first. Those of its parser begin with an empty line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def find(text: str) -> AdjunctError | None:
     """Return the error that is in the text of another one."""
     if match := _FORM.search(text):

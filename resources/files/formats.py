@@ -67,6 +67,6 @@ def check_columns(found: list[str], schema: Schema, where: str) -> None:
 def damaged(where: str, error: Exception) -> SchemaMismatchError:
     """Return the error for a file that can't be read as what it should be."""
     return SchemaMismatchError(
-        f"{where} can't be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}.",
+        f"{where} can't be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}.",
         "Deliver the file again, whole and in the declared format.",
     )
