@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST_ARGS ?=
+# Two processes: half of the suite waits for JVMs and servers to start. PYTEST_ARGS="-n 0" runs it in one.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 .PHONY: demo test unit lint types layers ui bench servers java clean
 

@@ -1,4 +1,10 @@
 #!/bin/sh
-# Puts the real servers that tests start into .cache, where this machine can have them.
+# Puts the real servers that tests start into .cache, where this machine can have them, and Spark's S3 packages
+# into their own cache: two test processes that both found it empty would fill it at the same time.
 set -eu
-exec sh "$(dirname "$0")/install-versitygw.sh"
+sh "$(dirname "$0")/install-versitygw.sh"
+cd "$(dirname "$0")/.."
+if [ ! -d "${XDG_CACHE_HOME:-$HOME/.cache}/dagster-adjunct/ivy/jars" ]; then
+    echo "fetching Spark's S3 packages (once) …"
+    .venv/bin/python -c 'from resources.session import new_session; new_session(master="local[1]", lake_url="s3://none/none").stop()' >/dev/null 2>&1
+fi
