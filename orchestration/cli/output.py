@@ -75,8 +75,8 @@ def guarded(command: Callable[[], Any]) -> int:
     With ADJUNCT_DEBUG set the traceback follows.
     """
     try:
-        command()
-        return 0
+        ended = command()
+        return ended if isinstance(ended, int) else 0  # click returns the code of an Exit, outside its standalone mode
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:

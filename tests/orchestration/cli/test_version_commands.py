@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
 from assets.validators import min_rows
 from orchestration.cli.main import root
+from orchestration.cli.output import guarded
 from orchestration.cli.versions import expiry
 from resources.errors import AdjunctError, ConfigurationError
 from resources.objects import open_lake
@@ -200,6 +201,8 @@ def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -
     result = invoke(world, "verify", "planes", "v2")
     assert result.exit_code == 1
     assert f"{key}: it is missing" in result.output.replace("\n", "")
+    command = ["dataset", "verify", "planes", "--lake", world.lake.url]
+    assert guarded(lambda: root(command, standalone_mode=False)) == 1, "also as the installed command calls it"
 
 
 def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_path: Path) -> None:
