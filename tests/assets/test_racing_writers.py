@@ -1,4 +1,4 @@
-"""Two writers that race to seal the same version: one wins, and nothing of the other is left."""
+"""Two writers that race to seal the same version: one wins, and nothing of the other is left. Operators beside them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,26 @@ import pytest
 
 from assets import DatasetStore
 from resources.objects import open_lake
+from resources.objects.faulty import Fault
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
 from tests.assets import writing
-from tests.assets.cycle import NAME, content, data_and_documents, deliver, objects, planes_in, reached, served, whole
+from tests.assets.cycle import (
+    NAME,
+    PLANES,
+    WHY,
+    content,
+    data_and_documents,
+    deliver,
+    faulty,
+    objects,
+    planes_in,
+    publish,
+    reached,
+    served,
+    whole,
+)
+from tests.assets.plain import build_without_spark
 from tests.servers.s3 import S3Server
 
 ROUNDS, WRITERS = 12, 2
@@ -68,3 +86,29 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
         assert content(DatasetStore(world.lake, NAME).version(ref.id)) == whole(ref.number)
     assert objects(world.lake, f"datasets/{NAME}/attempts/") == {}
     assert [writer.exitcode for writer in writers] == [0] * WRITERS
+
+
+@pytest.mark.parametrize("delivered", ["whole", "in part", "again"])
+def test_what_operators_do_meanwhile_costs_no_advance_and_is_not_undone(monkeypatch, delivered: str) -> None:
+    """Somebody pins the version served just before the nth request of an advance, for every n."""
+    build_without_spark(monkeypatch)
+    for nth in range(1, 100):
+        world = planes_in(lake_in(InMemoryStore()))
+        publish(world, 1)
+        if delivered == "in part":
+            world.mark(NAME, "v2", [0])
+        else:
+            deliver(world, 2 if delivered == "whole" else 1)
+        lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: DatasetStore(w.lake, NAME).pin("v1", **WHY)))
+        report = world.advance(PLANES, lake=lake)
+        assert report.action == {"whole": "sealed", "in part": "waiting", "again": "up-to-date"}[delivered]
+        manifest = DatasetStore(world.lake, NAME).require_manifest()
+        assert served(world.lake) == whole(1 if manifest.pin or delivered != "whole" else 2)
+        if delivered == "in part":
+            assert manifest.awaited is not None
+            assert manifest.awaited.version == "v2"
+        if len(lake.store.requests) < nth:
+            assert manifest.pin is None
+            return
+        assert manifest.pin is not None
+    raise AssertionError("an advance has less requests")
