@@ -324,7 +324,7 @@ def test_any_history_serves_one_whole_version(without_spark) -> None:
     run_state_machine_as_test(
         ToTheEnd,
         settings=settings(
-            max_examples=int(os.environ.get("ADJUNCT_HISTORIES", "30")),
+            max_examples=int(os.environ.get("ADJUNCT_HISTORIES", "20")),
             stateful_step_count=int(os.environ.get("ADJUNCT_STEPS", "50")),
             deadline=None,
             derandomize="ADJUNCT_HISTORIES" not in os.environ,
