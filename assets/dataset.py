@@ -159,7 +159,7 @@ def bounded_dataset(
     duplicates: Literal["last", "error"] = "last",
     validators: Sequence[Validator] = (),
     versions: VersionPartitions | None = None,
-    discard: DiscardPolicy = DiscardPolicy(),  # noqa: B008 - a frozen value
+    discard: DiscardPolicy | None = None,
     on_damage: Literal["fail", "previous"] = "fail",
     description: str = "",
     owners: str | Sequence[str] = (),
@@ -167,6 +167,7 @@ def bounded_dataset(
 ) -> AdjunctDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
 
+    `discard` unless given keeps the newest three versions, and all of them where they are partitions in Dagster.
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. See
     AdjunctDataset for the rest.
     """
@@ -187,7 +188,8 @@ def bounded_dataset(
         duplicates=duplicates,
         validators=tuple(validators),
         versions=versions,
-        discard=discard,
+        # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage.
+        discard=discard or DiscardPolicy(keep=3 if versions is None else None),
         on_damage=on_damage,
     )
 

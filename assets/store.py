@@ -137,11 +137,15 @@ class DatasetStore:
     def version_of_batch(self, version: str) -> DatasetView:
         """Return the version of this id that an open batch was begun with.
 
-        Also one that an erasure has rewritten since, which is kept as it was until that batch has ended.
+        Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
+        has ended: a part of its output may be written already, and the batch could never end with another version.
         """
         try:
             return self.version(version)
         except DatasetError:
+            withdrawn = self.require_manifest().ref(version)
+            if withdrawn is not None:
+                return self._view(self.log.read_version(withdrawn))
             document = f"{self.log.prefix}/versions/{version}-"
             for entry in self.require_manifest().doomed:
                 if entry.startswith(document):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assets.inputs import QuerySource
-from assets.report import ignore
+from assets.report import StageEvent, ignore
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -52,9 +54,29 @@ def advance_together(
     by: str,
     on_stage: OnStage = ignore,
 ) -> list[AdvanceReport]:
-    """Bring one dataset, or the members of one version set, up to date with their input; a report for each."""
+    """Bring one dataset, or the members of one version set, up to date with their input; a report for each.
+
+    Where a version was published, what the policy lets go by then is discarded: the last stage of its cycle.
+    """
     from assets import advance_dataset, advance_version_set
 
     if unit[0].version_set is not None:
-        return advance_version_set(lake, systems, unit, spark, by=by, on_stage=on_stage)
-    return [advance_dataset(lake, systems, unit[0], spark, by=by, on_stage=on_stage)]
+        reports = advance_version_set(lake, systems, unit, spark, by=by, on_stage=on_stage)
+    else:
+        reports = [advance_dataset(lake, systems, unit[0], spark, by=by, on_stage=on_stage)]
+    return [discard_after(lake, dataset, report, by, on_stage) for dataset, report in zip(unit, reports, strict=True)]
+
+
+def discard_after(
+    lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
+) -> AdvanceReport:
+    """Discard what a new version has made needless; return the report with the time that this took."""
+    from orchestration.retention import discard_all
+
+    if dataset.kind != "bounded" or not report.sealed:
+        return report
+    began = time.perf_counter()
+    discard_all(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)
+    took = time.perf_counter() - began
+    on_stage(StageEvent(dataset.name, None, "discard", took))
+    return replace(report, seconds={**report.seconds, "discard": took})

@@ -63,6 +63,17 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
     assert retained(planes) == ["v3"]
 
 
+def test_an_open_batch_ends_with_a_version_that_is_withdrawn_and_dropped_meanwhile(planes: World) -> None:
+    _, old = publish(planes, 1, 2)
+    begin(planes.lake, "delays", {NAME: old})
+    store = DatasetStore(planes.lake, NAME)
+    for change in (store.withdraw, store.drop):
+        change(old, reason="ticket 7", by="ada")
+        discard_all(planes.lake, AT_ONCE, by="test")
+        assert content(store.version_of_batch(old)) == whole(2)
+    assert served(planes.lake) == whole(1), "nobody else gets it"
+
+
 def test_the_batches_of_all_applications_count(planes: World) -> None:
     ids = publish(planes, 1, 2, 3, 4)
     first = begin(planes.lake, "delays", {NAME: ids[0]})
