@@ -34,7 +34,7 @@ def advance_dataset(
     bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
     """
     if spec.kind == "bounded":
-        from assets.bounded import advance_bounded
+        from assets.publishing.bounded import advance_bounded
 
         return advance_bounded(
             lake, systems, spec, spark, by=by, partition=partition, make_current=make_current, on_stage=on_stage

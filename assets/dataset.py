@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from assets.inputs import Input, QuerySource
+from assets.checking.validators import check_validators
 from assets.policies import DiscardPolicy, VersionPartitions
-from assets.validators import check_validators
+from assets.sources.inputs import Input, QuerySource
 from resources.errors import ConfigurationError
 from resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:
-    from assets.extractor import KeyValueExtractor
-    from assets.validators import Validator
+    from assets.checking.validators import Validator
+    from assets.sources.extractor import KeyValueExtractor
 
 Kind = Literal["bounded", "unbounded"]
 BY_OFFSET = ("source_partition", "source_offset")

@@ -7,13 +7,11 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from assets.build import check_declaration
-from assets.choosing import require_version
-from assets.leases import check_not_doomed
 from assets.log import NAMES, DatasetLog
-from assets.lookup import FileCache
 from assets.manifest import DatasetManifest, SealedVersion, VersionRef
-from assets.versions import (
+from assets.publishing.build import check_declaration
+from assets.publishing.choosing import require_version
+from assets.publishing.operations import (
     HistoryEntry,
     drop_version,
     force_version,
@@ -22,7 +20,9 @@ from assets.versions import (
     unpin_version,
     withdraw_version,
 )
-from assets.view import DatasetView
+from assets.reading.lookup import FileCache
+from assets.reading.view import DatasetView
+from assets.retention.leases import check_not_doomed
 from resources.errors import (
     DatasetError,
     DatasetNotFoundError,
@@ -34,9 +34,9 @@ from resources.errors import (
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
-    from assets.delivery import Awaiting
-    from assets.diff import VersionDiff
-    from assets.serving import ServedDataset
+    from assets.exchange.diff import VersionDiff
+    from assets.reading.serving import ServedDataset
+    from assets.sources.delivery import Awaiting
     from resources.objects.commit import Commit
     from resources.objects.lake import Lake
     from resources.streams.system import StreamSystem
@@ -81,7 +81,7 @@ class DatasetStore:
         `cache` is this store's unless given. `on_damage` is the declaration's, "fail" where only the name is known.
         See ServedDataset for leases.
         """
-        from assets.serving import ServedDataset
+        from assets.reading.serving import ServedDataset
 
         declared = self._spec.on_damage if self._spec is not None else "fail"
         return ServedDataset(
@@ -114,8 +114,8 @@ class DatasetStore:
 
         Builds and commits nothing. Needs the declaration, not only the name.
         """
-        from assets.delivery import Awaiting
-        from assets.source import open_source
+        from assets.sources.delivery import Awaiting
+        from assets.sources.opening import open_source
 
         assert self._spec is not None
         source = open_source(systems, self._spec, self._lake)
@@ -177,7 +177,7 @@ class DatasetStore:
 
         Raises VersionDiscardedError where one is discarded meanwhile: a `Lease` on both keeps that from happening.
         """
-        from assets.diff import diff_versions
+        from assets.exchange.diff import diff_versions
 
         views = self.version(old), self.version(new)
         try:

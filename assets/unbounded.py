@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.build import add, check_declaration, write_generation
 from assets.log import DatasetLog
 from assets.manifest import POSITION, Bootstrap, DatasetManifest, SealedVersion, layout_of
+from assets.publishing.build import add, check_declaration, write_generation
 from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
-from assets.source import Ranges, Source, as_stored, by_partition
+from assets.sources.opening import Ranges, Source, as_stored, by_partition
 from resources.errors import CommitConflict, DatasetError, OffsetOutOfRangeError
 from resources.streams.system import OFFSET
 

@@ -50,8 +50,8 @@ def compare(rounds: int, old: DatasetView, new: DatasetView) -> None:
     """Time the diff of two versions and the bare reading of both, in turns."""
     import pyarrow.parquet as pq
 
-    from assets.diff import diff_versions
-    from assets.handover import parquet_files
+    from assets.exchange.diff import diff_versions
+    from assets.exchange.handover import parquet_files
 
     def read(_: int) -> None:
         for view in (old, new):

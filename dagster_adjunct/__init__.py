@@ -26,23 +26,8 @@ from assets import (  # noqa: E402
     unbounded_dataset,
     version_set,
 )
-from assets.checks import Finding  # noqa: E402
-from assets.dataset import BY_OFFSET  # noqa: E402
-from assets.diff import ChangedEntry, VersionDiff, diff_versions  # noqa: E402
-from assets.discard import DiscardReport  # noqa: E402
-from assets.erasure import ErasureReport, find_keys, forget  # noqa: E402
-from assets.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
-from assets.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset  # noqa: E402
-from assets.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg  # noqa: E402
-from assets.inputs import Computation, FileSource, QuerySource  # noqa: E402
-from assets.key_search import KeySearch  # noqa: E402
-from assets.leases import Lease  # noqa: E402
-from assets.lookup import FileCache  # noqa: E402
-from assets.manifest import Verdict, VersionRef  # noqa: E402
-from assets.policies import DiscardPolicy, VersionPartitions  # noqa: E402
-from assets.report import StageEvent  # noqa: E402
-from assets.serving import ServedDataset  # noqa: E402
-from assets.validators import (  # noqa: E402
+from assets.checking.checks import Finding  # noqa: E402
+from assets.checking.validators import (  # noqa: E402
     Candidate,
     Validator,
     custom,
@@ -56,9 +41,24 @@ from assets.validators import (  # noqa: E402
     unique_keys,
     values_in,
 )
-from assets.verify import VerifyReport, verify_version  # noqa: E402
-from assets.versions import HistoryEntry  # noqa: E402
-from assets.watch import Watch  # noqa: E402
+from assets.checking.verify import VerifyReport, verify_version  # noqa: E402
+from assets.dataset import BY_OFFSET  # noqa: E402
+from assets.erasing.erasure import ErasureReport, find_keys, forget  # noqa: E402
+from assets.erasing.key_search import KeySearch  # noqa: E402
+from assets.exchange.diff import ChangedEntry, VersionDiff, diff_versions  # noqa: E402
+from assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset  # noqa: E402
+from assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg  # noqa: E402
+from assets.manifest import Verdict, VersionRef  # noqa: E402
+from assets.policies import DiscardPolicy, VersionPartitions  # noqa: E402
+from assets.publishing.operations import HistoryEntry  # noqa: E402
+from assets.reading.lookup import FileCache  # noqa: E402
+from assets.reading.serving import ServedDataset  # noqa: E402
+from assets.reading.watch import Watch  # noqa: E402
+from assets.report import StageEvent  # noqa: E402
+from assets.retention.discard import DiscardReport  # noqa: E402
+from assets.retention.leases import Lease  # noqa: E402
+from assets.sources.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
+from assets.sources.inputs import Computation, FileSource, QuerySource  # noqa: E402
 from orchestration import (  # noqa: E402
     AdjunctTranslator,
     Application,

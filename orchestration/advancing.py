@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assets.inputs import QuerySource
 from assets.report import StageEvent, ignore
+from assets.sources.inputs import QuerySource
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec, Definitions, define_asset_job, in_process_executor
 
-from assets.inputs import FileSource
+from assets.sources.inputs import FileSource
 from orchestration.advancing import made_by_partition, units_of
 from orchestration.asset_ops import outputs_asset
 from orchestration.dataset_ops import DatasetAsset, dataset_assets

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from assets.entries import schema_of_entries
+from assets.sources.entries import schema_of_entries
 from orchestration.counting import JoinCounts
 from orchestration.graph import Filter, Input, Join, Map, Operator, PartitionBy, SendToStream, SendToTable
 from orchestration.physical import check_join

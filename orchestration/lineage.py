@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from assets.inputs import FileSource
+from assets.sources.inputs import FileSource
 from orchestration.graph import Input, Join, SendToStream, SendToTable
 
 if TYPE_CHECKING:

@@ -89,8 +89,8 @@ def delivered_version(
 ) -> tuple[str | None, str]:
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
     from assets import DatasetStore
-    from assets.delivery import Awaiting
-    from assets.source import open_source
+    from assets.sources.delivery import Awaiting
+    from assets.sources.opening import open_source
 
     try:
         source = open_source(systems, dataset, lake)

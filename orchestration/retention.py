@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import list_datasets
-from assets.discard import DiscardReport, discard
+from assets.retention.discard import DiscardReport, discard
 from orchestration.batchlog import BatchLog, list_applications
 from resources.errors import AdjunctError
 

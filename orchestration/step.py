@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from assets import DatasetStore, DatasetView, current_versions
-from assets.leases import Lease
+from assets.retention.leases import Lease
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
 from orchestration.planner import ExecutionPlan

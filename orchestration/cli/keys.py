@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assets.keys import key_from_text
+from assets.reading.keys import key_from_text
 from resources.errors import ConfigurationError
 from resources.schema import Field
 

@@ -40,7 +40,7 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
 
 def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
     """Return the texts of a key as values of the types that the table's declaration gives its key columns."""
-    from assets.keys import key_from_text
+    from assets.reading.keys import key_from_text
     from resources.backends.values import Kind, declared_column
     from resources.schema import Field
 

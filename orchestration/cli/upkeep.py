@@ -14,7 +14,7 @@ from orchestration.cli.versions import duration, explained, who
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from assets.discard import DiscardReport
+    from assets.retention.discard import DiscardReport
     from resources.objects import Lake
 
 
@@ -37,8 +37,8 @@ def discard(
 ) -> None:
     """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
     from assets import DatasetStore, list_datasets
-    from assets.discard import discard as discard_one
     from assets.policies import DiscardPolicy
+    from assets.retention.discard import discard as discard_one
     from resources.objects import open_lake
 
     lake = open_lake(lake_url)
@@ -79,8 +79,8 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     Ends with exit code 1 when one is not.
     """
     from assets import open_dataset
-    from assets.leases import check_not_doomed
-    from assets.verify import verify_version
+    from assets.checking.verify import verify_version
+    from assets.retention.leases import check_not_doomed
     from resources.errors import VersionDiscardedError
     from resources.objects import open_lake
 
@@ -141,8 +141,8 @@ def forget(
     still holds a key: repeat it then.
     """
     from assets import open_dataset
-    from assets.erasure import forget as erase
-    from assets.keys import key_from_text
+    from assets.erasing.erasure import forget as erase
+    from assets.reading.keys import key_from_text
     from resources.objects import open_lake
     from resources.schema import Field
 

@@ -93,7 +93,7 @@ def show_versions(store: DatasetStore) -> None:
 
 def show_version(store: DatasetStore, version: str, *, json_output: bool) -> None:
     """Print one version: what it holds, where it came from, and what the validators said."""
-    from assets.choosing import require_version
+    from assets.publishing.choosing import require_version
 
     manifest = store.require_manifest()
     if manifest.declaration.kind == "unbounded":
@@ -241,7 +241,7 @@ def abandon(name: str, version: str, reason: str, by: str | None, lake_url: str 
 @as_json
 def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
     """Compare two versions: keys that were added, removed and changed, counted and sampled."""
-    from assets.diff import diff_versions
+    from assets.exchange.diff import diff_versions
 
     store = _store(lake_url, name)
     found = diff_versions(store.version(old), store.version(new), sample=sample)

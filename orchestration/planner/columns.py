@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assets.entries import schema_of_entries
+from assets.sources.entries import schema_of_entries
 from orchestration.declarations import plain_column, split_alias
 from resources.errors import PlanningError, SchemaMismatchError
 

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets import candidate
-from assets.delivery import Delivery
 from assets.log import Attempt
-from assets.stream_source import StreamSource
+from assets.publishing import candidate
+from assets.sources.delivery import Delivery
+from assets.sources.stream_source import StreamSource
 from resources.bucketing.files import BucketLayout, Generation
 from resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets
 from resources.objects import Lake

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow.parquet  # noqa: F401
 
 from assets import DatasetStore
-from assets.leases import Lease
-from assets.serving import ServedDataset
-from assets.view import DatasetView
+from assets.reading.serving import ServedDataset
+from assets.reading.view import DatasetView
+from assets.retention.leases import Lease
 from resources.errors import VersionDiscardedError
 from resources.objects import Lake, open_lake
 from resources.schema import Schema

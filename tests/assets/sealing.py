@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from assets.manifest import SealedVersion, layout_of
-from assets.view import DatasetView
+from assets.reading.view import DatasetView
 from resources.bucketing.files import Generation
 from resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from resources.objects.store import ObjectStore

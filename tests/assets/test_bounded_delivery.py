@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.delivery import Complete, MarkerSaid, Waiting, check_counts, next_delivery
+from assets.sources.delivery import Complete, MarkerSaid, Waiting, check_counts, next_delivery
 from resources.errors import MarkerConflictError
 from resources.streams import Marker, SystemStreamPartition
 

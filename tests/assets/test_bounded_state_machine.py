@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from assets import DatasetStore, DatasetView, abandon_version, bounded_dataset
-from assets import discard as discard_module
-from assets.discard import discard
-from assets.leases import Lease
 from assets.manifest import Verdict
 from assets.policies import DiscardPolicy
+from assets.retention import discard as discard_module
+from assets.retention.discard import discard
+from assets.retention.leases import Lease
 from resources.errors import DatasetError, ManifestMismatchError
 from resources.hashing import bucket_of
 from resources.objects import Lake

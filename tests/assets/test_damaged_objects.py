@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
-from assets.view import DatasetView
+from assets.reading.view import DatasetView
 from orchestration.failures import adjunct_error
 from resources.errors import ManifestMismatchError
 from resources.objects.local import LocalStore

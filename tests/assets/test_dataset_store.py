@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assets import DatasetStore, bounded_dataset, list_datasets, open_dataset
-from assets.keys import coerce_key, decode_key, key_from_text
+from assets.reading.keys import coerce_key, decode_key, key_from_text
 from resources.bucketing.files import encode_key
 from resources.errors import DatasetError, DatasetNotFoundError, MalformedDocumentError, SchemaMismatchError
 from resources.schema import Field, Schema

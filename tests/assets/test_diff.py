@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.compare import compare
-from assets.diff import VersionDiff, diff_versions
+from assets.exchange.compare import compare
+from assets.exchange.diff import VersionDiff, diff_versions
 from assets.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
-from assets.view import DatasetView
+from assets.reading.view import DatasetView
 from resources.bucketing.files import Generation
 from resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from resources.errors import ConfigurationError, DatasetError, ManifestMismatchError

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
-from assets import discard as discard_module
-from assets.discard import DiscardReport, Found, discard, plan_discard
-from assets.leases import Lease, LeaseInfo
 from assets.log import DatasetLog
 from assets.manifest import (
     Bootstrap,
@@ -24,6 +21,9 @@ from assets.manifest import (
     VersionRef,
 )
 from assets.policies import DiscardPolicy
+from assets.retention import discard as discard_module
+from assets.retention.discard import DiscardReport, Found, discard, plan_discard
+from assets.retention.leases import Lease, LeaseInfo
 from resources.bucketing.files import Generation
 from resources.errors import CommitConflict, DatasetError, DatasetNotFoundError, VersionDiscardedError
 from resources.objects import Lake, open_lake

@@ -14,8 +14,8 @@ from queue import Empty
 import pytest
 
 from assets import DatasetStore, bounded_dataset
-from assets.discard import DiscardReport, discard
 from assets.policies import DiscardPolicy
+from assets.retention.discard import DiscardReport, discard
 from resources.objects import open_lake
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assets import DatasetStore, advance_version_set, bounded_dataset, unbounded_dataset, version_set
-from assets.attempts import attempt_key
+from assets.checking.validators import Candidate, Finding, custom
+from assets.checking.verify import verify_version
 from assets.dataset import AdjunctDataset
-from assets.discard import discard
-from assets.erasure import ErasureReport, find_keys, forget
-from assets.leases import Lease
+from assets.erasing.erasure import ErasureReport, find_keys, forget
+from assets.erasing.redaction import CLEARED
 from assets.policies import DiscardPolicy
-from assets.redaction import CLEARED
-from assets.validators import Candidate, Finding, custom
-from assets.verify import verify_version
-from assets.view import DatasetView
+from assets.publishing.attempts import attempt_key
+from assets.reading.view import DatasetView
+from assets.retention.discard import discard
+from assets.retention.leases import Lease
 from resources.bucketing.files import unpack_footer
 from resources.errors import (
     AdjunctError,

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from assets import AdjunctDataset, bounded_dataset
-from assets.extractor import KeyValueExtractor, Projection, PythonExtractor, fits
-from assets.inputs import QuerySource
-from assets.python_extractor import _entries
+from assets.sources.extractor import KeyValueExtractor, Projection, PythonExtractor, fits
+from assets.sources.inputs import QuerySource
+from assets.sources.python_extractor import _entries
 from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from resources.schema import Schema
 from resources.spark_errors import find

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from assets import AdjunctDataset, bounded_dataset
-from assets.delivery import Awaiting, Delivery
-from assets.file_source import FileVersions
-from assets.inputs import FileSource
 from assets.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts, VersionRef
 from assets.policies import VersionPartitions
-from assets.source import open_source
+from assets.sources.delivery import Awaiting, Delivery
+from assets.sources.file_source import FileVersions
+from assets.sources.inputs import FileSource
+from assets.sources.opening import open_source
 from resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
 from resources.schema import Schema
 from tests.assets.conftest import World, no_spark

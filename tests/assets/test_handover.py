@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 import pytest
 
-from assets.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from assets.manifest import POSITION, TOMBSTONE, SealedVersion
-from assets.view import DatasetView
+from assets.reading.view import DatasetView
 from resources.bucketing.files import Generation
 from resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from resources.errors import ConfigurationError, DatasetError

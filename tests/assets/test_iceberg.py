@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets.discard import discard
-from assets.handover import parquet_files
-from assets.holds import hold, let_go
-from assets.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
-from assets.leases import all_leases
+from assets.exchange.handover import parquet_files
+from assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
 from assets.log import DatasetLog
 from assets.manifest import DatasetManifest, Declaration, VersionRef
 from assets.policies import DiscardPolicy
-from assets.view import DatasetView
+from assets.reading.view import DatasetView
+from assets.retention.discard import discard
+from assets.retention.holds import hold, let_go
+from assets.retention.leases import all_leases
 from resources.errors import (
     CommitConflict,
     ConfigurationError,

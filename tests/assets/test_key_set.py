@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets.key_set import KeySet
-from assets.redaction import CLEARED, redacted
+from assets.erasing.key_set import KeySet
+from assets.erasing.redaction import CLEARED, redacted
 from resources.bucketing.files import encode_key
 from resources.schema import Field, arrow_type
 

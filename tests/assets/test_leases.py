@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from assets import DatasetStore
-from assets import leases as leases_module
-from assets.discard import discard
-from assets.leases import Lease, all_leases, live_leases, store_now
 from assets.log import DatasetLog
 from assets.manifest import Bootstrap, DatasetManifest, Declaration
+from assets.retention import leases as leases_module
+from assets.retention.discard import discard
+from assets.retention.leases import Lease, all_leases, live_leases, store_now
 from resources.errors import DatasetNotFoundError, LeaseLostError, StoreUnavailableError, VersionDiscardedError
 from resources.objects import open_lake
 from resources.objects.faulty import Crash, Fault

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.lookup import FileCache
 from assets.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
-from assets.rowgroup import RowGroup
-from assets.view import DatasetView
+from assets.reading.lookup import FileCache
+from assets.reading.rowgroup import RowGroup
+from assets.reading.view import DatasetView
 from resources.bucketing import writer
 from resources.bucketing.files import Generation
 from resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -263,7 +263,7 @@ def test_without_a_footer_in_the_manifest_it_is_fetched_once() -> None:
 
 
 def test_a_footer_longer_than_the_first_try_is_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assets.lookup._TAIL", 100)
+    monkeypatch.setattr("assets.reading.lookup._TAIL", 100)
     view = view_of(numbers(100), NUMBERS, ["k"], partitions=1, footers=False)
     assert view.get(50) == {"k": 50, "v": 1}
 
@@ -303,7 +303,7 @@ def test_files_that_do_not_say_where_row_groups_begin_are_searched_by_their_stat
 ) -> None:
     schema = Schema.of(origin="string", hour="int", temp="int")
     rows = {(o, h): {"origin": o, "hour": h, "temp": h} for o in ("EWR", "JFK", "LGA") for h in range(50)}
-    monkeypatch.setattr("assets.lookup.GROUP_KEYS", b"unknown")
+    monkeypatch.setattr("assets.reading.lookup.GROUP_KEYS", b"unknown")
     view = view_of(rows, schema, ["origin", "hour"], partition_by=["origin"], partitions=2, group=7)
     assert {key: view.get(key) for key in rows} == rows
     assert view.get(("JFK", 50)) is None

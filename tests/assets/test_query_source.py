@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assets import AdjunctDataset, bounded_dataset
-from assets.delivery import Awaiting, Delivery
-from assets.inputs import Computation, QuerySource
 from assets.manifest import Abandoned, Delivered
 from assets.policies import VersionPartitions
-from assets.query_source import QueryVersions, _filled_in, _new_name
-from assets.source import open_source
+from assets.sources.delivery import Awaiting, Delivery
+from assets.sources.inputs import Computation, QuerySource
+from assets.sources.opening import open_source
+from assets.sources.query_source import QueryVersions, _filled_in, _new_name
 from resources.errors import DatasetError
 from resources.objects import InMemoryStore, Lake
 from resources.schema import Schema

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from assets import AdjunctDataset, DatasetStore, bounded_dataset
-from assets.discard import discard
-from assets.leases import all_leases
-from assets.lookup import FileCache
 from assets.policies import DiscardPolicy
-from assets.serving import ServedDataset
+from assets.reading.lookup import FileCache
+from assets.reading.serving import ServedDataset
+from assets.retention.discard import discard
+from assets.retention.leases import all_leases
 from resources.errors import (
     ConfigurationError,
     DatasetError,

@@ -13,11 +13,11 @@ import pytest
 
 from assets import AdjunctDataset, bounded_dataset
 from assets.dataset import BY_OFFSET
-from assets.delivery import Awaiting, Delivery, VersionSource
-from assets.extractor import Projection, PythonExtractor
-from assets.inputs import FileSource, QuerySource
 from assets.manifest import Abandoned, DatasetManifest, Delivered
-from assets.source import open_source
+from assets.sources.delivery import Awaiting, Delivery, VersionSource
+from assets.sources.extractor import Projection, PythonExtractor
+from assets.sources.inputs import FileSource, QuerySource
+from assets.sources.opening import open_source
 from resources.errors import (
     ConfigurationError,
     DatasetError,

@@ -14,11 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets import DatasetStore, bounded_dataset, candidate
-from assets.delivery import Delivery
-from assets.discard import discard
-from assets.file_source import FileVersions
-from assets.inputs import FileSource
+from assets import DatasetStore, bounded_dataset
+from assets.publishing import candidate
+from assets.retention.discard import discard
+from assets.sources.delivery import Delivery
+from assets.sources.file_source import FileVersions
+from assets.sources.inputs import FileSource
 from resources.objects import Lake, open_lake
 from resources.objects.faulty import Crash, Fault, FaultyStore
 from resources.streams.system import OFFSET, PARTITION, TOMBSTONE

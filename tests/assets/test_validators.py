@@ -15,8 +15,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from assets import bounded_dataset
-from assets.manifest import Verdict
-from assets.validators import (
+from assets.checking.validators import (
     Candidate,
     Check,
     Finding,
@@ -32,6 +31,7 @@ from assets.validators import (
     unique_keys,
     values_in,
 )
+from assets.manifest import Verdict
 from resources.errors import ConfigurationError, ManifestMismatchError, StoreUnavailableError
 from resources.objects.local import LocalStore
 from resources.objects.memory import InMemoryStore

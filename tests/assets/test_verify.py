@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets import verify
-from assets.view import DatasetView
+from assets.checking import verify
+from assets.reading.view import DatasetView
 from resources.bucketing.files import BucketFile
 from resources.objects.memory import InMemoryStore
 from resources.schema import Schema
@@ -169,7 +169,7 @@ def test_keys_of_every_type_are_in_order_and_in_their_buckets(
 
 
 def test_an_object_of_many_ranges_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assets.stored._CHUNK", 100)
+    monkeypatch.setattr("assets.reading.stored._CHUNK", 100)
     view = weather()
     assert problems(view) == []
     key, file = first_file(view)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
-from assets.discard import discard
 from assets.policies import DiscardPolicy
+from assets.retention.discard import discard
 from resources.errors import DatasetError
 from resources.objects import Lake
 from resources.objects.faulty import Crash, Fault, FaultyStore

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from assets import DatasetStore, bounded_dataset
-from assets.inputs import QuerySource
 from assets.manifest import Verdict
+from assets.sources.inputs import QuerySource
 from resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from resources.schema import Schema
 from tests.assets.conftest import World

@@ -17,8 +17,8 @@ import pyarrow.parquet  # noqa: F401
 import pytest
 
 from assets import advance_dataset
-from assets.discard import discard
 from assets.report import StageEvent
+from assets.retention.discard import discard
 from resources.errors import CommitConflict
 from resources.objects import Lake, open_lake
 from resources.objects.faulty import Fault, FaultyStore

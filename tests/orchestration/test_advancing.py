@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from assets import bounded_dataset, open_dataset, unbounded_dataset, version_set
-from assets.inputs import FileSource, QuerySource
 from assets.policies import VersionPartitions
+from assets.sources.inputs import FileSource, QuerySource
 from orchestration.advancing import units_of
 from orchestration.application import Application
 from orchestration.catalog import systems_for

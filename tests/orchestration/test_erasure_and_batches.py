@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from assets import DatasetStore, bounded_dataset
-from assets.erasure import forget
+from assets.erasing.erasure import forget
 from orchestration.application import Application
 from orchestration.retention import open_batches
 from orchestration.step import StepEvent

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from assets import AdjunctDataset, DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets import leases as leases_module
-from assets.leases import all_leases
 from assets.policies import DiscardPolicy
+from assets.retention import leases as leases_module
+from assets.retention.leases import all_leases
 from orchestration import step as step_module
 from orchestration.application import Application
 from orchestration.batchlog import BatchLog

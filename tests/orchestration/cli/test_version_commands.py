@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets.validators import min_rows
+from assets.checking.validators import min_rows
 from orchestration.cli.main import root
 from orchestration.cli.output import guarded
 from orchestration.cli.versions import expiry

@@ -19,11 +19,11 @@ from dagster import (
     build_sensor_context,
 )
 
-from assets.delivery import Delivery
-from assets.inputs import QuerySource
+from assets.checking.validators import min_rows
 from assets.policies import VersionPartitions
-from assets.query_source import QueryVersions
-from assets.validators import min_rows
+from assets.sources.delivery import Delivery
+from assets.sources.inputs import QuerySource
+from assets.sources.query_source import QueryVersions
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
 from resources.errors import StoreUnavailableError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from assets.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
-from assets.extractor import Projection
-from assets.inputs import FileSource, QuerySource
+from assets.sources.extractor import Projection
+from assets.sources.inputs import FileSource, QuerySource
 from orchestration.lineage import Node, source_of, sources_read
 from orchestration.planner import SPARK, StreamFacts, plan
 from resources.errors import PlanningError

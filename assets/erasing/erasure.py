@@ -1,0 +1,181 @@
+"""Erasure: keys that must not be stored any more are taken out of every retained version (data protection requests).
+
+    search    which retained versions, and which leftovers that nothing refers to, hold one of the keys
+    rewrite   each such version, as one of the same number and name with a new id, in a folder of its own
+    switch    one commit puts the new ones in the place of the old, wherever these stood, and dooms the old
+    delete    what is doomed and nobody holds; keys in past commits, verdicts and reasons are cleared
+    prove     every object of the dataset is opened and searched
+
+Repeat it until its report is complete: a run that died is taken up, and what was leased goes later. It can't reach
+what is not the dataset's: its input, outputs of applications that joined it, Dagster's own history. A later
+delivery that holds a key brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from assets.erasing.key_search import KeySearch, search_keys
+from assets.erasing.key_set import KeySet
+from assets.erasing.leftovers import clear_past, delete_superseded
+from assets.erasing.replacing import Replacing
+from assets.log import DatasetLog
+from assets.retention.discard import Judged, Roots, delete_doomed
+from assets.retention.leases import store_now
+from resources.errors import ConfigurationError, DatasetError, DatasetNotFoundError
+from resources.schema import Field
+
+if TYPE_CHECKING:
+    from assets.manifest import DatasetManifest
+    from resources.objects.lake import Lake
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A version that held some of the keys, and the one that took its place. `rows` is how many entries went."""
+
+    old: str
+    new: str
+    name: str | None
+    state: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """What one erasure did. `keys` is how many were asked for; they themselves stand nowhere in it.
+
+    `redacted` counts documents from which keys were cleared, `deleted` the objects that were deleted. `pending` is
+    what still holds a key because somebody uses it, and who. `not_erased` names what is not the dataset's to erase.
+    """
+
+    dataset: str
+    keys: int
+    reason: str
+    by: str
+    rewritten: tuple[Rewritten, ...]
+    redacted: int
+    deleted: int
+    pending: tuple[Judged, ...]
+    proof: KeySearch
+    not_erased: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the search found none of the keys in anything that the dataset stores."""
+        return self.proof.clean
+
+    def summary(self) -> str:
+        """Return the outcome in one line, for logs."""
+        rows = sum(each.rows for each in self.rewritten)
+        said = [f"dataset {self.dataset}: {self.keys} key(s), {rows} entries of {len(self.rewritten)} versions erased"]
+        said += [f"{self.proof.objects} objects with {self.proof.rows:,} rows searched"]
+        if self.complete:
+            return "; ".join([*said, "none of the keys is left"])
+        held = [f"{each.what}: {each.reason}" for each in self.pending]
+        left = [*held, *map(str, (*self.proof.found, *self.proof.unsearched))]
+        return "; ".join([*said, "NOT complete", *left])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {
+            "rewritten": [{name: getattr(each, name) for name in each.__slots__} for each in self.rewritten],
+            "pending": [{"what": each.what, "reason": each.reason} for each in self.pending],
+            "proof": self.proof.to_json(),
+            "not_erased": list(self.not_erased),
+            "complete": self.complete,
+        }
+
+
+def forget(
+    lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str, roots: Roots = dict
+) -> ErasureReport:
+    """Take these keys, given as for `get`, out of everything that a bounded dataset stores, and prove it by a search.
+
+    `roots` gives, by version id, why applications still need a version (their open batches), as for `discard`.
+    Readers of the old versions keep them until they let go; the report names them, and a later erasure or discard
+    deletes what they held. Raises DatasetNotFoundError, SchemaMismatchError (a key of another type), DatasetError
+    for an unbounded dataset, and ManifestMismatchError where a damaged file can't be rewritten: nothing is erased
+    then.
+    """
+    log = DatasetLog(lake, dataset)
+    wanted = _wanted(_manifest(log), keys, reason, by)
+    work = Replacing(log, wanted, by)
+    manifest = work.commit(reason)
+    spared, objects = delete_doomed(log, manifest, roots, store_now(lake, dataset), by=by)
+    superseded = delete_superseded(log)
+    made = work.made(manifest)
+    past = clear_past(log, wanted)
+    proof = search_keys(log, wanted)
+    return ErasureReport(
+        dataset=dataset,
+        keys=len(wanted),
+        reason=reason,
+        by=by,
+        rewritten=tuple(
+            Rewritten(each.old.id, each.new.id, each.new.name, each.new.state, each.rows) for each in made if each.rows
+        ),
+        redacted=past + sum(not each.rows for each in made),
+        deleted=len(objects) + superseded,
+        pending=tuple(each for each in (*spared, *work.leftovers.builds) if _explains(each, proof)),
+        proof=proof,
+        not_erased=_not_erased(lake, manifest),
+    )
+
+
+def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
+    """Say where a dataset stores these keys, given as for `get`, without changing anything."""
+    log = DatasetLog(lake, dataset)
+    return search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(_manifest(log)), keys))
+
+
+def _manifest(log: DatasetLog) -> DatasetManifest:
+    manifest = log.read()[1]
+    if manifest is None:
+        raise DatasetNotFoundError(
+            f"dataset {log.name!r} has no commit in {log.lake.url}.", "Check the name and the lake."
+        )
+    return manifest
+
+
+def _wanted(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str) -> KeySet:
+    what = f"dataset {manifest.name!r}"
+    if manifest.declaration.kind != "bounded":
+        raise DatasetError(
+            f"{what} is unbounded: its entries follow a change stream, and only bounded datasets can forget keys.",
+            "Send tombstones for the keys on its stream; versions made before them keep the keys until they go.",
+        )
+    wanted = KeySet.of(what, _key_fields(manifest), keys)
+    if not len(wanted):
+        raise ConfigurationError(f"{what} is to forget no keys.", "Name one or more.")
+    for said, given in (("a reason", reason), ("who does it", by)):
+        if not given.strip():
+            raise ConfigurationError(f"an erasure in {what} does not say {said}.", "Pass reason=… and by=….")
+    texts = KeySet(wanted.fields, frozenset(key for key in wanted.keys if any(isinstance(v, str) for v in key)))
+    if texts.named_in(reason):
+        raise ConfigurationError(
+            f"{what}: the reason of an erasure names a key that is to be forgotten, and would keep it.",
+            "Name the request instead: its number or date.",
+        )
+    return wanted
+
+
+def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
+    declared = manifest.declaration
+    return tuple(Field(name, kind) for name, kind in zip(declared.key, declared.key_types, strict=True))
+
+
+def _explains(held: Judged, proof: KeySearch) -> bool:
+    """Whether the search met keys in what is held: in a folder's files, or in the record or document of its attempt."""
+    attempt = held.what.rsplit("/", 1)[1]
+    return any(attempt in each.object for each in (*proof.found, *proof.unsearched))
+
+
+def _not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
+    left = [f"the input: {manifest.declaration.input}", "outputs of applications that joined this dataset"]
+    if lake.url.startswith("s3://"):
+        left.append(f"older object versions in {lake.url}, if the bucket keeps them")
+    return tuple(left)

@@ -1,0 +1,1 @@
+"""Versions compared with each other and handed to other engines."""

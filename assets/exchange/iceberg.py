@@ -1,0 +1,217 @@
+"""Versions registered as snapshots of an Iceberg table, by PyIceberg: metadata only, no row is written or copied.
+
+The table's snapshots refer to the lake's own files, so every version that one of them holds is held in the lake too
+(`retention/holds.py`) and not discarded. Expire snapshots in the catalogue: the next registration lets theirs go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assets.exchange.handover import engine, whole_files
+from assets.log import DatasetLog
+from assets.retention.holds import hold, let_go
+from resources.errors import CommitConflict, CommitStateUnknown, ConfigurationError, DatasetError, ManifestMismatchError
+from resources.objects.arrow_fs import location
+from resources.objects.lake import lake_in
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table, Transaction
+
+    from assets.reading.view import DatasetView
+    from resources.objects.lake import Lake
+
+DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
+GARBAGE = "gc.enabled"
+_TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSnapshot:
+    """A version as a snapshot of an Iceberg table. `files` are the lake's own; `new` says that this call made it."""
+
+    table: str
+    snapshot_id: int
+    dataset: str
+    version: str
+    files: tuple[str, ...]
+    new: bool
+
+
+def register_in_iceberg(
+    view: DatasetView, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
+) -> IcebergSnapshot:
+    """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
+
+    The table is created on first use; its namespace must be there. The files of the version before are taken out and
+    those of this one put in, as `add_files` does it, in a single snapshot: earlier ones stay for time travel. Columns
+    that the version has more are added to the table. The snapshot's summary names dataset and version, and holds
+    `properties` too. If the version is current already, nothing is done.
+
+    Raises DatasetError for a version that can't be handed over (see `parquet_files`) or is not sealed, for a table
+    that is not this dataset's, and for columns that went or changed their type; CommitConflict when somebody else
+    changed the table meanwhile; ConfigurationError where PyIceberg is not installed.
+    """
+    engine("pyiceberg.table", extra="iceberg")
+    lake = lake_in(view.store)
+    _check_sealed(view, lake)
+    paths = tuple(location(stored.store, stored.key) for stored in whole_files(view))
+    if view.sealed.positioned:
+        raise DatasetError(
+            f"dataset {view.dataset!r}, version {view.version}: its files hold columns of Adjunct's own beside those "
+            "of the dataset, which an Iceberg table would have to have too.",
+            "Hand over a version of a bounded dataset, or use pyarrow_dataset, duckdb_view or polars_frame.",
+        )
+    table = _table(view, catalog, identifier)
+    _check_columns(view, table, identifier)
+    holder = _holder(identifier)
+    hold(lake, view.dataset, view.version, holder=holder)
+    current = table.current_snapshot()
+    new = (
+        current is None or current.summary is None or current.summary.additional_properties.get(VERSION) != view.version
+    )
+    if new:
+        _commit(view, table, identifier, paths, dict(properties or {}))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    let_go(lake, view.dataset, holder=holder, keep={view.version, *_versions(table)})
+    return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
+
+
+def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
+    """Let go of all versions held for an Iceberg table that is dropped, and return them.
+
+    They may be discarded from now on, and snapshots that still refer to them become unreadable.
+    """
+    return let_go(lake, dataset, holder=_holder(identifier))
+
+
+def _holder(identifier: str) -> str:
+    return f"Iceberg table {identifier}"
+
+
+def _check_sealed(view: DatasetView, lake: Lake) -> None:
+    manifest = DatasetLog(lake, view.dataset).read()[1]
+    ref = manifest.ref(view.version) if manifest is not None else None
+    if ref is not None and ref.state != "sealed":
+        raise DatasetError(
+            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}), and not to be read.",
+            "Register a sealed version.",
+        )
+
+
+def _table(view: DatasetView, catalog: Catalog, identifier: str) -> Table:
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
+
+    try:
+        try:
+            table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            table = catalog.create_table(identifier, schema=view.schema.to_arrow(), properties={DATASET: view.dataset})
+    except TableAlreadyExistsError:  # somebody else made it just now
+        table = catalog.load_table(identifier)
+    except NoSuchNamespaceError as error:
+        namespace = identifier.rpartition(".")[0]
+        raise ConfigurationError(
+            f"the catalogue has no namespace {namespace!r} for the table {identifier!r}.",
+            f"Create it: catalog.create_namespace({namespace!r}).",
+        ) from error
+    owner = table.properties.get(DATASET)
+    if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
+        raise DatasetError(
+            f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
+            f"registering dataset {view.dataset!r} would replace.",
+            "Choose another table.",
+        )
+    return table
+
+
+def _check_columns(view: DatasetView, table: Table, identifier: str) -> None:
+    """Refuse a version without a column of the table, or with another type, unless it was in the table before."""
+    theirs = {field.name: str(field.field_type) for field in table.schema().fields}
+    mine = {field.name: _iceberg_type(field.type) for field in view.schema.fields}
+    returns = view.version in _versions(table)
+    wrong = [f"{name} ({kind}) is missing" for name, kind in theirs.items() if name not in mine and not returns]
+    wrong += [
+        f"{name} is {mine[name]}, expected {kind}" for name, kind in theirs.items() if mine.get(name, kind) != kind
+    ]
+    if wrong:
+        raise DatasetError(
+            f"dataset {view.dataset!r}, version {view.version} does not fit the Iceberg table {identifier!r}: "
+            f"{'; '.join(wrong)}.",
+            "Columns can only be added. Register this version in a new table.",
+        )
+
+
+def _commit(
+    view: DatasetView, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]
+) -> None:
+    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
+    from pyiceberg.table import TableProperties
+
+    summary = {**properties, DATASET: view.dataset, VERSION: view.version}
+    if view.sealed.name is not None:
+        summary[NAME] = view.sealed.name
+    leaving = [task.file for task in table.scan().plan_files()]
+    try:
+        with table.transaction() as transaction:
+            with transaction.update_schema() as update:
+                update.union_by_name(view.schema.to_arrow())
+            # The files are the lake's: engines that expire snapshots or drop the table must not delete them.
+            wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
+            if transaction.table_metadata.name_mapping() is None:
+                # The files have no field ids, so readers find columns by this.
+                mapping = transaction.table_metadata.schema().name_mapping
+                wanted[TableProperties.DEFAULT_NAME_MAPPING] = mapping.model_dump_json()
+            transaction.set_properties(wanted)
+            arriving = _data_files(view, table, transaction, paths)
+            # One snapshot: to delete first and then to add would leave one without rows between the two.
+            with transaction.update_snapshot(summary).overwrite() as snapshot:
+                for file in leaving:
+                    snapshot.delete_data_file(file)
+                for file in arriving:
+                    snapshot.append_data_file(file)
+    except CommitStateUnknownException as error:
+        raise CommitStateUnknown(
+            f"the catalogue did not say whether version {view.version} is in the Iceberg table {identifier!r} now.",
+            "Register it again: what is there already is not done twice.",
+        ) from error
+    except (CommitFailedException, ValidationException) as error:
+        raise CommitConflict(
+            f"the Iceberg table {identifier!r} was changed by somebody else while version {view.version} of dataset "
+            f"{view.dataset!r} was registered ({error}).",
+            "Nothing was registered. Look at what the table holds, and register again.",
+        ) from error
+
+
+def _data_files(view: DatasetView, table: Table, transaction: Transaction, paths: tuple[str, ...]) -> list[DataFile]:
+    """Return what Iceberg is to know of the files, from their footers."""
+    from pyiceberg.io.pyarrow import parquet_files_to_data_files
+
+    try:
+        found = list(parquet_files_to_data_files(table.io, transaction.table_metadata, iter(paths)))
+    except (OSError, ValueError) as error:
+        raise ManifestMismatchError(
+            f"dataset {view.dataset!r}, version {view.version}: a file can't be read by PyIceberg: {error}.",
+            "See that the catalogue's settings reach the lake (s3.endpoint, credentials), and that the version is "
+            "whole: adjunct dataset verify.",
+        ) from error
+    for stored, file in zip(whole_files(view), found, strict=True):
+        if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
+            raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
+    return found
+
+
+def _versions(table: Table) -> set[str]:
+    """Return the versions that the table's snapshots hold."""
+    summaries = [snapshot.summary for snapshot in table.snapshots()]
+    return {s.additional_properties[VERSION] for s in summaries if s and VERSION in s.additional_properties}
+
+
+def _iceberg_type(kind: str) -> str:
+    """Return Iceberg's name of a Spark simple type name; Iceberg has no whole numbers shorter than `int`."""
+    return _TYPES.get(kind, kind.replace(",", ", "))

@@ -1,0 +1,307 @@
+"""Bounded datasets: versions that arrive, are built and checked beside the one served, and then switch.
+
+    collect -> build -> unchanged? stop -> validate -> seal -> switch
+
+The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
+version and the offsets where they were, and the next advance takes up from there: a build that was finished is
+not repeated. A version that is refused for reasons of its data is kept aside as rejected, and does not block the
+next one. Behaviour: SAMZA-1278, "Bounded dataset"; rules 5, 6, 10 and 12 of the design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from assets.log import DatasetLog
+from assets.manifest import Abandoned, Awaited, Change, DatasetManifest
+from assets.publishing.build import add, check_declaration
+from assets.publishing.candidate import Built, build_candidate, validate_candidate
+from assets.publishing.operations import expire_pins
+from assets.publishing.publish import declared, leave, publish
+from assets.publishing.version_set import join_version_set
+from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
+from assets.sources.delivery import Awaiting, Delivery
+from assets.sources.inputs import QuerySource
+from assets.sources.opening import open_source
+from resources.errors import ConfigurationError, DatasetError, MarkerConflictError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.sources.delivery import VersionSource
+    from resources.objects.lake import Lake
+    from resources.streams.system import StreamSystem
+
+
+def advance_bounded(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    partition: str | None = None,
+    make_current: bool = False,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Publish every version that is complete, in order, and say what the next one waits for.
+
+    `systems` are the stream systems by name; `by` says in the commits who did it. `spark` is called only if there
+    are records to build from. `partition` asks for the version of this name, where the dataset declares version
+    partitions; an older one is kept beside what is served unless `make_current`. Raises MarkerConflictError when
+    markers contradict each other, DatasetError (a changed declaration), and CommitConflict when another writer
+    was first; what is served stays served.
+    """
+    if spec.version_set is not None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
+            "Advance the set with all its members: advance_version_set(lake, systems, members, …).",
+        )
+    _check_partition(spec, partition)
+    return _Cycle(lake, systems, (spec,), spark, by, on_stage, partition, make_current).run()[0]
+
+
+def advance_version_set(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    specs: Sequence[AdjunctDataset],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_stage: OnStage = ignore,
+) -> list[AdvanceReport]:
+    """Publish every version that all members of a version set have delivered, each in one commit; a report a member.
+
+    A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
+    MarkerConflictError when the members' next versions have different names.
+    """
+    names = {spec.version_set for spec in specs}
+    if len(names) != 1 or None in names or len(specs) < 2:
+        raise ConfigurationError(
+            f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set.",
+            "Declare them with version_set(NAME, …) and pass what it returns.",
+        )
+    join_version_set(lake, str(names.pop()), [spec.name for spec in specs], by=by)
+    return _Cycle(lake, systems, specs, spark, by, on_stage, None, False).run()
+
+
+def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
+    """End a version that can't be completed: its markers close nothing from now on, and the next one can seal.
+
+    Records that end with one of its markers are dropped. A version that is sealed stays as it is, and what is
+    delivered under its name again is dropped unread, whatever its markers say. Safe to repeat.
+    """
+    ended = Abandoned(name=version, reason=reason, by=by, at=datetime.now(UTC))
+    change = Change(action="abandon", version=version, reason=reason)
+
+    def abandon(manifest: DatasetManifest) -> DatasetManifest | None:
+        if any(each.name == version for each in manifest.abandoned):
+            return None
+        awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
+        return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
+
+    DatasetLog(lake, dataset).transact(abandon, by=by)
+
+
+@dataclass
+class Member:
+    """One dataset while it advances: alone, or with the other members of its version set.
+
+    `manifest` is what is decided on, `committed` what stands in the lake. `others` are the markers that other
+    members of the set lack for the version that this one has.
+    """
+
+    spec: AdjunctDataset
+    log: DatasetLog
+    source: VersionSource
+    manifest: DatasetManifest
+    stages: Stages
+    sealed: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    committed: DatasetManifest | None = None
+    last: Built | None = None
+    awaiting: Awaiting | None = None
+    others: tuple[str, ...] = ()
+
+
+class _Cycle:
+    def __init__(
+        self,
+        lake: Lake,
+        systems: Mapping[str, StreamSystem],
+        specs: Sequence[AdjunctDataset],
+        spark: Callable[[], SparkSession],
+        by: str,
+        on_stage: OnStage,
+        partition: str | None,
+        make_current: bool,
+    ) -> None:
+        self._spark, self._by, self._make_current = spark, by, make_current
+        # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
+        self._once = partition is not None or any(isinstance(spec.input, QuerySource) for spec in specs)
+        self._members = []
+        first = DatasetLog(lake, specs[0].name)
+        self._commit, manifests = first.read_all()
+        _check_membership(specs, manifests)
+        if expire_pins(first, manifests, datetime.now(UTC), by=by):
+            self._commit, manifests = first.read_all()
+        for spec in specs:
+            stages = Stages(spec.name, on_stage)
+            with stages("collect"):
+                log = DatasetLog(lake, spec.name)
+                source = open_source(systems, spec, lake, partition=partition)
+                committed = manifests.get(spec.name)
+                manifest = committed or source.first_manifest()
+                check_declaration(spec.name, manifest.declaration, source.declaration)
+                manifest = declared(manifest, spec)
+                self._members.append(Member(spec, log, source, manifest, stages, committed=committed))
+
+    def run(self) -> list[AdvanceReport]:
+        while (deliveries := self._next()) is not None:
+            built = [
+                build_candidate(member, deliveries[member.spec.name], self._spark, by=self._by)
+                for member in self._members
+                if member.spec.name in deliveries
+            ]
+            for candidate in built:
+                validate_candidate(candidate, self._spark)
+            self._commit = publish(self._commit, self._members, built, by=self._by, make_current=self._make_current)
+        return [self._report(member) for member in self._members]
+
+    def _next(self) -> dict[str, Delivery] | None:
+        try:
+            return self._delivered()
+        except MarkerConflictError:
+            # Without a commit, the version that stands in the way can't be abandoned.
+            for member in self._members:
+                if member.committed is None:
+                    at, awaited = member.manifest.offsets, member.manifest.awaited
+                    self._commit = leave(self._commit, self._members, member, at, awaited, by=self._by)
+            raise
+
+    def _delivered(self) -> dict[str, Delivery] | None:
+        """Return what every member has delivered whole, None when one still waits; by then that is recorded."""
+        if self._once and any(member.last is not None for member in self._members):
+            for member in self._members:
+                member.awaiting = Awaiting(None, (), member.manifest.offsets, idle=True)
+            return None
+        found = {member.spec.name: member.source.next(member.manifest) for member in self._members}
+        complete = {name: each for name, each in found.items() if isinstance(each, Delivery)}
+        for version in {each.version for each in complete.values()}:
+            here = {name: each for name, each in complete.items() if each.version == version}
+            # A member that had this version before it joined the set is not waited for.
+            if all(version in _names(self._member(name).manifest) for name in found.keys() - here.keys()):
+                return here
+        _check_one_version(complete)
+        waiting = {name: each for name, each in found.items() if isinstance(each, Awaiting)}
+        begun = next((each.version for each in complete.values()), None)
+        for name in complete:
+            self._member(name).others = tuple(marker for each in waiting.values() for marker in each.missing)
+        for name, each in waiting.items():
+            member = self._member(name)
+            member.awaiting = replace(each, idle=each.idle and not complete)
+            member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
+            awaited = _awaited(member.manifest, each, begun)
+            self._commit = leave(self._commit, self._members, member, each.offsets, awaited, by=self._by)
+        return None
+
+    def _member(self, name: str) -> Member:
+        return next(member for member in self._members if member.spec.name == name)
+
+    def _report(self, member: Member) -> AdvanceReport:
+        manifest, version = member.manifest, member.manifest.version
+        idle = member.awaiting is not None and member.awaiting.idle and version is not None
+        action: Action = "waiting"
+        notes = []
+        if member.sealed:
+            action = "sealed"
+        elif member.rejected:
+            action = "rejected"
+        elif member.unchanged:
+            action = "unchanged"
+            notes.append("the version delivered equals the current one")
+        elif idle:
+            action = "up-to-date"
+            notes.append("nothing new was delivered")
+        for ref in (manifest.ref(rejected) for rejected in member.rejected):
+            if ref is not None:
+                notes.append(f"version {ref.name!r} is rejected: {ref.reason}")
+        waiting = member.others or (member.awaiting.missing if member.awaiting and not idle else ())
+        if waiting:
+            begun = member.awaiting.version if member.awaiting else None
+            wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
+            notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
+        if manifest.pin is not None:
+            notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
+        looked_at = member.last.version if member.last and member.last.version else version
+        return AdvanceReport(
+            dataset=manifest.name,
+            kind="bounded",
+            action=action,
+            version=None if version is None else version.id,
+            sealed=tuple(member.sealed),
+            rejected=tuple(member.rejected),
+            evaluated=looked_at.id if looked_at else None,
+            verdicts=looked_at.verdicts if looked_at else (),
+            rows=None if version is None else version.rows,
+            counters=member.counters,
+            offsets=manifest.offsets,
+            waiting=waiting,
+            waiting_since=manifest.awaited.since if manifest.awaited and waiting else None,
+            seconds=member.stages.seconds,
+            schema=member.source.schema if version is None else version.columns,
+            note="; ".join(notes),
+        )
+
+
+def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
+    if partition is not None and spec.versions is None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} declares no version partitions, and version {partition!r} of it is asked for.",
+            "Declare them with versions=VersionPartitions(…), or advance it without a partition.",
+        )
+    if partition is not None and spec.stream is not None:
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is made from the stream {spec.stream}, whose markers name the versions.",
+            "Advance it without a partition: what the stream holds is published in its order.",
+        )
+
+
+def _check_membership(specs: Sequence[AdjunctDataset], manifests: Mapping[str, DatasetManifest]) -> None:
+    if specs[0].version_set is None and len(manifests) > 1:
+        others = ", ".join(sorted(set(manifests) - {specs[0].name}))
+        raise DatasetError(
+            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
+            "Declare it with version_set(NAME, …) as before, or under a new name.",
+        )
+
+
+def _check_one_version(complete: Mapping[str, Delivery]) -> None:
+    versions = {each.version for each in complete.values()}
+    if len(versions) > 1:
+        said = "; ".join(f"{name}: {each.version!r}" for name, each in complete.items())
+        raise MarkerConflictError(
+            f"the members of one version set have delivered different versions as the next ({said}).",
+            "If one of them has no counterpart in the other members, abandon it there: "
+            "adjunct dataset abandon DATASET VERSION --reason ….",
+        )
+
+
+def _names(manifest: DatasetManifest) -> set[str]:
+    """Return the versions that this dataset has taken in. One that it abandoned is not: the set never has it whole."""
+    return {*manifest.known, *(done.name for done in manifest.delivered)}
+
+
+def _awaited(manifest: DatasetManifest, awaiting: Awaiting, others: str | None) -> Awaited | None:
+    """Return what to remember of a wait: for which version, and since when. `others` have it whole in the set."""
+    if awaiting.idle and others is None:
+        return None
+    before, version = manifest.awaited, awaiting.version or others
+    since = before.since if before is not None and before.version == version else datetime.now(UTC)
+    return Awaited(version=version, missing=awaiting.missing, since=since)

@@ -1,0 +1,241 @@
+"""What operators do to versions: pin, unpin, roll back, withdraw, force, drop. Each is one commit.
+
+Decisions are made on manifests alone and repeated when somebody else commits between. In a version set an
+operation moves all members to the version of the same name, in the same commit (rule 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from assets.manifest import Change, DatasetManifest, Pin, SealedVersion, VersionRef
+from assets.publishing.choosing import choose_versions, heads_without, names_of
+from resources.errors import ConfigurationError, DatasetError
+
+if TYPE_CHECKING:
+    from assets.log import DatasetLog, Manifests
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One commit of a dataset: what was done to which version, by whom, when and why, and what was served after."""
+
+    number: int
+    at: datetime
+    by: str
+    action: str
+    version: str | None
+    reason: str
+    served: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON-able values."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"at": self.at.isoformat()}
+
+
+def pin_version(
+    log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
+) -> DatasetManifest:
+    """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
+    _explained("pin", version, reason, by)
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise ConfigurationError(f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.")
+
+    def pin(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+        held = Pin(version=ref.id, reason=reason, by=by, at=datetime.now(UTC), expires_at=expires_at)
+        return serve(log_of(log, manifest), manifest, pin=held, change=_change("pin", ref, reason))
+
+    return _on_each(log, version, pin, by=by, sealed=True)
+
+
+def unpin_version(log: DatasetLog, *, reason: str, by: str) -> DatasetManifest:
+    """Serve again what the last switch chose. Without a pin nothing is done."""
+    _explained("unpin", "", reason, by)
+
+    def unpin(manifests: Manifests) -> Manifests | None:
+        pinned = {name: m for name, m in manifests.items() if m.pin is not None}
+        return {name: _unpinned(log_of(log, m), m, reason) for name, m in pinned.items()} or None
+
+    return log.transact_all(unpin, by=by)[log.name]
+
+
+def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
+    """Return the manifest without its pin if that has expired, else the manifest itself; commits nothing."""
+    return _unpinned(log, manifest, "expired") if _expired(manifest, now) else manifest
+
+
+def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
+    """Take away the pins that have expired, of all members of a version set in one commit; return whether any had.
+
+    `manifests` are those read last: where no pin of them has expired, no request is made.
+    """
+    if not any(_expired(manifest, now) for manifest in manifests.values()):
+        return False
+
+    def expire(fresh: Manifests) -> Manifests | None:
+        after = {name: expire_pin(log_of(log, m), m, now) for name, m in fresh.items()}
+        return {name: m for name, m in after.items() if m is not fresh[name]} or None
+
+    log.transact_all(expire, by=by)
+    return True
+
+
+def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> DatasetManifest:
+    """Serve an earlier version from now on (None: the sealed one before), until the next one seals."""
+    _explained("rollback", to or "", reason, by)
+
+    def back(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+        if manifest.pin is not None:
+            raise DatasetError(
+                f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
+                f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
+                f"Unpin it first: adjunct dataset unpin {manifest.name}.",
+            )
+        return serve(log_of(log, manifest), manifest, head=ref.id, change=_change("rollback", ref, reason))
+
+    return _on_each(log, to, back, by=by, sealed=True)
+
+
+def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
+    """Never serve this version again. What was served before it takes its place; a pin to it ends.
+
+    Of the other members of a version set goes what was delivered under this name and no other.
+    """
+    _explained("withdraw", version, reason, by)
+
+    def withdraw(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        gone = {
+            name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
+            for name, ref in chosen.items()
+            if ref.state != "withdrawn" and (name == log.name or len(names_of(manifests[name], ref)) < 2)
+        }
+        without = {name: _with(m, gone.get(name)) for name, m in manifests.items()}
+        heads = heads_without(manifests, without, log.name)
+        unpinned = any(
+            m.pin is not None and name in gone and m.pin.version == gone[name].id for name, m in manifests.items()
+        )
+        after = {
+            name: serve(
+                log_of(log, m), m, versions=without[name], head=heads[name], pin=None if unpinned else m.pin,
+                change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
+            )
+            for name, m in manifests.items()
+            if name in gone or heads[name] != m.head or (unpinned and m.pin is not None)
+        }  # fmt: skip
+        return after or None
+
+    return log.transact_all(withdraw, by=by)[log.name]
+
+
+def force_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
+    """Publish a rejected version after all, on the word of whoever gives the reason."""
+    _explained("force", version, reason, by)
+
+    def force(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+        if ref.state != "rejected":
+            raise DatasetError(
+                f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
+                f"See adjunct dataset versions {manifest.name}; an older sealed one is served again with rollback.",
+            )
+        log_of(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
+        forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
+        return serve(
+            log_of(log, manifest), manifest, versions=_with(manifest, forced), head=ref.id,
+            change=_change("force", ref, reason),
+        )  # fmt: skip
+
+    return _on_each(log, version, force, by=by)
+
+
+def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
+    """Forget a rejected or withdrawn version; the next discard deletes its files."""
+    _explained("drop", version, reason, by)
+
+    def drop(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        ref = chosen[log.name]
+        if ref.state == "sealed":
+            raise DatasetError(
+                f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
+                "Withdraw it first if it must not be served; sealed versions go by the discard policy.",
+            )
+        return {
+            name: _dropped(manifests[name], each, reason) for name, each in chosen.items() if each.state != "sealed"
+        }
+
+    return log.transact_all(drop, by=by)[log.name]
+
+
+# -- what they share
+
+
+def serve(log: DatasetLog, manifest: DatasetManifest, **changes: Any) -> DatasetManifest:
+    """Return the manifest with these changes and, in it, the version that follows from its pin and head."""
+    pin: Pin | None = changes.get("pin", manifest.pin)
+    wanted: str | None = pin.version if pin is not None else changes.get("head", manifest.head)
+    known: SealedVersion | None = changes.pop("built", None)
+    version = next((each for each in (manifest.version, known) if each is not None and each.id == wanted), None)
+    if version is None and wanted is not None:
+        refs = changes.get("versions", manifest.versions)
+        version = log.read_version(next(ref for ref in refs if ref.id == wanted))
+    return manifest.after(version=version, **changes)
+
+
+def log_of(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
+    """Return the log of another member of the same version set."""
+    return type(log)(log.lake, manifest.name)
+
+
+def _on_each(
+    log: DatasetLog,
+    version: str | None,
+    change: Callable[[DatasetManifest, VersionRef], DatasetManifest],
+    *,
+    by: str,
+    sealed: bool = False,
+) -> DatasetManifest:
+    """Change the named version of this dataset, and the one of the same name in each other member of its set."""
+
+    def change_all(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, sealed=sealed)
+        after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
+        return {name: m for name, m in after.items() if m is not manifests[name]} or None
+
+    return log.transact_all(change_all, by=by)[log.name]
+
+
+def _expired(manifest: DatasetManifest, now: datetime) -> bool:
+    pin = manifest.pin
+    return pin is not None and pin.expires_at is not None and pin.expires_at <= now
+
+
+def _unpinned(log: DatasetLog, manifest: DatasetManifest, reason: str) -> DatasetManifest:
+    pinned = manifest.pin.version if manifest.pin else None
+    return serve(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
+
+
+def _with(manifest: DatasetManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
+    """Return the retained versions with this one in the place of the one with its id."""
+    return tuple(new if new is not None and each.id == new.id else each for each in manifest.versions)
+
+
+def _dropped(manifest: DatasetManifest, ref: VersionRef, reason: str) -> DatasetManifest:
+    kept = tuple(each for each in manifest.versions if each.id != ref.id)
+    doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
+    return manifest.after(versions=kept, doomed=doomed, change=_change("drop", ref, reason))
+
+
+def _change(action: str, ref: VersionRef, reason: str) -> Change:
+    return Change(action=action, version=ref.id, reason=reason)
+
+
+def _explained(action: str, version: str, reason: str, by: str) -> None:
+    for what, given in (("a reason", reason), ("who does it", by)):
+        if not given.strip():
+            raise ConfigurationError(
+                f"{action} {version} does not say {what}.".replace("  ", " "), "Pass reason=… and by=…: both are kept."
+            )

@@ -1,0 +1,273 @@
+"""The switch: one commit that makes versions current, or keeps them aside; repeated over changes that don't matter.
+
+A pin or a rollback that is committed during a long build does not cost the build: the same decision is made again
+on what is current then. Another writer that took in the same delivery does: CommitConflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from assets.manifest import FACTS_KEPT, NAMES_KEPT, Awaited, Change, DatasetManifest, Delivered, VersionRef
+from assets.policies import natural_order
+from assets.publishing.build import add
+from assets.publishing.operations import serve
+from resources.errors import AdjunctError, CommitConflict
+
+if TYPE_CHECKING:
+    from assets.dataset import AdjunctDataset
+    from assets.publishing.bounded import Member
+    from assets.publishing.candidate import Built
+    from resources.objects.commit import Commit
+
+_TRIES = 20
+
+
+def publish(
+    commit: Commit | None, members: Sequence[Member], built: Sequence[Built], *, by: str, make_current: bool
+) -> Commit:
+    """Commit these versions together: all published, or all kept aside when one of them is refused."""
+    refused = next((each for each in built if each.problem), None)
+    documents = {}
+    for each in built:
+        if each.version is not None and (refused is not None or not each.unchanged):
+            with each.member.stages("seal", each.delivery.version):
+                documents[each.id] = each.member.log.write_version(each.version)
+    first = built[0].member
+    with first.stages("switch", built[0].delivery.version):
+        for tried in range(_TRIES):
+            after = {
+                each.member.spec.name: _after(each, documents.get(each.id), refused, make_current) for each in built
+            }
+            try:
+                done = first.log.commit_all(commit, after, by=by)
+                break
+            except CommitConflict:
+                if tried + 1 == _TRIES:
+                    raise
+                try:
+                    commit = _rebase(members, built, documents)
+                except CommitConflict:
+                    with suppress(AdjunctError):  # what stays is garbage for discarding
+                        first.log.lake.store.delete_many(documents.values())
+                    raise
+        for each in built:
+            _note(each, after[each.member.spec.name])
+    return done
+
+
+def leave(
+    commit: Commit | None,
+    members: Sequence[Member],
+    member: Member,
+    offsets: Mapping[str, str],
+    awaited: Awaited | None,
+    *,
+    by: str,
+) -> Commit | None:
+    """Commit what waiting has found: offsets behind dropped re-deliveries, and which markers are missing.
+
+    Also the first time, so that it stands where this dataset begins to read. Nothing new makes no commit.
+    """
+    for tried in range(_TRIES):
+        after = _left(member, offsets, awaited)
+        if after is None:
+            return commit
+        try:
+            commit = member.log.commit(commit, after, by=by)
+        except CommitConflict:
+            moved = _moved(members)
+            if moved is None or tried + 1 == _TRIES:
+                raise
+            commit = moved
+        else:
+            member.manifest = member.committed = after
+            return commit
+    raise AssertionError("unreachable")
+
+
+def declared(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest:
+    """Return the manifest with what may change in a declaration, order and policy, as it is declared now."""
+    now = {
+        "order": "arrival" if spec.versions is None else "name",
+        "keep": spec.discard.keep,
+        "grace_seconds": spec.discard.grace.total_seconds(),
+    }
+    declaration = manifest.declaration.model_copy(update=now)
+    return manifest if declaration == manifest.declaration else manifest.after(declaration=declaration)
+
+
+def _left(member: Member, offsets: Mapping[str, str], awaited: Awaited | None) -> DatasetManifest | None:
+    """Return the manifest that says what is waited for, None where it says so already."""
+    manifest = member.manifest
+    same = awaited == manifest.awaited or (
+        awaited is not None
+        and manifest.awaited is not None
+        and (awaited.version, awaited.missing) == (manifest.awaited.version, manifest.awaited.missing)
+    )
+    if dict(offsets) == manifest.offsets and same and member.committed == manifest:
+        return None
+    change = Change(action="wait", version=awaited.version if awaited else None)
+    return manifest.after(offsets=dict(offsets), awaited=awaited, change=change)
+
+
+def _after(built: Built, document: str | None, refused: Built | None, make_current: bool) -> DatasetManifest:
+    manifest, delivery, version = built.member.manifest, built.delivery, built.version
+    common = {
+        "offsets": dict(delivery.offsets),
+        "awaited": None,
+        "counters": add(manifest.counters, version.counters if version else {}),
+    }
+    if built.unchanged and refused is None:
+        held = manifest.ref(built.unchanged)
+        head = {"head": held.id} if held is not None and _switches(manifest, held, make_current) else {}
+        common["counters"] = manifest.counters
+        return serve(
+            built.member.log, manifest, **common, **head, **_delivered(manifest, built, built.unchanged),
+            change=Change(action="unchanged", version=built.unchanged, reason=f"delivered as {delivery.version}"),
+        )  # fmt: skip
+    ref = _ref(built, document, refused)
+    fresh = {
+        **common,
+        **_delivered(manifest, built, ref.id),
+        "versions": (*manifest.versions, ref),
+        "next_number": built.number + 1,
+    }
+    if version is not None and version.generations:
+        fresh["next_generation"] = max(manifest.next_generation, max(g.id for g in version.generations) + 1)
+    if refused is not None:
+        return manifest.after(**fresh, change=Change(action="reject", version=ref.id, reason=ref.reason))
+    head = {"head": ref.id} if _switches(manifest, ref, make_current) else {}
+    return serve(
+        built.member.log, manifest, **fresh, **head, built=version,
+        change=Change(action="seal", version=ref.id, reason="" if head else "kept beside a later version"),
+    )  # fmt: skip
+
+
+def _ref(built: Built, document: str | None, refused: Built | None) -> VersionRef:
+    version, reason = built.version, ""
+    if refused is not None:
+        reason = refused.problem
+        if refused is not built:
+            reason = f"member {refused.member.spec.name} of the version set refused it: {reason}"
+    return VersionRef(
+        id=built.id,
+        number=built.number,
+        name=built.delivery.version,
+        rows=None if version is None else version.rows,
+        sealed_at=datetime.now(UTC) if version is None else version.sealed_at,
+        state="sealed" if refused is None else "rejected",
+        document=document,
+        folders=() if version is None else tuple(generation.folder for generation in version.generations),
+        bytes=0 if version is None else sum(generation.size for generation in version.generations),
+        reason=reason,
+        verdicts=version.verdicts if refused is not None and version is not None else (),
+    )
+
+
+def _switches(manifest: DatasetManifest, new: VersionRef, make_current: bool) -> bool:
+    """Whether a version becomes the one that readers get: never by itself an older one, in the dataset's order."""
+    head = manifest.ref(manifest.head) if manifest.head else None
+    if head is None or make_current:
+        return True
+    if manifest.declaration.order == "arrival":
+        return new.number >= head.number or manifest.head == new.id
+    return natural_order(new.name or "") >= natural_order(head.name or "")
+
+
+def _delivered(manifest: DatasetManifest, built: Built, version: str) -> dict[str, object]:
+    done = Delivered(name=built.delivery.version, version=version, markers=dict(built.delivery.markers))
+    delivered = (*manifest.delivered, done)
+    older = tuple(each.name for each in delivered[:-FACTS_KEPT])
+    return {"delivered": delivered[-FACTS_KEPT:], "known": (*manifest.known, *older)[-NAMES_KEPT:]}
+
+
+def _rebase(members: Sequence[Member], built: Sequence[Built], documents: Mapping[str, str]) -> Commit | None:
+    """Take over what others committed meanwhile, if it leaves these deliveries and builds as they were."""
+    commit, manifests = members[0].log.read_all()
+    for each in built:
+        before, now = each.member.manifest, manifests.get(each.member.spec.name)
+        if now is None and each.member.committed is None:
+            continue  # of a version set in which only others have advanced yet
+        if now is None or each.folder in now.doomed:
+            raise _lost(each, "discarded this build")
+        if _taken_in(before) != _taken_in(now):
+            _clear(each, now)
+            raise _lost(each, "took in the same delivery")
+        document = documents.get(each.id)
+        if document is None and each.unchanged:
+            held = now.ref(each.unchanged)
+            if before.head != now.head or held is None or held.state != "sealed":
+                raise _lost(each, "changed what is current, to which this version was equal")
+        elif document is not None and not _is_stored(each, document, now):
+            raise _lost(each, "discarded this build")
+    _take_over(members, manifests)
+    return commit
+
+
+def _is_stored(built: Built, document: str, now: DatasetManifest) -> bool:
+    """Whether a build is whole after this manifest was read: a discard that has ended leaves no name of the doomed."""
+    return document not in now.doomed and built.member.log.lake.store.head(document) is not None and built.is_stored()
+
+
+def _moved(members: Sequence[Member]) -> Commit | None:
+    """Take over what others committed meanwhile, and return that; None where they took in a delivery."""
+    commit, manifests = members[0].log.read_all()
+    for member in members:
+        before, now = member.committed, manifests.get(member.spec.name)
+        if (before is None) != (now is None) or (before and now and _taken_in(before) != _taken_in(now)):
+            return None
+    _take_over(members, manifests)
+    return commit
+
+
+def _take_over(members: Sequence[Member], manifests: Mapping[str, DatasetManifest]) -> None:
+    """Let all members go on from these: what one commits later must not undo what others did to it meanwhile."""
+    for member in members:
+        now = manifests.get(member.spec.name)
+        if now is not None:
+            member.committed, member.manifest = now, declared(now, member.spec)
+
+
+def _taken_in(manifest: DatasetManifest) -> tuple[object, ...]:
+    # Without the ids that hold the deliveries: an erasure gives versions others, and takes nothing in.
+    delivered = [(done.name, done.markers) for done in manifest.delivered]
+    return manifest.offsets, delivered, manifest.abandoned, manifest.next_number
+
+
+def _lost(built: Built, what: str) -> CommitConflict:
+    return CommitConflict(
+        f"dataset {built.member.spec.name!r}, version {built.delivery.version!r}: another writer {what} meanwhile.",
+        "Nothing of this attempt is served. Advance again: it goes on from what the other one did.",
+    )
+
+
+def _clear(built: Built, now: DatasetManifest) -> None:
+    """Delete the files of a lost build, if they are needed by nobody.
+
+    Another writer may have found this very build and published it. Once the delivery is settled, nobody can any
+    more, so what no version refers to then is nobody's.
+    """
+    settled = built.delivery.version in {*now.known, *(done.name for done in now.delivered)}
+    if settled and not any(built.folder in ref.folders for ref in now.versions):
+        built.forget_attempt(files=True)
+
+
+def _note(built: Built, after: DatasetManifest) -> None:
+    member, delivery = built.member, built.delivery
+    member.manifest = member.committed = after
+    member.last = built
+    counters = {"redelivered": delivery.redelivered} if delivery.redelivered else {}
+    ref = after.ref(built.id)
+    if ref is None:
+        member.unchanged.append(str(built.unchanged))
+    elif ref.state == "rejected":
+        member.rejected.append(built.id)
+    else:
+        member.sealed.append(built.id)
+        counters = add(counters, built.version.counters if built.version else {})
+    member.counters = add(member.counters, counters)
+    built.forget_attempt(files=ref is None)

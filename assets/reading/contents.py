@@ -1,0 +1,81 @@
+"""The entries of a version as Arrow tables, a bucket at a time: for those who look at all of them without Spark."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from assets.exchange.compare import key_codes
+from assets.manifest import POSITION, TOMBSTONE
+from assets.reading.stored import StoredFile, files_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from assets.reading.view import DatasetView
+    from resources.bucketing.files import BucketLayout
+
+
+def read_entries(view: DatasetView, bucket: int | None, *, threads: bool = True) -> pa.Table:
+    """Return the entries of one bucket, or of all (None), with the columns that users see.
+
+    Deltas are merged, so each key stands once. Whole files are fetched, in one request each. `threads` decodes columns
+    side by side: False where the caller has buckets read side by side. Raises ManifestMismatchError for a file that is
+    missing, damaged or not what the manifest says.
+    """
+    import pyarrow as pa
+
+    sealed = view.sealed
+    tables: list[pa.Table] = []
+    generations: list[int] = []
+    files = iter(files_of(view.store, view.dataset, sealed))
+    for generation in sealed.generations:
+        for _ in generation.files:
+            stored = next(files)
+            if bucket is None or stored.file.bucket == bucket:
+                tables.append(stored.reading(partial(_decoded, stored, sealed.layout, threads)))
+                generations.append(generation.id)
+    rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
+    if sealed.positioned:
+        rows = _newest(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
+    return rows.select(sealed.columns.names)
+
+
+def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = layout.arrow_schema()
+    file = pq.ParquetFile(pa.BufferReader(stored.store.get(stored.key).data))
+    found = file.schema_arrow
+    if file.metadata.num_rows != stored.file.rows:
+        raise stored.damaged(f"it has {file.metadata.num_rows} rows")
+    if (found.names, found.types) != (schema.names, schema.types):
+        columns = ", ".join(f"{field.name} {field.type}" for field in found)
+        raise stored.damaged(f"its columns are {columns}")
+    return file.read(use_threads=threads)
+
+
+def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+    """Return the row with the highest (position, generation) of each key, unless it is a tombstone.
+
+    `files` are the rows and the generation of each file, in the order of `rows`. Only keys that stand in a delta
+    are sorted out; the base's other rows pass as they are.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    kept: Any = ~rows.column(TOMBSTONE).to_numpy()
+    if len({generation for _, generation in files}) > 1:
+        generation = np.repeat([id for _, id in files], [count for count, _ in files])
+        codes = key_codes([rows.column(name) for name in key])
+        later = generation != generation.min()
+        contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
+        same = codes.take(contested).dictionary_encode().unify_dictionaries()
+        number = np.concatenate([chunk.indices.to_numpy() for chunk in same.chunks])
+        position = rows.column(POSITION).to_numpy()[contested]
+        order = np.lexsort((generation[contested], position, number))
+        beaten = contested[order[:-1][np.diff(number[order]) == 0]]
+        kept = kept.copy()
+        kept[beaten] = False
+    return rows if kept.all() else rows.filter(kept)

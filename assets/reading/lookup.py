@@ -1,0 +1,216 @@
+"""Finds single entries in sealed Parquet files without Spark, reading only the row groups that may hold them.
+
+Files are sorted by key. The manifest's key range says whether a file can hold a key, the footer in which row
+group, and a binary search finds the row. Files never change, so footers and decoded row groups are kept in a
+bounded cache that all views of a process may share. A row group is one ranged request; a footer is none where the
+manifest has it, else one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from assets.reading.keys import decode_key
+from assets.reading.rowgroup import RowGroup, decode_group, range_of_group
+from assets.reading.stored import StoredFile
+from resources.bucketing.files import unpack_footer
+from resources.bucketing.writer import GROUP_KEYS
+from resources.plain import Plain, to_plain
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+    from resources.bucketing.files import BucketLayout, Generation
+    from resources.objects.store import ObjectStore
+
+T = TypeVar("T")
+Key = tuple[Plain, ...]
+CACHE_BYTES = 512 * 1024 * 1024
+_TAIL = 64 * 1024
+
+
+class FileCache:
+    """Footers and decoded row groups, the most recently used ones, of at most `max_bytes` in memory.
+
+    Safe to share between views, datasets and threads. Looking up keys at random is fast while the decoded version
+    fits: about 100 bytes a row of eight short columns, so the default of 512 MiB holds some 5M such rows. The
+    newest value is kept even when it alone is larger.
+    """
+
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._values: OrderedDict[Hashable, tuple[object, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """Return the value of this key; `load` gives it and its size in bytes when it is not there."""
+        with self._lock:
+            known = self._values.get(key)
+            if known is not None:
+                self._values.move_to_end(key)
+                return cast(T, known[0])
+        value, size = load()  # unlocked: two threads may load the same, which is only wasted work
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = (value, size)
+                self.bytes += size
+            while self.bytes > self.max_bytes and len(self._values) > 1:
+                _, (_, dropped) = self._values.popitem(last=False)
+                self.bytes -= dropped
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A file's metadata, and of each row group a key that none of its keys is less than.
+
+    That is the group's first key where `exact`. Files written before these were kept tell by their statistics,
+    and only of the first key column.
+    """
+
+    metadata: pq.FileMetaData
+    starts: tuple[Key, ...]
+    exact: bool
+
+    def group_of(self, key: Key) -> int:
+        """Return the last row group that may hold this key, or what follows it; earlier ones only if not `exact`."""
+        return max(0, bisect_right(self.starts, key) - 1)
+
+
+class KeyFiles:
+    """The files of one generation, for lookups by key. `what` names the dataset and version in errors."""
+
+    def __init__(
+        self, store: ObjectStore, what: str, layout: BucketLayout, generation: Generation, cache: FileCache
+    ) -> None:
+        self.id = generation.id
+        self._layout, self._cache = layout, cache
+        self._place = f"{store.url}/{generation.folder}"
+        self._key = tuple(layout.schema.field(name) for name in layout.key)
+        self._plain = tuple(to_plain(field.type) for field in self._key)
+        self._files = {
+            file.bucket: (
+                StoredFile(store, what, generation.folder, file),
+                self._stored(file.min_key),
+                self._stored(file.max_key),
+            )
+            for file in generation.files
+        }
+
+    def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:
+        """Return the row group and row of this key, given in stored form, or None.
+
+        Raises ManifestMismatchError when the file is missing or damaged.
+        """
+        found = self._files.get(bucket)
+        if found is None:
+            return None
+        file, least, greatest = found
+        if key < least or (greatest and key > greatest):
+            return None
+        footer = self._footer(file)
+        rows = self._group_at(file, footer, key)[1]
+        row = rows.find(key)
+        return None if row is None else (rows, row)
+
+    def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
+        """Yield (row group, first row, row after the last) of the keys from `start` on and less than `end`.
+
+        Both may be leading parts of keys; () is before all keys, None after all. A row group is read when it is
+        asked for.
+        """
+        found = self._files.get(bucket)
+        if found is None:
+            return
+        file, least, greatest = found
+        if (end is not None and least >= end) or (greatest and greatest[: len(start)] < start):
+            return
+        footer = self._footer(file)
+        group, rows = self._group_at(file, footer, start)
+        first = rows.first_from(start)
+        while True:
+            after = rows.rows if end is None else rows.first_from(end)
+            if after > first:
+                yield rows, first, after
+            group, first = group + 1, 0
+            if after < rows.rows or group == len(footer.starts) or (end is not None and footer.starts[group] >= end):
+                return
+            rows = self._group(file, footer, group)
+
+    def _group_at(self, file: StoredFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
+        """Return the row group in which this key is, if it is in the file, or where it would be."""
+        group = footer.group_of(key)
+        rows = self._group(file, footer, group)
+        while not footer.exact and group and key < rows.key(0):
+            group -= 1
+            rows = self._group(file, footer, group)
+        return group, rows
+
+    # -- reading
+
+    def _group(self, file: StoredFile, footer: Footer, group: int) -> RowGroup:
+        def load() -> tuple[RowGroup, int]:
+            start, length = range_of_group(footer.metadata, group)
+            data = file.reading(lambda: file.store.get_range(file.key, start, length))
+            if len(data) < length:
+                raise file.damaged(f"it ends before its row group {group}")
+            rows = file.reading(lambda: decode_group(footer.metadata, group, data, self._layout))
+            return rows, rows.size
+
+        return self._cache.get((self._place, file.file.bucket, group), load)
+
+    def _footer(self, file: StoredFile) -> Footer:
+        def load() -> tuple[Footer, int]:
+            stored = file.file.footer
+            tail = unpack_footer(stored) if stored is not None else file.reading(lambda: _tail(file))
+            metadata = file.reading(lambda: _parse(tail))
+            if metadata.num_rows != file.file.rows:
+                raise file.damaged(f"it has {metadata.num_rows} rows")
+            return self._described(metadata), 4 * len(tail)  # parsed, it takes a few times its stored size
+
+        return self._cache.get((self._place, file.file.bucket), load)
+
+    def _described(self, metadata: pq.FileMetaData) -> Footer:
+        stored = (metadata.metadata or {}).get(GROUP_KEYS)
+        if stored is not None:
+            return Footer(metadata, tuple(self._stored(key) for key in json.loads(stored)), True)
+        columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        first = columns.index(self._key[0].name)
+        starts: list[Key] = []
+        for group in range(metadata.num_row_groups):
+            stats = metadata.row_group(group).column(first).statistics
+            # Without statistics: no less than the group before, since rows are sorted.
+            known = (self._plain[0](stats.min),) if stats is not None and stats.has_min_max else ()
+            starts.append(max(known, starts[-1] if starts else ()))
+        return Footer(metadata, tuple(starts), False)
+
+    def _stored(self, encoded: Sequence[Any] | None) -> Key:
+        """Return a key of the manifest in stored form; () where it has none."""
+        if encoded is None:
+            return ()
+        values = decode_key(self._key, encoded)
+        return tuple(plain(value) for plain, value in zip(self._plain, values, strict=True))
+
+
+def _tail(file: StoredFile) -> bytes:
+    """Return the file from its footer on, in one request unless the footer is very long."""
+    size = file.file.size
+    tail = file.store.get_range(file.key, max(0, size - _TAIL), min(size, _TAIL))
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < length <= size:
+        tail = file.store.get_range(file.key, size - length, length)
+    return tail[-length:]
+
+
+def _parse(tail: bytes) -> pq.FileMetaData:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(pa.BufferReader(tail))

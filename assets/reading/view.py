@@ -1,0 +1,208 @@
+"""One sealed version of a dataset, read whole by Spark or by key from plain Python.
+
+A view holds its manifest, so what it reads never changes, whatever is sealed after it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from assets.manifest import POSITION, TOMBSTONE, SealedVersion
+from assets.reading.keys import coerce_key, key_from_text
+from assets.reading.lookup import FileCache, Key, KeyFiles
+from assets.reading.ranges import key_range
+from resources.hashing import bucketer
+from resources.plain import to_plain
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from resources.objects.store import ObjectStore
+    from resources.schema import Schema
+
+K = TypeVar("K", bound=Hashable)
+Entry = dict[str, Any]
+_ROWS_AT_ONCE = 1024
+
+
+class DatasetView:
+    """One version, pinned. Reading by key imports no Spark; a view may be shared by threads."""
+
+    def __init__(self, store: ObjectStore, dataset: str, sealed: SealedVersion, cache: FileCache | None = None) -> None:
+        self.dataset = dataset
+        self.sealed = sealed
+        self._store = store
+        self._layout = sealed.layout
+        self._what = f"dataset {dataset!r}, version {sealed.id}"
+        self._key = tuple(sealed.columns.field(name) for name in sealed.key)
+        cache = cache or FileCache()
+        self._generations = [
+            KeyFiles(store, self._what, self._layout, generation, cache) for generation in reversed(sealed.generations)
+        ]
+        self._names = sealed.columns.names
+        self._plain = tuple(to_plain(field.type) for field in self._key)
+        self._bucketed_by = [sealed.key.index(name) for name in sealed.partition_by]
+        self._bucketer = bucketer(tuple(self._key[i].type for i in self._bucketed_by), self._layout.partitions)
+
+    def __repr__(self) -> str:
+        return f"DatasetView({self.dataset!r}, {self.version!r})"
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where the version's files are."""
+        return self._store
+
+    @property
+    def version(self) -> str:
+        """The version's id."""
+        return self.sealed.id
+
+    @property
+    def schema(self) -> Schema:
+        """The columns that users see."""
+        return self.sealed.columns
+
+    @property
+    def rows(self) -> int | None:
+        """The number of entries; None where deltas have to be merged to know it."""
+        return self.sealed.rows
+
+    # -- by Spark
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return all entries, with the columns of `schema`.
+
+        A partitioned dataset is a bucketed scan: a join on its partition columns, or on its key, has no exchange
+        on this side. With deltas, superseded rows are dropped by a broadcast join (design, rule 8). Raises
+        ManifestMismatchError when the stored files are not exactly those of the manifest.
+        """
+        from resources.bucketing.read import bucketed_frame
+
+        rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
+        base, *deltas = [generation.id for generation in self.sealed.generations]
+        if deltas:
+            rows = self._merged(rows, base)
+        return rows.select(*[_column(name) for name in self.schema.names])
+
+    def _merged(self, rows: DataFrame, base: int) -> DataFrame:
+        """Return the newest row of each key that is not deleted.
+
+        The keys in deltas, each with its winning position, are broadcast; whatever row of such a key is not the
+        winner is dropped where it is scanned. Merging is by (position, generation), as rule 7 asks.
+        """
+        from pyspark.sql import functions as F
+
+        changed = rows.where(_column(_GENERATION) != base)
+        if not self.sealed.partition_by:
+            changed = changed.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
+        keys = [f"__key_{index}" for index in range(len(self._key))]
+        winners = (
+            changed.groupBy(*[_column(field.name).alias(key) for field, key in zip(self._key, keys, strict=True)])
+            .agg(F.max(F.struct(POSITION, _GENERATION)).alias("__winner"))
+            .select(*keys, F.col(f"__winner.{POSITION}").alias(_AT), F.col(f"__winner.{_GENERATION}").alias(_IN))
+        )
+        condition = F.lit(True)
+        for field, key in zip(self._key, keys, strict=True):
+            condition = condition & (_column(field.name) == F.col(key))
+        joined = rows.join(F.broadcast(winners), condition, "left")
+        wins = (F.col(POSITION) == F.col(_AT)) & (F.col(_GENERATION) == F.col(_IN))
+        return joined.where((F.col(_AT).isNull() | wins) & ~F.col(TOMBSTONE))
+
+    # -- by key
+
+    def get(self, key: object) -> Entry | None:
+        """Return the entry of `key`, or None.
+
+        A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
+        value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
+        """
+        return self._find(self._stored(key))
+
+    def get_text(self, texts: list[str]) -> Entry | None:
+        """Return the entry of a key given as texts, one a key column, as a command line has them."""
+        return self._find(self._stored(key_from_text(self._what, self._key, texts)))
+
+    def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
+        """Return the entries of those keys that have one, under the keys as they were given."""
+        wanted = [(key, self._stored(key)) for key in keys]
+        # In the order of the files, so that each row group is read once.
+        placed = sorted(((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted)))
+        found = {index: self._find(values) for _, values, index in placed}
+        return {key: entry for index, (key, _) in enumerate(wanted) if (entry := found[index]) is not None}
+
+    def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
+        """Yield (key, entry) in the order of keys; a key of several columns is a tuple.
+
+        `prefix` is a text (or bytes) with which the first key column begins, or a tuple of whole values of leading
+        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only the row
+        groups with such keys are read, when they are reached; one a bucket is held in memory. Raises
+        SchemaMismatchError at once for bounds that do not fit the key, ManifestMismatchError as `get`.
+        """
+        first, after = key_range(self._what, self._key, prefix, start, end)
+        buckets = sorted({file.bucket for generation in self.sealed.generations for file in generation.files})
+        rows = [self._bucket_items(bucket, first, after) for bucket in buckets]
+        merged = heapq.merge(*rows, key=itemgetter(0)) if len(rows) > 1 else (row for one in rows for row in one)
+        if len(self._key) == 1:
+            return ((key[0], entry) for key, entry in merged)
+        return merged
+
+    def _stored(self, key: object) -> Key:
+        values = coerce_key(self._what, self._key, key)
+        return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
+
+    def _bucket(self, key: Key) -> int:
+        return self._bucketer([key[index] for index in self._bucketed_by]) if self._bucketed_by else 0
+
+    def _find(self, key: Key) -> Entry | None:
+        """Return the row with the highest (position, generation) in any generation, unless it is a tombstone."""
+        bucket = self._bucket(key)
+        names = self._names
+        if not self.sealed.positioned:
+            for files in self._generations:
+                found = files.find(bucket, key)
+                if found is not None:
+                    return found[0].entry(names, found[1])
+            return None
+        all_found = [(files.id, found) for files in self._generations if (found := files.find(bucket, key))]
+        if not all_found:
+            return None
+        _, (rows, row) = max(all_found, key=lambda item: (item[1][0].value(POSITION, item[1][1]), item[0]))
+        return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
+
+    def _bucket_items(self, bucket: int, first: Key, after: Key | None) -> Iterator[tuple[tuple[Any, ...], Entry]]:
+        """Yield (key as a tuple, entry) of one bucket in the order of keys, merged over its generations."""
+        scans = [self._scan(files, bucket, first, after) for files in self._generations]
+        if len(scans) == 1 and not self.sealed.positioned:
+            for key, _, row in scans[0]:
+                yield key, row
+            return
+        names = self._names
+        for key, same in groupby(heapq.merge(*scans, key=itemgetter(0)), key=itemgetter(0)):
+            _, _, newest = max(same, key=lambda found: (found[2].get(POSITION, 0), found[1]))
+            if not newest.get(TOMBSTONE):
+                yield key, {name: newest[name] for name in names}
+
+    def _scan(
+        self, files: KeyFiles, bucket: int, first: Key, after: Key | None
+    ) -> Iterator[tuple[tuple[Any, ...], int, Entry]]:
+        """Yield (key, generation, stored row) of one file in the order of keys."""
+        key_of = itemgetter(*self.sealed.key)
+        single = len(self.sealed.key) == 1
+        for rows, begin, end in files.scan(bucket, first, after):
+            for at in range(begin, end, _ROWS_AT_ONCE):
+                for row in rows.table.slice(at, min(_ROWS_AT_ONCE, end - at)).to_pylist():
+                    yield (key_of(row),) if single else key_of(row), files.id, row
+
+
+_GENERATION = "__gen"
+_AT, _IN = "__winning_position", "__winning_generation"
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")

@@ -1,0 +1,111 @@
+"""What of an input's records becomes a dataset's entries: extractor, columns, and keys made of offsets.
+
+Shared by streams, files and queries, so that a declaration means the same whatever the records arrive by.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assets.dataset import BY_OFFSET
+from assets.manifest import Declaration
+from assets.sources.extractor import PythonExtractor
+from resources.errors import SchemaMismatchError
+from resources.schema import Field, Schema, check_key_types
+from resources.streams.system import META, OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from assets.dataset import AdjunctDataset
+
+_POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
+
+
+def schema_of_entries(spec: AdjunctDataset, records: Schema) -> Schema:
+    """Return the columns that the dataset stores of records with these columns.
+
+    Raises SchemaMismatchError, naming the dataset, where key or `columns` name something else, or where the key
+    can't be compared exactly.
+    """
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    schema = records if spec.extractor is None else spec.extractor.schema(records, what)
+    if spec.columns is not None:
+        schema = schema.select(spec.columns, what)
+    if spec.by_offset:
+        schema = _with_position(spec, schema, what)
+    check_key_types(schema, spec.key, what)
+    return schema
+
+
+def entries_of(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
+    """Return the entries that records make, with the columns of `schema` and those of META.
+
+    A tombstone that can't say which entry it deletes makes the job fail, with SchemaMismatchError.
+    """
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    position = {BY_OFFSET[0]: column(PARTITION), BY_OFFSET[1]: column(OFFSET)} if spec.by_offset else {}
+    if spec.extractor is not None:
+        given = Schema(tuple(field for field in schema.fields if field.name not in position))
+        records = spec.extractor.apply(records, given, what)
+    values = {name: position.get(name, column(name)) for name in (*schema.names, *META)}
+    if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
+        values[TOMBSTONE] = _no_tombstone(what)
+    return records.select(*[value.alias(name) for name, value in values.items()])
+
+
+def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0) -> Declaration:
+    """Return what the manifest keeps of a specification whose entries have these columns."""
+    return Declaration(
+        kind=spec.kind,
+        input=str(spec.input),
+        key=spec.key,
+        key_types=tuple(schema.field(name).type for name in spec.key),
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        input_partitions=input_partitions,
+        columns=spec.columns,
+        bootstrap=spec.bootstrap,
+        order="arrival" if spec.versions is None else "name",
+        keep=spec.discard.keep,
+        grace_seconds=spec.discard.grace.total_seconds(),
+    )
+
+
+def column(name: str) -> Column:
+    """Return a column by its exact name, whatever characters it has."""
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def _with_position(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
+    taken = [name for name in BY_OFFSET if name in schema.names]
+    if taken:
+        raise SchemaMismatchError(
+            f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and records have a column "
+            f"{taken[0]!r} of their own.",
+            "Rename that column with a Projection, or leave it out with columns=.",
+        )
+    if isinstance(spec.extractor, PythonExtractor):
+        raise SchemaMismatchError(
+            f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries of one "
+            "record: all but one would be lost.",
+            "Name a key of the entries, or use a Projection.",
+        )
+    return Schema((*_POSITION, *schema.fields))
+
+
+def _no_tombstone(what: str) -> Column:
+    """Return `__tombstone` as false, with an error for a row where it is not."""
+    from pyspark.sql import functions as F
+
+    from resources.spark_errors import refusal
+
+    place = F.concat(
+        F.lit(f"{what}: the record at offset "), column(OFFSET).cast("string"), F.lit(" of partition "),
+        column(PARTITION).cast("string"), F.lit(" is a tombstone, and nothing says which entry it deletes: the key "
+        "is not the record's own."),
+    )  # fmt: skip
+    step = "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without tombstones."
+    return F.when(column(TOMBSTONE), refusal(SchemaMismatchError, place, step)).otherwise(F.lit(False))

@@ -1,0 +1,297 @@
+"""Versions that arrive as folders of files, each complete when its completion object is there.
+
+    URL/v1/part-0.csv  URL/v1/_SUCCESS      one version a folder, in the natural order of their names
+    URL/part-0.csv     URL/_SUCCESS         one folder, written in place again and again
+
+Files are listed once. The list, with sizes and ETags, is what a version is made from: a file that is another one when
+it is read makes the build fail, and so does a file that was added or removed by the time the build begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from assets.manifest import DatasetManifest, MarkerFacts
+from assets.policies import natural_order
+from assets.sources.delivery import Awaiting, Delivery
+from assets.sources.entries import declaration_of, entries_of, schema_of_entries
+from assets.sources.folders import Folder, Promise, folders_in, promise_in
+from resources.errors import DatasetError, MarkerConflictError, SourceChangedError
+from resources.files import count_records, files_frame, open_tree
+from resources.spark_errors import unwrapped
+from resources.streams.checksum import NOTHING, is_records_checksum, records_checksum
+from resources.streams.system import OFFSET, PARTITION
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.manifest import Declaration
+    from assets.sources.inputs import FileSource
+    from resources.schema import Schema
+
+_READ_HERE = 16 * 1024 * 1024
+
+
+class FileVersions:
+    """The versions in the folders of a FileSource, as they lay there when `next` was first asked.
+
+    With `partition`, the one version in the folder of exactly that name: also again, where its completion object
+    changed or the version is not retained any more.
+    """
+
+    def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:
+        self._spec, self._source, self._partition = spec, files, partition
+        self._schema = schema_of_entries(spec, files.schema)
+        self._tree = open_tree(files.url)
+        self._seen: list[Folder] | None = None
+        self._given: set[str] = set()
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        return self._spec
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def declaration(self) -> Declaration:
+        return declaration_of(self._spec, self._schema)
+
+    @property
+    def copartitioned(self) -> bool:
+        return False
+
+    @property
+    def ordered_by(self) -> tuple[str, ...]:
+        """Of one key, the record in the last file counts, and in a file the last record."""
+        return (PARTITION, OFFSET)
+
+    def first_manifest(self) -> DatasetManifest:
+        return DatasetManifest(name=self._spec.name, declaration=self.declaration, offsets={})
+
+    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+        """Return the version in the first complete folder that is not settled, or which one it waits for.
+
+        Raises MarkerConflictError for a delivered folder that is completed anew with something else, and for one
+        that comes before what was delivered already.
+        """
+        if self._seen is None:
+            self._seen = folders_in(self._tree.list(), self._source.complete)
+        found = self._seen
+        in_place = next((each for each in found if not each.path), None)
+        named = [each for each in found if each.path]
+        if in_place is not None and in_place.complete is not None:
+            self._check_one_layout(named)
+            return self._next_in_place(manifest, in_place)
+        if self._partition is not None:
+            return self._asked_for(manifest, named, self._partition)
+        if not named:
+            missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
+            return Awaiting(None, (missing,), idle=in_place is None)
+        self._check_unchanged(manifest, named)
+        settled = _settled(manifest) - self._completed_again(manifest, named)
+        for folder in self._in_order(manifest, [each for each in named if each.path not in settled]):
+            if folder.complete is None:
+                return Awaiting(folder.path, (self._marker(folder),))
+            return self._delivery(folder.path, folder)
+        return Awaiting(None, (f"{self._source.url}/*/{self._source.complete}",), idle=True)
+
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
+        """Return how many records the files hold, None where only reading them all tells.
+
+        Parquet is counted by its footers, where columns and types are checked, too. Text files are read for it if
+        they are small or if the completion object promises a number. Raises MarkerConflictError where that is
+        another one, SchemaMismatchError for files that are not as declared, SourceChangedError.
+        """
+        folder, promise = delivery.content
+        assert isinstance(folder, Folder)
+        assert isinstance(promise, Promise)
+        what = self._what(delivery)
+        self._check_same(what, folder)
+        if promise.problem:
+            raise MarkerConflictError(
+                f"{what}: the completion object {self._marker(folder)} {promise.problem}.",
+                "Write it empty, or as a JSON object with rows and checksum, and deliver under a new version name.",
+            )
+        rows = self._count(what, folder, promise, spark)
+        if promise.rows is not None and rows != promise.rows:
+            raise MarkerConflictError(
+                f"{what}: the completion object {self._marker(folder)} expects {promise.rows} records, the files hold "
+                f"{rows}.",
+                "The version is not published and what is served stays. Deliver the right content under a new name.",
+            )
+        if is_records_checksum(promise.checksum):
+            self._check_checksum(what, folder, str(promise.checksum), spark() if rows else None)
+        return rows
+
+    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return the version's entries with the columns of META: `__partition` is the file's place, by name."""
+        return entries_of(self._spec, self._records(self._what(delivery), delivery.content[0], spark), self._schema)
+
+    # -- which version
+
+    def _asked_for(self, manifest: DatasetManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
+        folder = next((each for each in named if each.path == name), None)
+        if folder is None or folder.complete is None:
+            return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",))
+        done = next((each for each in reversed(manifest.delivered) if each.name == name), None)
+        held = manifest.ref(done.version) if done else None
+        if done and held and held.state == "sealed" and not self._differs(done.markers, folder):
+            return Awaiting(None, (self._marker(folder),), idle=True)
+        return self._delivery(name, folder)
+
+    def _next_in_place(self, manifest: DatasetManifest, folder: Folder) -> Delivery | Awaiting:
+        complete = folder.complete
+        assert complete is not None
+        if self._partition is not None:
+            raise DatasetError(
+                f"dataset {self._spec.name!r}: version {self._partition!r} is asked for, and {self._source.url} is one "
+                "folder that is written in place, whose versions are named by when they were completed.",
+                "Put each version into a folder of its own, or advance the dataset without a partition.",
+            )
+        if any(file.modified > complete.modified for file in folder.files):
+            # Somebody is replacing files and has left the old completion object there.
+            return Awaiting(None, (self._marker(folder),))
+        tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
+        name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
+        if name in _settled(manifest):
+            return Awaiting(None, (self._marker(folder),), idle=True)
+        return self._delivery(name, folder)
+
+    def _in_order(self, manifest: DatasetManifest, folders: list[Folder]) -> list[Folder]:
+        """Return the folders as they follow each other; late ones are refused, unless versions go by name."""
+        folders = sorted(folders, key=lambda each: natural_order(each.path))
+        if self._spec.versions is not None:
+            return folders
+        names = [*manifest.known, *(done.name for done in manifest.delivered)]
+        newest = max(names, key=natural_order, default=None)
+        if newest is None:
+            return folders
+        late = [each for each in folders if natural_order(each.path) < natural_order(newest)]
+        for folder in late:
+            if folder.complete is not None:
+                raise MarkerConflictError(
+                    f"dataset {self._spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
+                    f"comes before version {newest!r}, which was delivered already.",
+                    "Rename it so that it comes after, or end it with abandon_version(lake, "
+                    f"{self._spec.name!r}, {folder.path!r}, reason=…, by=…). Where older versions may come later, "
+                    "declare versions=VersionPartitions(…).",
+                )
+        return [each for each in folders if each not in late]
+
+    def _completed_again(self, manifest: DatasetManifest, named: list[Folder]) -> set[str]:
+        """Return the refused versions that were completed anew since: they are tried again, in their order.
+
+        But once an opening: a store whose clock is ahead would have us refuse the same files for ever.
+        """
+        newest = {done.name: done for done in manifest.delivered}
+        again = set()
+        for folder in named:
+            done = newest.get(folder.path)
+            ref = manifest.ref(done.version) if done else None
+            if done is None or ref is None or ref.state != "rejected" or folder.complete is None:
+                continue
+            last = done is manifest.delivered[-1] or self._spec.versions is not None
+            if last and (folder.complete.modified > ref.sealed_at or self._differs(done.markers, folder)):
+                again.add(folder.path)
+        return again - self._given - {ended.name for ended in manifest.abandoned}
+
+    def _check_unchanged(self, manifest: DatasetManifest, named: list[Folder]) -> None:
+        """Refuse a delivered folder that was completed anew with something else (rule 10).
+
+        Of a version that was refused nothing is published, so there is nothing to contradict.
+        """
+        ended = {each.name for each in manifest.abandoned}
+        refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}
+        delivered = {
+            done.name: done.markers
+            for done in manifest.delivered
+            if done.name not in ended and done.version not in refused
+        }
+        for folder in named:
+            said = delivered.get(folder.path)
+            if said is not None and folder.complete is not None and self._differs(said, folder):
+                raise MarkerConflictError(
+                    f"dataset {self._spec.name!r}: version {folder.path!r} was delivered, and its completion object "
+                    f"{self._marker(folder)} is another one now, of {folder.complete.modified:%F %T}.",
+                    "Nothing was published and what is current stays. Deliver other content under a new version name, "
+                    f"and end this one with abandon_version(lake, {self._spec.name!r}, {folder.path!r}, reason=…, "
+                    "by=…).",
+                )
+
+    def _check_one_layout(self, named: list[Folder]) -> None:
+        for folder in named:
+            if folder.complete is not None:
+                raise DatasetError(
+                    f"dataset {self._spec.name!r}: {self._source.url} holds {self._source.complete} itself and so does "
+                    f"its folder {folder.path!r}: either the whole is one version, or each folder is.",
+                    "Remove one of the two completion objects.",
+                )
+
+    def _delivery(self, name: str, folder: Folder) -> Delivery:
+        assert folder.complete is not None
+        self._given.add(name)
+        promise = promise_in(self._tree.read(folder.complete)) if folder.complete.size else Promise()
+        said = MarkerFacts(offset=0, rows=promise.rows, checksum=self._tree.content_tag(folder.complete))
+        markers = {folder.complete.path: said}
+        return Delivery(name, markers=markers, content=(folder, promise), identity=repr((self._source, folder)))
+
+    def _differs(self, said: Any, folder: Folder) -> bool:
+        assert folder.complete is not None
+        before = said.get(folder.complete.path)
+        return before is not None and before.checksum != self._tree.content_tag(folder.complete)
+
+    # -- what is in it
+
+    def _check_same(self, what: str, folder: Folder) -> None:
+        again = folders_in(self._tree.list(f"{folder.path}/" if folder.path else ""), self._source.complete)
+        now = next((each for each in again if each.path == folder.path), Folder(folder.path, (), None))
+        if now == folder:
+            return
+        before, after = {*folder.files, folder.complete}, {*now.files, now.complete}
+        changes = sorted({file.path for file in before ^ after if file is not None})
+        raise SourceChangedError(
+            f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was found complete: "
+            f"{', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
+            "Run it again: it takes the files as they are then. Write the completion object last.",
+        )
+
+    def _count(self, what: str, folder: Folder, promise: Promise, spark: Callable[[], SparkSession]) -> int | None:
+        files, source = folder.files, self._source
+        if source.format == "parquet" or sum(file.size for file in files) <= _READ_HERE:
+            return count_records(self._tree, files, source.format, source.schema, what)
+        if promise.rows is None:
+            return None
+        with unwrapped():
+            return self._records(what, folder, spark()).count()
+
+    def _check_checksum(self, what: str, folder: Folder, expected: str, spark: SparkSession | None) -> None:
+        schema = self._source.schema
+        found = records_checksum(self._records(what, folder, spark), schema) if spark is not None else NOTHING
+        if found != expected.lower():
+            raise MarkerConflictError(
+                f"{what}: the completion object {self._marker(folder)} expects records with the checksum {expected}, "
+                f"the files hold {found}.",
+                "The version is not published and what is served stays. Deliver the right content under a new name.",
+            )
+
+    def _records(self, what: str, folder: Folder, spark: SparkSession) -> DataFrame:
+        return files_frame(spark, self._tree, folder.files, self._source.format, self._source.schema, what)
+
+    def _what(self, delivery: Delivery) -> str:
+        return f"dataset {self._spec.name!r}, version {delivery.version!r}"
+
+    def _marker(self, folder: Folder) -> str:
+        return "/".join(filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete]))
+
+
+def _settled(manifest: DatasetManifest) -> set[str]:
+    return {
+        *manifest.known,
+        *(done.name for done in manifest.delivered),
+        *(ended.name for ended in manifest.abandoned),
+    }

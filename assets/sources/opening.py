@@ -1,0 +1,151 @@
+"""Where a dataset's content comes from: `open_source` gives the versions of a bounded one, `Source` its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assets.sources.entries import declaration_of, schema_of_entries
+from assets.sources.extractor import Projection, PythonExtractor
+from assets.sources.inputs import FileSource, QuerySource
+from resources.errors import DatasetError, OffsetOutOfRangeError
+from resources.names import split_stream_name
+from resources.schema import Schema
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import Marker, OffsetRange, StreamInfo, StreamSystem
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.manifest import Declaration
+    from assets.sources.delivery import VersionSource
+    from resources.objects.lake import Lake
+
+Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
+
+
+def open_source(
+    systems: Mapping[str, StreamSystem], spec: AdjunctDataset, lake: Lake, *, partition: str | None = None
+) -> VersionSource:
+    """Return the versions that a bounded dataset is made from, whatever they arrive by.
+
+    `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
+    stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
+    """
+    from assets.sources.stream_source import StreamSource
+
+    if isinstance(spec.input, FileSource):
+        from assets.sources.file_source import FileVersions
+
+        return FileVersions(spec, spec.input, partition)
+    if isinstance(spec.input, QuerySource):
+        from assets.sources.query_source import QueryVersions
+
+        return QueryVersions(spec, spec.input, partition)
+    return StreamSource.of(systems, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A dataset's input stream, opened: `schema` is what the dataset stores of it."""
+
+    spec: AdjunctDataset
+    system: StreamSystem
+    info: StreamInfo
+    ssps: tuple[SystemStreamPartition, ...]
+    schema: Schema
+
+    @classmethod
+    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> Source:
+        """Open the input of `spec` and check that its columns can make this dataset.
+
+        `at_once` looks at the stream once: its ends and markers then are those of that moment.
+        """
+        name, stream = split_stream_name(str(spec.input))
+        if name not in systems:
+            raise DatasetError(
+                f"dataset {spec.name!r} has the input {spec.input}, and no stream system {name!r} is given: there "
+                f"are {', '.join(sorted(systems)) or 'none'}.",
+                "Pass it in systems, as open_system(name, lake) gives it.",
+            )
+        system = systems[name].snapshot(stream) if at_once else systems[name]
+        info = system.info(stream)
+        if info.schema is None:
+            raise DatasetError(
+                f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns.",
+                "Use a stream that declares its schema as the input.",
+            )
+        return cls(spec, system, info, tuple(system.partitions(stream)), schema_of_entries(spec, info.schema))
+
+    @property
+    def declaration(self) -> Declaration:
+        """What the manifest keeps of the specification and its input."""
+        return declaration_of(self.spec, self.schema, input_partitions=len(self.ssps))
+
+    @property
+    def copartitioned(self) -> bool:
+        """Whether partition i of the stream holds exactly bucket i of the dataset: no exchange is needed."""
+        return (
+            self.info.partitioner == "spark-murmur3"
+            and self.spec.partitions == self.info.partitions
+            and self.info.key == self.spec.partition_by
+            and self._keeps_partitions()
+        )
+
+    def _keeps_partitions(self) -> bool:
+        """Whether entries hash as their records do: the columns that choose the bucket are the records' own."""
+        extractor, records = self.spec.extractor, self.info.schema
+        if extractor is None or records is None:
+            return extractor is None
+        names = self.spec.partition_by
+        ours = isinstance(extractor, Projection | PythonExtractor)  # others may shuffle
+        return ours and extractor.keeps(names) and records.select(names) == self.schema.select(names)
+
+    @property
+    def one_partition_a_key(self) -> bool:
+        """Whether all records of one dataset key lie in one stream partition, where offsets order them."""
+        return self.info.partitions == 1 or (
+            bool(self.info.key) and self.info.partitioner != "unknown" and set(self.info.key) <= set(self.spec.key)
+        )
+
+    def markers(self, since: Mapping[SystemStreamPartition, str]) -> list[Marker]:
+        """Return the markers at or after these offsets."""
+        return self.system.markers(self.info.name, since)
+
+    def count(self, ranges: Ranges) -> int:
+        """Return how many records the ranges hold, without reading them."""
+        return self.system.records_between(_spans(ranges))
+
+    def counts(self, ranges: Ranges) -> dict[SystemStreamPartition, int]:
+        """Return how many records each range holds; one look at the index where offsets have no holes."""
+        widths = {ssp: int(end) - int(start) for ssp, (start, end) in ranges.items()}
+        if self.count(ranges) == sum(widths.values()):
+            return widths
+        return {ssp: self.count({ssp: span}) for ssp, span in ranges.items()}
+
+    def read(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
+        """Return the records of these ranges, with the stream's meta columns."""
+        try:
+            return self.system.read(spark, _spans(ranges))
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRangeError(
+                f"dataset {self.spec.name!r} goes on where its input does not reach back any more: {error.problem}",
+                "Deliver the content again into a new stream and declare the dataset on it under a new name; "
+                "the sealed versions stay readable. A longer retention of the stream keeps this from happening.",
+            ) from error
+
+
+def _spans(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
+    return {ssp: OffsetRange(start, end) for ssp, (start, end) in ranges.items()}
+
+
+def by_partition(offsets: Mapping[str, str]) -> dict[SystemStreamPartition, str]:
+    """Return stored offsets by stream partition, in order of the partitions."""
+    return dict(sorted((SystemStreamPartition.parse(text), offset) for text, offset in offsets.items()))
+
+
+def as_stored(offsets: Mapping[SystemStreamPartition, str]) -> dict[str, str]:
+    """Return offsets as a manifest stores them."""
+    return {str(ssp): offsets[ssp] for ssp in sorted(offsets)}

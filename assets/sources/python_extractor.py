@@ -1,0 +1,209 @@
+"""Runs a PythonExtractor's function in Spark's tasks, over Arrow batches; errors say which record they are of."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from functools import reduce
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from resources.schema import Field, Schema, arrow_type
+from resources.spark_errors import wrapped
+from resources.streams.system import META, META_DDL, OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from assets.sources.extractor import PythonExtractor
+
+Function = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+_CLASSES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "float": (float, int),
+    "double": (float, int),
+    "date": (dt.date,),
+    "timestamp": (dt.datetime,),
+    "binary": (bytes, bytearray),
+}
+_DECIMAL, _INTEGER = (Decimal, int), (int,)
+
+
+def extracted(records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str) -> DataFrame:
+    """Return the entries of these records, with all columns of `schema` and those of META."""
+    from pyspark.sql import functions as F
+
+    load(extractor, what)  # a name that can't be imported here will not be in a task either: say so without one
+    names = records.columns
+    by_position = records.toDF(*[f"c{index}" for index in range(len(names))])
+    given = [*schema.names, *META]
+    ddl = ", ".join(f"c{index} {field.type}" for index, field in enumerate(schema.fields))
+    meta = META_DDL
+    for index, name in enumerate(META, len(schema.names)):
+        meta = meta.replace(f"`{name}`", f"c{index}")
+    frame = by_position.mapInArrow(_task(extractor, names, schema, what), f"{ddl}, {meta}")
+    return frame.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate(given)])
+
+
+def load(extractor: PythonExtractor, what: str) -> Function:
+    """Import the factory and return the function that it makes. Raises ConfigurationError."""
+    module, _, path = extractor.factory.partition(":")
+    try:
+        factory = reduce(getattr, path.split("."), import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{what}: the extractor's factory {extractor.factory} can't be imported ({error}).",
+            "Correct the name, and install the module wherever tasks run.",
+        ) from error
+    function = factory() if callable(factory) else None
+    if not callable(function):
+        raise ConfigurationError(
+            f"{what}: the extractor's factory {extractor.factory} gives {type(function).__name__}: expected a "
+            "function of a record.",
+            "Return the function that takes a record and returns its entries.",
+        )
+    made: Function = function
+    return made
+
+
+def _task(
+    extractor: PythonExtractor, names: list[str], schema: Schema, what: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        return wrapped(_entries(batches, extractor, names, schema, what))
+
+    return run
+
+
+def _entries(
+    batches: Iterator[pa.RecordBatch], extractor: PythonExtractor, names: list[str], schema: Schema, what: str
+) -> Iterator[pa.RecordBatch]:
+    function = load(extractor, what)
+    data = [name for name in names if name not in META]
+    for batch in batches:
+        table = _named(batch, names)
+        taken: list[int] = []
+        entries: list[dict[str, Any]] = []
+        marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
+        for row, record in enumerate(table.select(data).to_pylist()):
+            if marks[row][TOMBSTONE]:
+                made = [{name: record[name] if name in extractor.unchanged else None for name in schema.names}]
+            else:
+                made = _called(function, record, extractor, schema, f"{what}: {_place(marks[row])}")
+            entries += made
+            taken += [row] * len(made)
+        yield _batch(table, taken, entries, schema, [f"{what}: {_place(marks[row])}" for row in taken])
+
+
+def _named(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([batch]).rename_columns(names)
+
+
+def _called(
+    function: Function, record: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
+) -> list[dict[str, Any]]:
+    kept = {name: record[name] for name in extractor.unchanged}
+    try:
+        made = function(record)
+        if made is None or isinstance(made, dict | str):
+            raise TypeError(f"it returned a {type(made).__name__}, expected an iterable of dicts")
+        entries = list(made)
+    except Exception as error:
+        raise DatasetError(
+            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {error}{_line(error)}.",
+            "Correct the function or the record, and run it again: nothing was published.",
+        ) from error
+    for entry in entries:
+        _check_entry(entry, kept, extractor, schema, where)
+    return entries
+
+
+def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str) -> None:
+    problem = ""
+    if not isinstance(entry, dict):
+        problem = f"a {type(entry).__name__} for an entry, expected a dict"
+    elif missing := [name for name in schema.names if name not in entry]:
+        problem = f"an entry without column {missing[0]!r}"
+    elif extra := [name for name in entry if name not in schema.names]:
+        problem = f"an entry with column {extra[0]!r}, which is not declared"
+    elif other := [name for name, value in kept.items() if entry[name] != value]:
+        problem = f"{other[0]} {entry[other[0]]!r}, declared unchanged, of a record with {kept[other[0]]!r}"
+    if problem:
+        raise SchemaMismatchError(
+            f"{where}: extractor {extractor.factory} returned {problem}.", "Correct the function, or what it declares."
+        )
+
+
+def _batch(
+    table: pa.Table, taken: list[int], entries: list[dict[str, Any]], schema: Schema, places: list[str]
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = [_column([entry[field.name] for entry in entries], field, places) for field in schema.fields]
+    marks = table.select(list(META)).take(pa.array(taken, pa.int64())).combine_chunks()
+    columns += [_one(marks.column(name)) for name in META]
+    return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _column(values: list[Any], field: Field, places: list[str]) -> pa.Array:
+    import pyarrow as pa
+
+    kind = arrow_type(field.type)
+    for value, place in zip(values, places, strict=True):
+        if value is not None and not _is(field.type, value):
+            raise _unfit(place, field, value)
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError, ValueError):
+        for value, place in zip(values, places, strict=True):
+            try:
+                pa.array([value], kind)
+            except (pa.ArrowException, OverflowError, ValueError) as error:
+                raise _unfit(place, field, value) from error
+        raise
+
+
+def _is(kind: str, value: Any) -> bool:
+    classes = _DECIMAL if kind.startswith("decimal") else _CLASSES.get(kind, _INTEGER)
+    if not isinstance(value, classes) or (isinstance(value, bool) and kind != "boolean"):
+        return False
+    if kind == "date":
+        return not isinstance(value, dt.datetime)
+    return kind != "timestamp" or getattr(value, "tzinfo", None) is not None
+
+
+def _unfit(place: str, field: Field, value: Any) -> SchemaMismatchError:
+    zone = " without a zone" if isinstance(value, dt.datetime) and value.tzinfo is None else ""
+    return SchemaMismatchError(
+        f"{place}: the extractor gives column {field.name!r} the {type(value).__name__}{zone} {str(value)[:100]!r}, "
+        f"declared {field.type}.",
+        "Return values of the declared types, or declare what is returned.",
+    )
+
+
+def _place(marks: dict[str, Any]) -> str:
+    return f"the record at offset {marks[OFFSET]} of partition {marks[PARTITION]}"
+
+
+def _line(error: BaseException) -> str:
+    """Return where in the user's code an error was raised."""
+    trace, last = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        last = (
+            "" if code.co_filename == __file__ else f" ({code.co_filename.rsplit('/', 1)[-1]}, line {trace.tb_lineno})"
+        )
+        trace = trace.tb_next
+    return last

@@ -1,0 +1,142 @@
+"""Versions that Spark computes: each advance asks the query once, and publishes the answer if it is new."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from assets.manifest import DatasetManifest
+from assets.sources.delivery import Awaiting, Delivery
+from assets.sources.entries import column, declaration_of, entries_of, schema_of_entries
+from assets.sources.inputs import Computation
+from resources.errors import DatasetError
+from resources.schema import Schema
+from resources.spark_errors import first_line
+from resources.streams.system import META
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.manifest import Declaration
+    from assets.sources.inputs import QuerySource
+
+
+class QueryVersions:
+    """The one version that a QuerySource gives now: named like its partition, else by the time in UTC."""
+
+    def __init__(self, spec: AdjunctDataset, query: QuerySource, partition: str | None = None) -> None:
+        self._spec, self._query, self._partition = spec, query, partition
+        self._schema = schema_of_entries(spec, query.schema)
+        self._given = False
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        return self._spec
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def declaration(self) -> Declaration:
+        return declaration_of(self._spec, self._schema)
+
+    @property
+    def copartitioned(self) -> bool:
+        return False
+
+    @property
+    def ordered_by(self) -> tuple[str, ...]:
+        """A query's rows have no order: of several with one key, the one with the greatest values counts."""
+        return tuple(name for name in self._schema.names if name not in self._spec.key)
+
+    def first_manifest(self) -> DatasetManifest:
+        return DatasetManifest(name=self._spec.name, declaration=self.declaration, offsets={})
+
+    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+        """Return the version to compute, once; nothing is computed before it is read."""
+        if self._given:
+            return Awaiting(None, (), idle=True)
+        self._given = True
+        version = self._partition or _new_name(manifest, datetime.now(UTC))
+        return Delivery(version, content=Computation(version, self._partition))
+
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
+        """Return None: how many rows there are is known when they were computed."""
+        return None
+
+    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return the query's answer as entries. Raises DatasetError where its columns are not as declared."""
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        computation = delivery.content
+        assert isinstance(computation, Computation)
+        what = f"dataset {self._spec.name!r}, version {delivery.version!r}: {self._query}"
+        if isinstance(self._query.query, str):
+            try:
+                answer = spark.sql(_filled_in(self._query.query, computation))
+            except PySparkException as error:
+                problem = f"{what} can't be planned: {first_line(error)}"
+                raise DatasetError(problem, "Correct the query, and run it again.") from error
+        else:
+            answer = self._query.query(spark, computation)
+        if not hasattr(answer, "mapInArrow"):
+            raise DatasetError(f"{what} returned a {type(answer).__name__}.", "Return a Spark DataFrame.")
+        check_answer(answer, self._query.schema, what)
+        marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
+        records = answer.select(
+            *[column(name) for name in self._query.schema.names],
+            *[value.alias(name) for name, value in marks.items()],
+            F.lit(False).alias(META[3]),
+        )
+        return entries_of(self._spec, records, self._schema)
+
+
+def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
+    """Refuse a frame whose columns are not exactly those declared, in any order, each with its very type."""
+    found = {field.name: field.dataType.simpleString() for field in answer.schema.fields}
+    parts = [f"{name} is missing" for name in declared.names if name not in found]
+    parts += [f"{name} ({kind}) is not declared" for name, kind in found.items() if name not in declared.names]
+    parts += [
+        f"{field.name} is {found[field.name]}, declared {field.type}"
+        for field in declared.fields
+        if field.name in found and found[field.name] != field.type
+    ]
+    names = answer.columns
+    parts += [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    if parts:
+        raise DatasetError(
+            f"{what} answers with other columns than are declared: {'; '.join(parts)}.",
+            "Select, name and cast them in the query, or declare what it answers.",
+        )
+
+
+def _new_name(manifest: DatasetManifest, now: datetime) -> str:
+    """Return a name made of the time that no version has had."""
+    taken = {
+        *manifest.known,
+        *(done.name for done in manifest.delivered),
+        *(ended.name for ended in manifest.abandoned),
+        *(ref.name for ref in manifest.versions),
+    }
+    name = f"{now:%Y%m%dT%H%M%SZ}"
+    number = 2
+    while name in taken:
+        name, number = f"{now:%Y%m%dT%H%M%SZ}-{number}", number + 1
+    return name
+
+
+def _filled_in(sql: str, computation: Computation) -> str:
+    """Return the SQL with the names of version and partition as quoted texts; other braces stay as they are."""
+    values = {"{version}": computation.version, "{partition}": computation.partition}
+    return re.sub(r"\{version\}|\{partition\}", lambda found: _literal(values[found[0]]), sql)
+
+
+def _literal(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,182 @@
+"""Versions that arrive on a stream: records up to the markers that end a version in every partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from assets.manifest import DatasetManifest, MarkerFacts
+from assets.sources.delivery import Awaiting, Complete, Delivery, MarkerSaid, Settled, check_counts, next_delivery
+from assets.sources.entries import entries_of
+from assets.sources.opening import Source, as_stored, by_partition
+from resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
+from resources.names import split_stream_name
+from resources.schema import Schema
+from resources.streams.checksum import NOTHING, checksums_by_partition, is_records_checksum
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import META, OFFSET, PARTITION, Marker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.manifest import Declaration
+    from resources.streams.system import StreamSystem
+
+
+class StreamSource:
+    """The versions on a dataset's input stream, as the stream stood when this was opened."""
+
+    def __init__(self, stream: Source, system: StreamSystem) -> None:
+        self._stream = stream
+        self._system = system
+        self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
+
+    @classmethod
+    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset) -> StreamSource:
+        """Look at the input stream of `spec` once, and check that its columns can make this dataset."""
+        stream = Source.of(systems, spec, at_once=True)
+        return cls(stream, systems[split_stream_name(str(spec.input))[0]])
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        return self._stream.spec
+
+    @property
+    def schema(self) -> Schema:
+        return self._stream.schema
+
+    @property
+    def declaration(self) -> Declaration:
+        return self._stream.declaration
+
+    @property
+    def copartitioned(self) -> bool:
+        return self._stream.copartitioned
+
+    @property
+    def ordered_by(self) -> tuple[str, ...]:
+        """Offsets order the records of one key; partitions only where a key came in several of them."""
+        return (OFFSET, PARTITION)
+
+    def first_manifest(self) -> DatasetManifest:
+        offsets = as_stored(self._stream.system.oldest(self._stream.ssps))
+        return DatasetManifest(name=self.spec.name, declaration=self.declaration, offsets=offsets)
+
+    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+        """Return the next complete version, or the partitions without its marker.
+
+        Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that ends before what was read of it.
+        """
+        offsets = {ssp: int(offset) for ssp, offset in by_partition(manifest.offsets).items()}
+        found = next_delivery(self.spec.name, offsets, self._markers(offsets), _settled(manifest))
+        redelivered = sum(self._stream.count({cut.ssp: (str(cut.start), str(cut.end))}) for cut in found.dropped)
+        if isinstance(found, Complete):
+            return _delivery(found, redelivered)
+        upcoming = self._upcoming(found.offsets)
+        return Awaiting(
+            found.version,
+            tuple(map(str, found.missing)),
+            as_stored({ssp: str(offset) for ssp, offset in found.offsets.items()}),
+            redelivered,
+            idle=all(upcoming[ssp] == offset for ssp, offset in found.offsets.items()),
+        )
+
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
+        """Return how many records the version holds, after comparing counts and checksums with its markers.
+
+        Counting reads nothing. A checksum costs one pass over the records, only where a marker has one that is
+        of the form of `records_checksum`.
+        """
+        complete: Complete = delivery.content
+        records = self._stream.counts(_ranges(delivery))
+        check_counts(self.spec.name, complete, records)
+        promised = {
+            cut.ssp.partition: cut.marker for cut in complete.segments if is_records_checksum(cut.marker.checksum)
+        }
+        if promised:
+            schema = self._stream.info.schema
+            assert schema is not None
+            found = checksums_by_partition(self._records(delivery, spark()), schema) if any(records.values()) else {}
+            for partition, marker in promised.items():
+                self._check_checksum(delivery.version, marker, found.get(partition, NOTHING))
+        return sum(records.values())
+
+    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return the version's entries with the columns of META, in the stream's partitions."""
+        return entries_of(self.spec, self._records(delivery, spark), self.schema)
+
+    # -- inside
+
+    def _upcoming(self, offsets: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
+        """Return where the stream ends, refused where that is before what was read of it."""
+        ends = self._stream.system.upcoming(self._stream.ssps)
+        if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
+            ends = self._system.upcoming(self._stream.ssps)  # another writer may have read on since we looked
+        for ssp, offset in offsets.items():
+            if int(ends[ssp]) < offset:
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r} has read {ssp} up to offset {offset}, and the stream ends at "
+                    f"{ends[ssp]}.",
+                    "The stream was deleted and made anew: declare the dataset under a new name to build it afresh.",
+                )
+        return {ssp: int(end) for ssp, end in ends.items()}
+
+    def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
+        """Return the markers since these offsets, looked up once: later offsets need a part of them only."""
+        if self._seen is None or any(offset < self._seen[0][ssp] for ssp, offset in offsets.items()):
+            since = {ssp: str(offset) for ssp, offset in offsets.items()}
+            self._seen = (dict(offsets), self._stream.markers(since))
+        return self._seen[1]
+
+    def _records(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return the records as the stream gives them, refused where it has other columns than it said before."""
+        records = self._stream.read(spark, _ranges(delivery))
+        said = self._stream.info.schema
+        assert said is not None
+        given = Schema.from_spark(records.drop(*META).schema)
+        if given != said:
+            raise SchemaMismatchError(
+                f"dataset {self.spec.name!r}, version {delivery.version!r}: {self.spec.input} has other columns in "
+                f"this version than it declares: {said.difference(given)}.",
+                "Deliver the version again with one schema, into a stream that declares it.",
+            )
+        return records
+
+    def _check_checksum(self, version: str, marker: Marker, found: str) -> None:
+        assert marker.checksum is not None
+        if marker.checksum.lower() != found:
+            raise MarkerConflictError(
+                f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of "
+                f"{marker.ssp} expects records with the checksum {marker.checksum}, those before it have {found}.",
+                "The version is not published and what is served stays. Deliver the right content under a new version "
+                "name; producers compute checksums with records_checksum(df, schema).",
+            )
+
+
+def _settled(manifest: DatasetManifest) -> Settled:
+    """Return what the markers of delivered versions said; nothing contradicts one abandoned, or long past."""
+    settled: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {name: {} for name in manifest.known}
+    for done in manifest.delivered:
+        settled[done.name] = {
+            SystemStreamPartition.parse(ssp): MarkerSaid(said.rows, said.checksum) for ssp, said in done.markers.items()
+        }
+    return settled | {ended.name: {} for ended in manifest.abandoned}
+
+
+def _delivery(found: Complete, redelivered: int) -> Delivery:
+    return Delivery(
+        found.version,
+        as_stored({ssp: str(offset) for ssp, offset in found.offsets.items()}),
+        {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in found.segments},
+        {
+            str(cut.ssp): MarkerFacts(offset=cut.end, rows=cut.marker.rows, checksum=cut.marker.checksum)
+            for cut in found.segments
+        },
+        redelivered,
+        found,
+    )
+
+
+def _ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
+    return {SystemStreamPartition.parse(ssp): span for ssp, span in delivery.ranges.items()}
