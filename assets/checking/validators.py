@@ -18,6 +18,7 @@ from assets.checking import checks
 from assets.checking.checks import Finding, Rule, plain
 from assets.manifest import Verdict
 from resources.errors import ConfigurationError, TransientError
+from resources.spark_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -229,10 +230,12 @@ def _ask(validator: Validator, candidate: Candidate) -> Verdict:
     except (TransientError, MemoryError):
         raise
     except Exception as error:  # code of users: whatever it raises is the verdict, with its text
-        if type(error).__module__.partition(".")[0] == "py4j":
+        package = type(error).__module__.partition(".")[0]
+        if package == "py4j":
             raise
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
-        message = f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH]
+        said = first_line(error) if package == "pyspark" else str(error)  # Spark goes on with its whole plan
+        message = f"{type(error).__name__}: {said}"[:_MESSAGE_LENGTH]
         return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 
 from assets import bounded_dataset
@@ -201,6 +202,14 @@ def test_all_are_asked_and_one_that_raises_has_failed_with_its_text(caplog: pyte
     ]
     assert verdicts[1].message == "ValueError: the list of\nmakers is empty"
     assert "in broken" in caplog.text, "the traceback is logged"
+
+
+def test_an_error_of_sparks_is_told_without_its_plan() -> None:
+    def failing(found: Candidate) -> bool:
+        raise ParseException("\n[PARSE_SYNTAX_ERROR] Syntax error at 'n'.\n\n== SQL ==\nn >\n")
+
+    (verdict,) = evaluate([custom("mine", failing)], candidate())
+    assert verdict.message == "ParseException: [PARSE_SYNTAX_ERROR] Syntax error at 'n'."
 
 
 def test_what_may_work_later_says_nothing_of_the_version() -> None:
