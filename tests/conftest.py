@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+os.environ["COLUMNS"] = "200"  # what commands print must not depend on whose terminal runs the tests
 
 pytest_plugins = ["tests.servers.postgres", "tests.servers.s3", "tests.servers.spark_cluster"]
 

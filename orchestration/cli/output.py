@@ -35,8 +35,8 @@ def show_json(value: Any) -> None:
 
 
 def show_line(text: str) -> None:
-    """Print a line as it is."""
-    console.print(text, markup=False, highlight=False)
+    """Print a line as it is, however wide the terminal."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -16,9 +16,8 @@ from assets.policies import DiscardPolicy
 from dagster_adjunct import bounded_dataset
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
 
-ITEMS = bounded_dataset(
-    "items", input="lake.items", key="item", partitions=2, discard=DiscardPolicy(keep=1, grace=timedelta(0))
-)
+ITEMS = bounded_dataset("items", input="lake.items", key="item", partitions=2)
+NEWEST_ONLY = replace(ITEMS, discard=DiscardPolicy(keep=1, grace=timedelta(0)))
 PRICES = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
 
 
@@ -88,8 +87,8 @@ def test_an_action_on_a_member_of_a_version_set_is_reported_for_all_members(lab:
 
 
 def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: Lab) -> None:
-    defs = lab.definitions(ITEMS, PRICES)  # prices was never delivered: there is nothing to discard in it
-    deliver(lab, defs, 3)
+    deliver(lab, lab.definitions(ITEMS), 3)
+    defs = lab.definitions(NEWEST_ONLY, PRICES)  # prices was never delivered: there is nothing to discard in it
     dry = job(lab, defs, "shop_discard", "discard_shop", dry_run=True)
     assert dry.success
     assert [each["name"] for each in report(dry)["discarded"]] == ["v1", "v2"]
@@ -99,6 +98,12 @@ def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: L
     assert [ref.name for ref in lab.store("items").versions()] == ["v3"]
     kept = lab.definitions(replace(ITEMS, discard=DiscardPolicy(keep=None, grace=timedelta(0))))
     assert report(job(lab, kept, "shop_discard", "discard_shop"))["discarded"] == []
+
+
+def test_what_a_new_version_makes_needless_is_discarded_in_the_same_run(lab: Lab) -> None:
+    defs = lab.definitions(NEWEST_ONLY)
+    deliver(lab, defs, 2)
+    assert [ref.name for ref in lab.store("items").versions()] == ["v2"]
 
 
 def report(said: Said) -> dict[str, Any]:
