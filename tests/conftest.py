@@ -11,7 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-os.environ["COLUMNS"] = "200"  # what commands print must not depend on whose terminal runs the tests
+# A test process may be told a width of its own, which would win over the one that a test gives to a command.
+os.environ.pop("COLUMNS", None)
 
 pytest_plugins = ["tests.servers.postgres", "tests.servers.s3", "tests.servers.spark_cluster"]
 
