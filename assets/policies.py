@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Literal
 
 from resources.errors import ConfigurationError
@@ -48,6 +48,23 @@ class VersionPartitions:
                 f"version partitions by {self.by} have start={self.start!r}.",
                 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
             )
+        if self.start is not None and not _is_day(self.start):
+            raise ConfigurationError(
+                f"version partitions by day have start={self.start!r}.", "Write a day such as 2026-01-01."
+            )
+
+    def has(self, name: str) -> bool:
+        """Whether this is the name of one of the partitions; any name is, where they come as they come."""
+        if self.start is not None:
+            return _is_day(name) and name >= self.start
+        return not self.names or name in self.names
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -282,7 +282,14 @@ class DatasetStore:
             return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
         found = self.awaiting(systems)
         if found is None:
-            return f"one is delivered whole and not sealed yet{refused}"
+            others = [each.awaited for each in self.log.read_all()[1].values() if each.name != self.name]
+            missing = ", ".join(marker for each in others if each for marker in each.missing)
+            lacks = (
+                f", and other members of its version set wait for the end-of-dataset markers of {missing}"
+                if missing
+                else ""
+            )
+            return f"one is delivered whole and not sealed yet{lacks}{refused}"
         name = f"version {found.version!r}" if found.version else "the first version"
         since = f" since {manifest.awaited.since:%Y-%m-%d %H:%M} UTC" if manifest and manifest.awaited else ""
         return f"{name} waits{since} for the end-of-dataset markers of {', '.join(found.missing)}{refused}"

@@ -93,7 +93,8 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     """End a version that can't be completed: its markers close nothing from now on, and the next one can seal.
 
     Records that end with one of its markers are dropped. A version that is sealed stays as it is, and what is
-    delivered under its name again is dropped unread, whatever its markers say. Safe to repeat.
+    delivered under its name again is dropped unread, whatever its markers say. In a version set it ends for all
+    members: none of them is published without the others. Safe to repeat.
     """
     ended = Abandoned(name=version, reason=reason, by=by, at=datetime.now(UTC))
     change = Change(action="abandon", version=version, reason=reason)
@@ -104,15 +105,18 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
         awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
         return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
 
-    DatasetLog(lake, dataset).transact(abandon, by=by)
+    def abandon_all(manifests: Mapping[str, DatasetManifest]) -> Mapping[str, DatasetManifest] | None:
+        return {name: after for name, each in manifests.items() if (after := abandon(each)) is not None} or None
+
+    DatasetLog(lake, dataset).transact_all(abandon_all, by=by)
 
 
 @dataclass
 class Member:
     """One dataset while it advances: alone, or with the other members of its version set.
 
-    `manifest` is what is decided on, `committed` what stands in the lake. `others` are the markers that other
-    members of the set lack for the version that this one has.
+    `manifest` is what is decided on, `committed` what stands in the lake. `others` is what other members
+    of the set lack of the version that this one has.
     """
 
     spec: AdjunctDataset
@@ -127,7 +131,7 @@ class Member:
     committed: DatasetManifest | None = None
     last: Built | None = None
     awaiting: Awaiting | None = None
-    others: tuple[str, ...] = ()
+    others: Awaited | None = None
 
 
 class _Cycle:
@@ -178,12 +182,15 @@ class _Cycle:
         try:
             return self._delivered()
         except MarkerConflictError:
-            # Without a commit, the version that stands in the way can't be abandoned.
-            for member in self._members:
-                if member.committed is None:
-                    at, awaited = member.manifest.offsets, member.manifest.awaited
-                    self._commit = leave(self._commit, self._members, member, at, awaited, by=self._by)
+            self._begin()
             raise
+
+    def _begin(self) -> None:
+        """Commit every member, for without a commit the version that stands in its way can't be abandoned."""
+        for member in self._members:
+            if member.committed is None:
+                at, awaited = member.manifest.offsets, member.manifest.awaited
+                self._commit = leave(self._commit, self._members, member, at, awaited, by=self._by)
 
     def _delivered(self) -> dict[str, Delivery] | None:
         """Return what every member has delivered whole, None when one still waits; by then that is recorded."""
@@ -201,14 +208,19 @@ class _Cycle:
         _check_one_version(complete)
         waiting = {name: each for name, each in found.items() if isinstance(each, Awaiting)}
         begun = next((each.version for each in complete.values()), None)
-        for name in complete:
-            self._member(name).others = tuple(marker for each in waiting.values() for marker in each.missing)
         for name, each in waiting.items():
             member = self._member(name)
             member.awaiting = replace(each, idle=each.idle and not complete)
             member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
             awaited = _awaited(member.manifest, each, begun)
             self._commit = leave(self._commit, self._members, member, each.offsets, awaited, by=self._by)
+        self._begin()
+        missing = tuple(marker for each in waiting.values() for marker in each.missing)
+        since = [each.awaited.since for each in (self._member(name).manifest for name in waiting) if each.awaited]
+        for name in complete:
+            self._member(name).others = Awaited(
+                version=begun, missing=missing, since=min(since, default=datetime.now(UTC))
+            )
         return None
 
     def _member(self, name: str) -> Member:
@@ -232,9 +244,12 @@ class _Cycle:
         for ref in (manifest.ref(rejected) for rejected in member.rejected):
             if ref is not None:
                 notes.append(f"version {ref.name!r} is rejected: {ref.reason}")
-        waiting = member.others or (member.awaiting.missing if member.awaiting and not idle else ())
+        awaited = member.others or manifest.awaited
+        waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
+        if idle:
+            waiting = ()
         if waiting:
-            begun = member.awaiting.version if member.awaiting else None
+            begun = awaited.version if awaited else None
             wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
             notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
         if manifest.pin is not None:
@@ -253,7 +268,7 @@ class _Cycle:
             counters=member.counters,
             offsets=manifest.offsets,
             waiting=waiting,
-            waiting_since=manifest.awaited.since if manifest.awaited and waiting else None,
+            waiting_since=awaited.since if awaited and waiting else None,
             seconds=member.stages.seconds,
             schema=member.source.schema if version is None else version.columns,
             note="; ".join(notes),
@@ -270,6 +285,18 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
         raise ConfigurationError(
             f"dataset {spec.name!r} is made from the stream {spec.stream}, whose markers name the versions.",
             "Advance it without a partition: what the stream holds is published in its order.",
+        )
+    if partition is not None and spec.versions is not None and not spec.versions.has(partition):
+        raise ConfigurationError(
+            f"dataset {spec.name!r} declares {spec.versions}, and partition {partition!r} is none of these.",
+            "Ask for one that is declared, or declare it.",
+        )
+    known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
+    if partition is None and known and isinstance(spec.input, QuerySource):
+        # A name made of the time would come after all others, and hold them back for ever.
+        raise ConfigurationError(
+            f"dataset {spec.name!r} is computed by a query for each of its partitions, and none is asked for.",
+            "Say which: partition=….",
         )
 
 
@@ -288,7 +315,7 @@ def _check_one_version(complete: Mapping[str, Delivery]) -> None:
         said = "; ".join(f"{name}: {each.version!r}" for name, each in complete.items())
         raise MarkerConflictError(
             f"the members of one version set have delivered different versions as the next ({said}).",
-            "If one of them has no counterpart in the other members, abandon it there: "
+            "If one of them has no counterpart in the other members, abandon it: "
             "adjunct dataset abandon DATASET VERSION --reason ….",
         )
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import AdjunctDataset, bounded_dataset
+from assets import AdjunctDataset, advance_dataset, bounded_dataset
 from assets.manifest import Abandoned, Delivered
 from assets.policies import VersionPartitions
 from assets.sources.delivery import Awaiting, Delivery
 from assets.sources.inputs import Computation, QuerySource
 from assets.sources.opening import open_source
 from assets.sources.query_source import QueryVersions, _filled_in, _new_name
-from resources.errors import DatasetError
+from resources.errors import ConfigurationError, DatasetError
 from resources.objects import InMemoryStore, Lake
 from resources.schema import Schema
 from tests.assets.conftest import World, no_spark
@@ -112,6 +112,13 @@ def test_an_answer_with_other_columns_is_refused_with_the_difference(
         source.read(delivered(source), spark)
     assert "dataset 'planes', version" in caught.value.problem
     assert "query fleet" in caught.value.problem
+
+
+@pytest.mark.parametrize("partition", [None, "2025-12-31", "2026-1-2", "banana"])
+def test_a_query_for_each_day_is_not_asked_for_what_is_no_partition(partition: str | None) -> None:
+    spec = dataset("SELECT 1", versions=VersionPartitions("day", start="2026-01-01"))
+    with pytest.raises(ConfigurationError, match=r"asked for|none of these"):
+        advance_dataset(Lake(InMemoryStore(), "x"), {}, spec, lambda: None, by="test", partition=partition)
 
 
 def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(spark: SparkSession) -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from assets import DatasetStore, abandon_version, advance_version_set, bounded_dataset, current_versions, version_set
 from assets.log import DatasetLog
-from resources.errors import CommitConflict, ConfigurationError, DatasetError, MarkerConflictError
+from resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    DatasetError,
+    MarkerConflictError,
+    NoSealedVersionError,
+)
 from resources.objects.faulty import Crash, Fault, FaultyStore
 from resources.objects.lake import lake_in
 from resources.schema import Schema
@@ -129,19 +135,19 @@ def test_members_that_deliver_different_versions_are_told_to_the_user(prices: Wo
         advance(prices)
 
 
-def test_what_one_member_abandoned_is_not_published_by_the_others_alone(prices: World) -> None:
-    send(prices, "v1", 1)
+def test_a_version_that_one_member_abandons_ends_for_all(prices: World) -> None:
+    send(prices, "v1", 1, "fares")
+    fares, routes = advance(prices)
+    assert (fares.waiting_since, fares.note) == (routes.waiting_since, routes.note), "each says what all wait for"
+    with pytest.raises(NoSealedVersionError, match=r"wait for the end-of-dataset markers of lake\.routes\.0"):
+        DatasetStore(prices.lake, SET[0]).require_current(prices.systems)
+    abandon_version(prices.lake, "routes", "v1", **WHY)
+    send(prices, "v1", 1, "routes")
     advance(prices)
-    send(prices, "v2", 2, "fares")
-    abandon_version(prices.lake, "routes", "v2", **WHY)
-    assert [report.action for report in advance(prices)] == ["waiting", "waiting"]
-    assert seen(prices) == {"fares": 1, "routes": 1}
-    send(prices, "v3", 3)
-    with pytest.raises(MarkerConflictError, match=r"fares: 'v2'; routes: 'v3'.*abandon it there"):
-        advance(prices)
-    abandon_version(prices.lake, "fares", "v2", **WHY)
+    assert seen(prices) == dict.fromkeys(NAMES), "or one member would be published alone"
+    send(prices, "v2", 2)
     advance(prices)
-    assert seen(prices) == {"fares": 3, "routes": 3}
+    assert seen(prices) == {"fares": 2, "routes": 2}
 
 
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
