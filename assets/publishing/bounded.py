@@ -19,7 +19,7 @@ from assets.log import DatasetLog
 from assets.manifest import Abandoned, Awaited, Change, DatasetManifest
 from assets.publishing.build import add, check_declaration
 from assets.publishing.candidate import Built, build_candidate, validate_candidate
-from assets.publishing.operations import expire_pins
+from assets.publishing.operations import expire_pins, explained
 from assets.publishing.publish import declared, leave, publish
 from assets.publishing.version_set import join_version_set
 from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
@@ -96,6 +96,7 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     delivered under its name again is dropped unread, whatever its markers say. In a version set it ends for all
     members: none of them is published without the others. Safe to repeat.
     """
+    explained("abandon", version, reason, by)
     ended = Abandoned(name=version, reason=reason, by=by, at=datetime.now(UTC))
     change = Change(action="abandon", version=version, reason=reason)
 

@@ -40,7 +40,7 @@ def pin_version(
     log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
 ) -> DatasetManifest:
     """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
-    _explained("pin", version, reason, by)
+    explained("pin", version, reason, by)
     if expires_at is not None and expires_at.tzinfo is None:
         raise ConfigurationError(f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.")
 
@@ -53,7 +53,7 @@ def pin_version(
 
 def unpin_version(log: DatasetLog, *, reason: str, by: str) -> DatasetManifest:
     """Serve again what the last switch chose. Without a pin nothing is done."""
-    _explained("unpin", "", reason, by)
+    explained("unpin", "", reason, by)
 
     def unpin(manifests: Manifests) -> Manifests | None:
         pinned = {name: m for name, m in manifests.items() if m.pin is not None}
@@ -85,7 +85,7 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
 
 def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> DatasetManifest:
     """Serve an earlier version from now on (None: the sealed one before), until the next one seals."""
-    _explained("rollback", to or "", reason, by)
+    explained("rollback", to or "", reason, by)
 
     def back(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
         if manifest.pin is not None:
@@ -104,7 +104,7 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
 
     Of the other members of a version set goes what was delivered under this name and no other.
     """
-    _explained("withdraw", version, reason, by)
+    explained("withdraw", version, reason, by)
 
     def withdraw(manifests: Manifests) -> Manifests | None:
         chosen = choose_versions(manifests, log.name, version, present=True)
@@ -133,7 +133,7 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
 
 def force_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
     """Publish a rejected version after all, on the word of whoever gives the reason."""
-    _explained("force", version, reason, by)
+    explained("force", version, reason, by)
 
     def force(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
         if ref.state != "rejected":
@@ -153,7 +153,7 @@ def force_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Dat
 
 def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
     """Forget a rejected or withdrawn version; the next discard deletes its files."""
-    _explained("drop", version, reason, by)
+    explained("drop", version, reason, by)
 
     def drop(manifests: Manifests) -> Manifests | None:
         chosen = choose_versions(manifests, log.name, version, present=True)
@@ -233,7 +233,8 @@ def _change(action: str, ref: VersionRef, reason: str) -> Change:
     return Change(action=action, version=ref.id, reason=reason)
 
 
-def _explained(action: str, version: str, reason: str, by: str) -> None:
+def explained(action: str, version: str, reason: str, by: str) -> None:
+    """Refuse a change that does not say why, or by whom."""
     for what, given in (("a reason", reason), ("who does it", by)):
         if not given.strip():
             raise ConfigurationError(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from assets import DatasetStore, abandon_version, bounded_dataset
 from resources.errors import (
+    ConfigurationError,
     DatasetError,
     MarkerConflictError,
     NoSealedVersionError,
@@ -153,6 +154,8 @@ def test_an_abandoned_version_lets_the_next_one_seal(world: World) -> None:
     world.mark("planes", "v2", range(4))
     with pytest.raises(MarkerConflictError, match="mark different versions"):
         world.advance(PLANES)
+    with pytest.raises(ConfigurationError, match="abandon v1 does not say a reason"):
+        abandon_version(world.lake, "planes", "v1", reason=" ", by="operator")
     abandon_version(world.lake, "planes", "v1", reason="the producer died", by="operator")
     assert world.advance(PLANES).action == "sealed"
     assert world.view(PLANES).sealed.name == "v2"
