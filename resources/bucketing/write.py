@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from resources import errors
 from resources.bucketing.files import BucketFile, BucketLayout
-from resources.bucketing.writer import BUCKET, DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
-from resources.errors import PermanentError
-from resources.spark_errors import unwrapped
+from resources.bucketing.writer import DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
+from resources.errors import ManifestMismatchError, PermanentError
+from resources.spark_errors import refusal, unwrapped
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from resources.objects.store import ObjectStore, StoreDescriptor
 
@@ -52,20 +52,25 @@ def write_buckets(
         for number, name in enumerate((*layout.schema.names, *digest_also))
         for part in (F.lit(number), F.col(_quoted(name)))
     ]
-    df = df.withColumn(DIGEST, F.xxhash64(*data))
+    digest = F.xxhash64(*data)
     if layout.bucket_by:
         keys = [F.col(_quoted(name)) for name in layout.bucket_by]
-        df = df.withColumn(BUCKET, F.pmod(F.hash(*keys), F.lit(layout.partitions)))
         if not partitioned:
             df = df.repartition(layout.partitions, *keys)
+        # In the digest's own column: one more would have to travel to Python.
+        mine = F.pmod(F.hash(*keys), F.lit(layout.partitions)) == F.spark_partition_id()
+        digest = F.when(mine, digest).otherwise(_misplaced(options.what, layout))
     elif not partitioned:
         df = df.coalesce(1)
     if order_by:
         df = df.sortWithinPartitions(*[_quoted(name) for name in order_by])
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
-    wanted = [name for name in (*layout.columns, *marks, DIGEST, BUCKET) if name in df.columns]
+    stored = [name for name in (*layout.columns, *marks) if name in df.columns]
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
-    df = df.select(*[F.col(_quoted(name)).alias(f"c{index}") for index, name in enumerate(wanted)])
+    df = df.select(
+        *[F.col(_quoted(name)).alias(f"c{index}") for index, name in enumerate(stored)], digest.alias("digest")
+    )
+    wanted = [*stored, DIGEST]
     task = _task(store.descriptor, folder, layout, options, wanted)
     with unwrapped():
         rows = df.mapInArrow(task, "facts string").collect()
@@ -75,6 +80,18 @@ def write_buckets(
             raise getattr(errors, found["error"])(found["problem"], found["next_step"])
     files = [BucketFile.from_json(found) for found in facts]
     return sorted(files, key=lambda file: file.bucket)
+
+
+def _misplaced(what: str, layout: BucketLayout) -> Column:
+    """Return a column that fails the job, for a row that is in the task of another bucket."""
+    from pyspark.sql import functions as F
+
+    problem = F.concat(
+        F.lit(f"{what}: a row of another bucket reached the task of bucket "),
+        F.spark_partition_id().cast("string"),
+        F.lit(f": rows are not partitioned by {', '.join(layout.bucket_by)}."),
+    )
+    return refusal(ManifestMismatchError, problem, "Nothing was committed. Report this with the physical plan.")
 
 
 def _quoted(name: str) -> str:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 ROW = "__row"
 DIGEST = "__digest"
-BUCKET = "__bucket"
 TOMBSTONE = "__tombstone"
 ROWS_PER_GROUP = 65_536
 GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
+_SAMPLED = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class WriteOptions:
 
     `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key (they
     must be adjacent) and counts those before it, and how many of these said something else; `drop_tombstones`
-    then leaves deleted keys out. `number_rows` adds `__row`, counted
+    then leaves deleted keys out. `name_conflicting` is how many keys of such contradictions stand in the stats, as
+    texts: none unless it is wanted, for stats are kept. `number_rows` adds `__row`, counted
     from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
     microseconds since the epoch, with the number of its nulls.
     """
@@ -44,6 +45,7 @@ class WriteOptions:
     what: str
     last_per_key: bool = False
     drop_tombstones: bool = False
+    name_conflicting: int = 0
     number_rows: bool = False
     range_of: str | None = None
 
@@ -69,6 +71,7 @@ class BucketFileWriter:
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = 0
+        self._conflicting_keys: list[str] = []
         self._digest: int | None = None
         self._min: list[Any] | None = None
         self._group_keys: list[Any] = []
@@ -77,7 +80,7 @@ class BucketFileWriter:
         self._range_nulls = 0
 
     def write(self, batch: pa.Table) -> None:
-        """Take rows in order; columns are the layout's, and `__digest` and `__bucket` where Spark sent them."""
+        """Take rows in order; columns are the layout's, and `__digest` where Spark sent it."""
         if not batch.num_rows:
             return
         self._check(batch)
@@ -128,18 +131,16 @@ class BucketFileWriter:
                     f"({', '.join(self._layout.key)}).",
                     "Filter them out before, or give them a key.",
                 )
-        if BUCKET in batch.column_names:
-            import numpy as np
-
+        if self._layout.bucket_by:
             from resources.hashing import buckets
 
-            found = batch.column(BUCKET).to_numpy()
+            # Spark checks each row by its own hash; this one shows that ours, which lookups use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
-            wrong = np.nonzero(found != self._bucket)[0]
-            if wrong.size or int(buckets(first, self._layout.partitions)[0]) != self._bucket:
+            found = int(buckets(first, self._layout.partitions)[0])
+            if found != self._bucket:
                 raise ManifestMismatchError(
-                    f"{self._options.what}: a row of bucket {found[wrong[0] if wrong.size else 0]} reached the task of "
-                    f"bucket {self._bucket}: rows are not partitioned by {', '.join(self._layout.bucket_by)}.",
+                    f"{self._options.what}: a row of bucket {found} reached the task of bucket {self._bucket}: rows "
+                    f"are not partitioned by {', '.join(self._layout.bucket_by)}.",
                     "Nothing was committed. Report this with the physical plan.",
                 )
 
@@ -159,7 +160,21 @@ class BucketFileWriter:
             digests = batch.column(DIGEST)
             other = pc.and_(pc.invert(differs), pc.not_equal(digests.slice(0, count), digests.slice(1)))
             self._conflicting += pc.sum(other).as_py() or 0
+            self._name_conflicting(batch.slice(0, count), other)
         return kept
+
+    def _name_conflicting(self, rows: pa.Table, conflicting: Any) -> None:
+        room = self._options.name_conflicting - len(self._conflicting_keys)
+        if room <= 0:
+            return
+        # Records of one key are adjacent, so each key of several contradictions is met in a row.
+        for record in rows.select(list(self._layout.key)).filter(conflicting).to_pylist():
+            values = list(record.values())
+            told = repr(values[0]) if len(values) == 1 else repr(tuple(values))
+            if told not in self._conflicting_keys[-1:]:
+                self._conflicting_keys.append(told)
+            if len(self._conflicting_keys) == self._options.name_conflicting:
+                return
 
     def _take(self, batch: pa.Table) -> None:
         import pyarrow.compute as pc
@@ -210,7 +225,7 @@ class BucketFileWriter:
                 self._path,
                 self._layout.arrow_schema(),
                 compression="zstd",
-                use_dictionary=[name for name in self._layout.columns if name != ROW],
+                use_dictionary=_repetitive(self._waiting[0].select(self._layout.columns)),
                 column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
                 write_page_checksum=True,  # without, a flipped bit in a page may decode to another value
             )
@@ -231,6 +246,8 @@ class BucketFileWriter:
             stats["superseded"] = self._superseded
             if self._conflicting:
                 stats["conflicting"] = self._conflicting
+            if self._conflicting_keys:
+                stats["conflicting_keys"] = self._conflicting_keys
         if self._options.drop_tombstones:
             stats["deleted"] = self._deleted
         if self._range is not None:
@@ -255,6 +272,22 @@ class BucketFileWriter:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             footer = pack_footer(_tail(file, size)) if self._layout.key else None
         return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
+
+
+def _repetitive(rows: pa.Table) -> list[str]:
+    """Return the columns whose values repeat, by a sample of these rows: only there does a dictionary pay.
+
+    For others it is built, found to be too large and thrown away again, which takes longer than writing them.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    sample = rows.take(np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64))
+    return [
+        name
+        for name in rows.column_names
+        if name != ROW and pc.count_distinct(sample.column(name), mode="all").as_py() <= sample.num_rows / 2
+    ]
 
 
 def _tail(file: BinaryIO, size: int) -> bytes:
