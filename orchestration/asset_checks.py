@@ -4,11 +4,13 @@ They run inside the dataset's cycle, before a version is published (design, rule
 "blocking" in Dagster's sense: a version that fails is kept aside, and what is downstream goes on with the one served.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetCheckResult,
     AssetCheckSeverity,
     AssetCheckSpec,
@@ -16,6 +18,8 @@ from dagster import (
     AssetKey,
     MetadataValue,
 )
+
+from resources.errors import ValidatorError
 
 if TYPE_CHECKING:
     from assets import DatasetStore
@@ -107,6 +111,30 @@ def _results(dataset: "AdjunctDataset", key: AssetKey, judgement: Judgement | No
             description=verdict.message or None,
             metadata={**version, "adjunct/facts": MetadataValue.json(dict(verdict.facts))},
         )
+
+
+@contextmanager
+def mistakes_reported(context: AssetExecutionContext, keys: Mapping[str, AssetKey]) -> Iterator[None]:
+    """Report the check of a validator that can't be evaluated as failed, and let the error fail the run.
+
+    `keys` are the assets by the names of their datasets.
+    """
+    try:
+        yield
+    except ValidatorError as error:
+        key = keys[error.dataset]
+        if any((c.asset_key, c.name) == (key, error.validator) for c in context.selected_asset_check_keys):
+            # A result would be an output, and a step that fails has none.
+            context.log_event(
+                AssetCheckEvaluation(
+                    asset_key=key,
+                    check_name=error.validator,
+                    passed=False,
+                    severity=AssetCheckSeverity.ERROR,
+                    description=str(error),
+                )
+            )
+        raise
 
 
 def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> str:

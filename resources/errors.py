@@ -17,7 +17,7 @@
     |   |-- ProducerConflict           one producer and sequence, two different contents
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
-    |   |-- VersionDiscardedError, LeaseLostError
+    |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
     |   |-- PlanningError, PartitionCountMismatch
     |   `-- TableError, RecordNotFoundError, TableAccessError
     `-- TransientError                 the same call may succeed later: retry it
@@ -148,12 +148,32 @@ class VersionDiscardedError(DatasetError):
     """The version is not retained any more."""
 
 
+class StaleDatasetError(DatasetError):
+    """The dataset has not read changes that are older than its reader allows: advance it first."""
+
+
 class LeaseLostError(DatasetError):
     """What was read may have been deleted meanwhile: the lease on it was lost."""
 
 
 class MarkerConflictError(DatasetError):
     """An end-of-dataset marker contradicts a version that is sealed, or the records before it."""
+
+
+class BadChangeError(DatasetError):
+    """A change on a stream that can't be applied: it can't be read, has no key, or says nothing that is known."""
+
+
+class ValidatorError(DatasetError):
+    """A validator that can't be evaluated, because of a mistake in it: that says nothing of the version.
+
+    `dataset` and `validator` are their names.
+    """
+
+    def __init__(self, problem: str, next_step: str = "", *, dataset: str = "", validator: str = "") -> None:
+        super().__init__(problem, next_step)
+        self.dataset = dataset
+        self.validator = validator
 
 
 class PlanningError(PermanentError):

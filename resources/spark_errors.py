@@ -1,7 +1,7 @@
 """Adjunct's errors on their way through Spark: raised in a task or by a plan, met again where the job was started.
 
 Spark wraps what a task raises into errors of its own, with the text of the first. So the error travels as a text
-within that text, and `unwrapped` finds it there.
+within that text, and `unwrapped` finds it there. What Spark says of a damaged file becomes an error of ours too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from resources import errors
-from resources.errors import AdjunctError
+from resources.errors import AdjunctError, ManifestMismatchError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FORM = re.compile(r"adjunct-error\[([A-Za-z0-9+/=]+)\]")
 _PLAIN = re.compile(r"adjunct-raised\[(\w+)\|([^\]|]*)\|(.*?)\]adjunct-raised", re.S)
+# How a Python worker's traceback ends when a task raised one of our errors: the class, then its message.
+_RAISED = re.compile(r"^resources\.errors\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
+# How Spark names a file that it can't read, and what says that the file is to blame and not the way to it.
+_UNREAD = re.compile(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s")
+_DAMAGED = re.compile(
+    r"^Caused by: (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
+    r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
+    re.MULTILINE,
+)
 
 
 def wrapped(items: Iterator[T]) -> Iterator[T]:
@@ -44,22 +53,55 @@ def refusal(kind: type[AdjunctError], problem: Column, next_step: str) -> Column
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise the error of Adjunct's that made a Spark job fail, instead of Spark's; others pass as they are."""
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
+    """Raise the error of Adjunct's that made a Spark job fail, instead of Spark's; others pass as they are.
 
+    Also a decorator, of the functions that users call.
+    """
     try:
         yield
-    except (PySparkException, Py4JJavaError) as error:
-        found = find(str(error))
-        if found is None:
+    except Exception as error:
+        found = adjunct_error(error)
+        if found is None or found is error:
             raise
         raise found from error
 
 
+def adjunct_error(error: BaseException) -> AdjunctError | None:
+    """Return the error of ours that this is, that a Spark task raised, or that a damaged file is; None for others."""
+    if isinstance(error, AdjunctError):
+        return error
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return None
+    text = str(error)
+    return find(text) or _damaged(text) or _raised(text)
+
+
+def _damaged(text: str) -> AdjunctError | None:
+    unread, damaged = _UNREAD.search(text), _DAMAGED.search(text)
+    if not unread or not damaged:
+        return None
+    return ManifestMismatchError(
+        f"Spark can't read {unread['file']}: {damaged['cause']}.",
+        "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
+        "rollback). adjunct dataset verify names every such object of a version.",
+    )
+
+
+def _raised(text: str) -> AdjunctError | None:
+    found = _RAISED.search(text)
+    kind = getattr(errors, found["name"], None) if found else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, AdjunctError)):
+        return None
+    # Spark's text goes on with the JVM's own stack after ours.
+    message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", found["message"], maxsplit=1)[0]
+    return kind(message.strip())
+
+
 def first_line(error: Exception) -> str:
-    """Return what an error of Spark's says first. Those of its parser begin with an empty line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return what an error of Spark's says first. Its parser's begin with an empty line, py4j's with its own call."""
+    lines = (line.strip().removeprefix(": ") for line in str(error).splitlines())
+    said = (line for line in lines if line and not line.startswith("An error occurred while calling "))
+    return next(said, type(error).__name__)
 
 
 def find(text: str) -> AdjunctError | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from assets.reading.stored import count_nulls, files_of
+from resources.errors import ConfigurationError
+from resources.spark_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -98,12 +100,21 @@ def min_rows(candidate: Candidate, n: int) -> Finding:
 
 
 def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
+    from pyspark.errors import DateTimeException, NumberFormatException
     from pyspark.sql import functions as F
 
-    candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
+    field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
     name = f"`{column.replace('`', '``')}`"
     others = candidate.view.frame(candidate.spark()).where(~F.col(name).isin(*values))
-    counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
+    try:
+        counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
+    except (NumberFormatException, DateTimeException) as error:
+        # Nothing is cast but what is compared with values of another kind: the data is not to blame.
+        raise ConfigurationError(
+            f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
+            f"{first_line(error)}",
+            "List values of that type.",
+        ) from error
     violations = sum(row["count"] for row in counted)
     if not violations:
         return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})

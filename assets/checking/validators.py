@@ -3,12 +3,14 @@
 A validator is a named function of a Candidate. Those here are frozen values, comparable and picklable, and can be
 called by themselves: `min_rows(1000)(candidate)` returns a Verdict. Validators with severity "warn" report and
 never refuse a version.
+
+What a validator raises about the data refuses the version. A mistake in the validator does not: it fails the run, and
+the version waits, for a version that is rejected is not judged again.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from assets.checking import checks
 from assets.checking.checks import Finding, Rule, plain
 from assets.manifest import Verdict
-from resources.errors import ConfigurationError, TransientError
+from resources.errors import AdjunctError, ConfigurationError, SchemaMismatchError, TransientError, ValidatorError
 from resources.spark_errors import first_line
 
 if TYPE_CHECKING:
@@ -27,6 +29,16 @@ if TYPE_CHECKING:
 
 Severity = Literal["error", "warn"]
 _MESSAGE_LENGTH = 2_000
+# What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.
+_MISTAKES = (
+    ConfigurationError,
+    SchemaMismatchError,
+    NameError,
+    AttributeError,
+    TypeError,
+    ImportError,
+    SyntaxError,
+)
 _NAME = re.compile(r"[A-Za-z0-9_]{1,200}")
 _logger = logging.getLogger(__name__)
 
@@ -142,12 +154,15 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
 
 
 def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severity = "error") -> Check:
-    """The number of rows differs from that of the version served now by at most this fraction of it (0.2 is 20%).
+    """The number of rows differs from that of the version served now by at most this fraction of it (0.2 is 20 %).
 
     The first version passes, and so does one after a version with fewer than `minimum_rows` rows (or none).
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < math.inf:
-        raise ConfigurationError(f"row_count_within has the fraction {fraction!r}: expected 0 or more.", "0.2 is 20%.")
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        raise ConfigurationError(
+            f"row_count_within has the fraction {fraction!r}: expected 0 to 1.",
+            "It is a fraction, not a percentage: 0.2 is 20 %. A wider limit is a rule of your own: custom(NAME, …).",
+        )
     _whole_number("row_count_within", "minimum_rows", minimum_rows)
     return Check("row_count_within", checks.row_count_within, (float(fraction), minimum_rows), severity)
 
@@ -183,8 +198,9 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
 def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severity: Severity = "error") -> Check:
     """A rule in Python: returns True or False, or a Finding, which says more.
 
-    What the function raises refuses the version, with the error's text; a TransientError ends the run instead, and
-    the next one tries again. A function of a module (not a lambda) makes the validator picklable.
+    What the function raises about the data (an AssertionError, a ValueError) refuses the version, with the error's
+    text. A mistake of the code (a NameError, an AttributeError, a TypeError) and a TransientError end the run instead,
+    and the next one tries again. A function of a module (not a lambda) makes the validator picklable.
     """
     return Check(name, function, severity=severity)
 
@@ -195,8 +211,9 @@ def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severi
 def evaluate(validators: Sequence[Validator], candidate: Candidate) -> tuple[Verdict, ...]:
     """Return what each validator says of the candidate; all are asked.
 
-    One that raises has failed, with the error's text. Raises TransientError, MemoryError, and what py4j raises when
-    the JVM breaks: these say nothing of the version.
+    One that raises has failed, with the error's text. Raises ValidatorError where that is a mistake in a validator,
+    which says nothing of the version; neither does what passes as it is: TransientError, MemoryError, and what py4j
+    raises. With severity "warn" only MemoryError and a JVM that breaks do not end in a failed verdict.
     """
     return tuple(_ask(validator, candidate) for validator in validators)
 
@@ -225,19 +242,66 @@ def check_validators(what: str, validators: Sequence[Validator]) -> None:
 
 
 def _ask(validator: Validator, candidate: Candidate) -> Verdict:
+    warns = validator.severity == "warn"
     try:
-        verdict = validator(candidate)
-    except (TransientError, MemoryError):
-        raise
+        verdict = _verdict(validator, candidate)
     except Exception as error:  # code of users: whatever it raises is the verdict, with its text
-        package = type(error).__module__.partition(".")[0]
-        if package == "py4j":
+        if _passes(error, warns):
             raise
+        if _is_mistake(error) and not warns:
+            raise _mistake(validator, candidate, error) from error
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
-        said = first_line(error) if package == "pyspark" else str(error)  # Spark goes on with its whole plan
+        sparks = _package(error) in ("pyspark", "py4j")
+        said = first_line(error) if sparks else str(error)  # Spark goes on with its whole plan
         message = f"{type(error).__name__}: {said}"[:_MESSAGE_LENGTH]
         return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
+
+
+def _verdict(validator: Validator, candidate: Candidate) -> Verdict:
+    verdict: object = validator(candidate)
+    if not isinstance(verdict, Verdict):
+        raise ConfigurationError(
+            f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.", "Let its call return one."
+        )
+    return verdict
+
+
+def _passes(error: Exception, warns: bool) -> bool:
+    """Whether an error is of neither the version nor the validator. Only a broken process stops for a warning."""
+    if _package(error) == "py4j":
+        from py4j.protocol import Py4JJavaError
+
+        return not (warns and isinstance(error, Py4JJavaError))
+    return isinstance(error, MemoryError) or (isinstance(error, TransientError) and not warns)
+
+
+def _is_mistake(error: Exception) -> bool:
+    if isinstance(error, _MISTAKES):
+        return True
+    if _package(error) != "pyspark":
+        return False
+    from pyspark.errors import AnalysisException
+
+    return isinstance(error, AnalysisException)
+
+
+def _package(error: Exception) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> ValidatorError:
+    view = candidate.view
+    version = view.sealed.name or view.version
+    said = error.problem if isinstance(error, AdjunctError) else first_line(error)
+    return ValidatorError(
+        f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be evaluated: "
+        f"{type(error).__name__}: {said[:_MESSAGE_LENGTH]}",
+        "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or end "
+        f"this version: adjunct dataset abandon {view.dataset} {version} --reason ….",
+        dataset=view.dataset,
+        validator=validator.name,
+    )
 
 
 def _whole_number(what: str, argument: str, value: object) -> None:

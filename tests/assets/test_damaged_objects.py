@@ -12,10 +12,10 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 from assets.reading.view import DatasetView
-from orchestration.failures import adjunct_error
 from resources.errors import ManifestMismatchError
 from resources.objects.local import LocalStore
 from resources.schema import Schema
+from resources.spark_errors import adjunct_error
 from tests.assets.sealing import sealed_version
 
 SCHEMA = Schema.of(k="string", v="bigint")

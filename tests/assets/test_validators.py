@@ -5,17 +5,26 @@ from __future__ import annotations
 import datetime as dt
 import math
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from py4j.protocol import Py4JNetworkError
-from pyspark.errors import ParseException
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark.errors import AnalysisException, NumberFormatException, ParseException
 from pyspark.sql import SparkSession
 
-from assets import bounded_dataset
+from assets import (
+    AdjunctDataset,
+    DatasetStore,
+    abandon_version,
+    advance_version_set,
+    bounded_dataset,
+    version_set,
+)
 from assets.checking.validators import (
     Candidate,
     Check,
@@ -33,12 +42,22 @@ from assets.checking.validators import (
     values_in,
 )
 from assets.manifest import Verdict
-from resources.errors import ConfigurationError, ManifestMismatchError, StoreUnavailableError
+from assets.publishing import candidate as candidate_module
+from resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    DatasetError,
+    ManifestMismatchError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+    ValidatorError,
+)
 from resources.objects.local import LocalStore
 from resources.objects.memory import InMemoryStore
 from resources.objects.store import ObjectStore
 from resources.schema import Schema
-from tests.assets.conftest import no_spark
+from tests.assets.conftest import World, no_spark
+from tests.assets.plain import build_without_spark, no_session
 from tests.assets.sealing import table_of, view_of
 
 SCHEMA = Schema.of(tailnum="string", seats="int", maker="string")
@@ -105,8 +124,8 @@ def test_nulls_are_counted_by_column() -> None:
     assert (verdict.name, verdict.passed) == ("no_nulls_seats_maker", False)
     assert verdict.message == "1 of 4 rows have no 'seats'; 1 of 4 rows have no 'maker'"
     assert no_nulls("tailnum")(candidate()).passed
-    (unknown,) = evaluate([no_nulls("wings")], candidate())
-    assert "has no column 'wings': it has tailnum, seats, maker" in unknown.message
+    with pytest.raises(ValidatorError, match="has no column 'wings': it has tailnum, seats, maker"):
+        evaluate([no_nulls("wings")], candidate())
 
 
 WIDER = Schema.of(tailnum="string", seats="int", maker="string", year="int")
@@ -204,12 +223,90 @@ def test_all_are_asked_and_one_that_raises_has_failed_with_its_text(caplog: pyte
     assert "in broken" in caplog.text, "the traceback is logged"
 
 
-def test_an_error_of_sparks_is_told_without_its_plan() -> None:
-    def failing(found: Candidate) -> bool:
-        raise ParseException("\n[PARSE_SYNTAX_ERROR] Syntax error at 'n'.\n\n== SQL ==\nn >\n")
+def raising(error: Exception) -> Callable[[Candidate], bool]:
+    def rule(found: Candidate) -> bool:
+        raise error
 
-    (verdict,) = evaluate([custom("mine", failing)], candidate())
-    assert verdict.message == "ParseException: [PARSE_SYNTAX_ERROR] Syntax error at 'n'."
+    return rule
+
+
+class JavaError(Py4JJavaError):  # type: ignore[misc]
+    """A job that failed in a JVM that lives on."""
+
+    __module__ = "py4j.protocol"
+
+    def __init__(self) -> None:
+        pass
+
+    def __str__(self) -> str:
+        return "An error occurred while calling o1.count.\n: org.apache.spark.SparkException: job aborted\n\tat …"
+
+
+SYNTAX = ParseException("\n[PARSE_SYNTAX_ERROR] Syntax error at 'n'.\n\n== SQL ==\nn >\n")
+MISTAKES = [
+    ConfigurationError("the list of makers has no path.", "Set one."),
+    SchemaMismatchError("dataset 'planes' has no column 'wings'.", "Check the name."),
+    SYNTAX,
+    AnalysisException("[UNRESOLVED_COLUMN] wings\n== SQL =="),
+    NameError("name 'makers' is not defined"),
+    AttributeError("'NoneType' object has no attribute 'rows'"),
+    TypeError("unsupported operand"),
+    ModuleNotFoundError("No module named 'makers'"),
+    SyntaxError("invalid syntax"),
+]
+
+
+@pytest.mark.parametrize("error", MISTAKES, ids=lambda error: type(error).__name__)
+def test_a_mistake_in_a_validator_refuses_nothing_and_says_where_it_is(error: Exception) -> None:
+    with pytest.raises(ValidatorError) as raised:
+        evaluate([min_rows(99), custom("mine", raising(error))], candidate())
+    said = raised.value
+    assert said.__cause__ is error
+    assert (said.dataset, said.validator) == ("planes", "mine")
+    assert said.problem.startswith("dataset 'planes', version 'v2': validator 'mine' can't be evaluated: ")
+    assert said.problem.endswith(f"{type(error).__name__}: {said_first(error)}")
+    assert "Correct the validator and advance again" in said.next_step
+    assert "adjunct dataset abandon planes v2 --reason" in said.next_step
+
+
+def said_first(error: Exception) -> str:
+    return error.problem if isinstance(error, AdjunctError) else str(error).strip().partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("no plane has 900 seats"),
+        ValueError("'x' is no number"),
+        DatasetError("dataset 'makers' was not found."),
+        ZeroDivisionError("no plane at all"),
+        KeyError("N1"),
+        NumberFormatException("[CAST_INVALID_INPUT] The value 'x' can't be cast.\n== SQL =="),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_raised_about_the_data_refuses_the_version(error: Exception) -> None:
+    (verdict,) = evaluate([custom("mine", raising(error))], candidate())
+    assert not verdict.passed
+    assert verdict.message == f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *MISTAKES,
+        StoreUnavailableError("the list of makers can't be reached.", "Try again."),
+        JavaError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_warning_that_can_t_be_evaluated_stops_nothing(error: Exception) -> None:
+    (verdict,) = evaluate([custom("mine", raising(error), severity="warn")], candidate())
+    assert (verdict.passed, verdict.severity) == (False, "warn")
+    said = str(error) if isinstance(error, AdjunctError) else said_first(error)
+    if isinstance(error, JavaError):
+        said = "org.apache.spark.SparkException: job aborted"
+    assert verdict.message == f"{type(error).__name__}: {said}"
 
 
 def test_what_may_work_later_says_nothing_of_the_version() -> None:
@@ -225,10 +322,9 @@ def test_a_jvm_that_breaks_says_nothing_of_the_version() -> None:
         evaluate([custom("mine", failing)], candidate())
 
 
-def test_an_answer_that_says_nothing_is_a_failure_with_what_to_return() -> None:
-    (verdict,) = evaluate([custom("mine", lambda found: None)], candidate())  # type: ignore[arg-type, return-value]
-    assert not verdict.passed
-    assert "'mine' returned None: expected True, False or a Finding" in verdict.message
+def test_an_answer_that_says_nothing_is_a_mistake_with_what_to_return() -> None:
+    with pytest.raises(ValidatorError, match="'mine' returned None: expected True, False or a Finding"):
+        evaluate([custom("mine", lambda found: None)], candidate())  # type: ignore[arg-type, return-value]
 
 
 def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> None:
@@ -242,6 +338,15 @@ def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> 
     assert isinstance(odd, Validator)
     (verdict,) = evaluate([odd], candidate())
     assert (verdict.name, verdict.severity) == ("odd", "warn")
+
+    class Silent(Odd):
+        name, severity = "silent", "error"
+
+        def __call__(self, found: Candidate) -> Verdict:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(ValidatorError, match="validator 'silent' returned None: expected a Verdict"):
+        evaluate([Silent()], candidate())
 
 
 # -- declared
@@ -272,6 +377,7 @@ def test_names_are_safe_for_dagster_and_stable() -> None:
     [
         (lambda: row_count_within(-0.1), "fraction -0.1"),
         (lambda: row_count_within(math.nan), "fraction nan"),
+        (lambda: row_count_within(20), "fraction 20: expected 0 to 1.*0.2 is 20 %"),
         (lambda: row_count_within(0.1, -1), "minimum_rows=-1"),
         (lambda: min_rows(True), "n=True"),
         (lambda: schema_compatible("strict"), "rule 'strict'"),  # type: ignore[arg-type]
@@ -327,8 +433,7 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
         sql_check("seats_or_none", "seats IS NULL OR seats > 0"),
         sql_check("none_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (tailnum);"),
         sql_check("with_names", "WITH small AS (SELECT tailnum FROM version WHERE seats < 60) SELECT * FROM small"),
-        sql_check("wrong", "SELECT nothing FROM version"),
-        sql_check("in_words", "seats are plenty"),
+        sql_check("numbers", "CAST(maker AS INT) > 0"),
         values_in("maker", ["AIRBUS", "BOEING"]),
         values_in("seats", [9, 50, 100]),
     ]
@@ -338,11 +443,109 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
     assert sorted(verdicts["seats_known"].facts["sample"]) == [["N2"], ["N4"]]
     assert verdicts["none_lost"].message == "1 rows break it: tailnum 'N9'"
     assert sorted(verdicts["with_names"].facts["sample"]) == [["N3"], ["N4"]]
-    assert verdicts["wrong"].message.startswith("AnalysisException")
-    assert verdicts["in_words"].message.startswith("ParseException")
+    assert verdicts["numbers"].message.startswith("NumberFormatException: [CAST_INVALID_INPUT]")
     assert verdicts["values_in_maker"].message == "1 rows have other values of 'maker': 'CESSNA' (1)"
     assert spark.table("version").count() == 3
     assert [view.name for view in spark.catalog.listTables() if view.isTemporary] == ["version"]
     spark.catalog.dropTempView("version")
     alone = Candidate(on_spark.view, None, on_spark.spark)
     assert sql_check("none_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (tailnum)")(alone).passed
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (sql_check("wrong", "SELECT nothing FROM version"), "AnalysisException: [UNRESOLVED_COLUMN"),
+        (sql_check("wrong", "wings > 2"), "AnalysisException: [UNRESOLVED_COLUMN"),
+        (sql_check("wrong", "seats are plenty"), "ParseException: [PARSE_SYNTAX_ERROR]"),
+        (values_in("wings", [2]), "SchemaMismatchError: dataset 'planes' has no column 'wings'"),
+        (values_in("seats", ["x"]), "can't be compared with the column's type, int: [CAST_INVALID_INPUT]"),
+        (values_in("maker", [5]), "can't be compared with the column's type, string: [CAST_INVALID_INPUT]"),
+    ],
+)
+def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidate, wrong: Check, said: str) -> None:
+    with pytest.raises(ValidatorError) as raised:
+        evaluate([wrong], on_spark)
+    assert said in raised.value.problem
+    (warned,) = evaluate([replace(wrong, severity="warn")], on_spark)
+    assert not warned.passed
+    assert said in warned.message
+
+
+# -- in a cycle
+
+
+@pytest.fixture
+def plain(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A lake with a stream of planes, on which versions are built without Spark."""
+    build_without_spark(monkeypatch)
+    world.spark = no_session
+    world.stream("planes", SCHEMA, ["tailnum"], 1)
+    return world
+
+
+def fleet(*validators: Validator) -> AdjunctDataset:
+    return bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=validators)
+
+
+def test_a_mistake_costs_no_version_and_no_build(plain: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    write = candidate_module.write_generation
+
+    def counted(*given: Any, what: str, **options: Any) -> Any:
+        built.append(what)
+        return write(*given, what=what, **options)
+
+    monkeypatch.setattr(candidate_module, "write_generation", counted)
+    plain.send("planes", ROWS, version="v1")
+    assert plain.advance(fleet()).action == "sealed"
+    plain.send("planes", planes(5), version="v2")
+    plain.send("planes", planes(6), version="v3")
+    store = DatasetStore(plain.lake, fleet())
+    before = store.require_manifest()
+    wrong = [no_nulls("wings"), min_rows(1)]
+    for _ in range(2):
+        with pytest.raises(ValidatorError, match="version 'v2': validator 'no_nulls_wings' can't be evaluated"):
+            plain.advance(fleet(*wrong))
+        assert store.require_manifest() == before
+    report = plain.advance(fleet(no_nulls("tailnum"), min_rows(1)))
+    assert (report.action, len(report.sealed), report.rejected, report.rows) == ("sealed", 2, (), 6)
+    assert [what.rpartition(" ")[2] for what in built] == ["'v1'", "'v2'", "'v3'"], "each was built once"
+
+
+def test_the_first_version_that_meets_a_mistake_can_be_abandoned_as_the_error_says(plain: World) -> None:
+    plain.send("planes", ROWS, version="v1")
+    with pytest.raises(ValidatorError):
+        plain.advance(fleet(custom("mine", raising(NameError("name 'x' is not defined")))))
+    manifest = DatasetStore(plain.lake, fleet()).require_manifest()
+    assert (manifest.versions, manifest.delivered) == ((), ())
+    abandon_version(plain.lake, "planes", "v1", reason="a wrong rule", by="ada")
+    plain.send("planes", planes(3), version="v2")
+    assert plain.advance(fleet(min_rows(1))).rows == 3
+
+
+def test_a_mistake_in_one_member_of_a_set_publishes_none_and_rejects_none(plain: World) -> None:
+    plain.stream("makers", SCHEMA, ["tailnum"], 1)
+    for stream in ("planes", "makers"):
+        plain.send(stream, ROWS, version="v1")
+
+    def members(*rules: Validator) -> tuple[AdjunctDataset, ...]:
+        makers = bounded_dataset("makers", input="lake.makers", key="tailnum", partitions=2, validators=rules)
+        return version_set("fleet", fleet(min_rows(1)), makers)
+
+    def advance(specs: tuple[AdjunctDataset, ...]) -> list[str]:
+        return [r.action for r in advance_version_set(plain.lake, plain.systems, specs, plain.spark, by="test")]
+
+    with pytest.raises(ValidatorError, match="dataset 'makers', version 'v1': validator 'no_nulls_wings'"):
+        advance(members(no_nulls("wings")))
+    assert advance(members()) == ["sealed", "sealed"]
+
+
+def test_a_warning_with_a_mistake_is_on_record_with_the_version_that_it_let_pass(plain: World) -> None:
+    plain.send("planes", ROWS, version="v1")
+    report = plain.advance(fleet(no_nulls("wings", severity="warn")))
+    assert report.action == "sealed"
+    (verdict,) = report.verdicts
+    assert not verdict.passed
+    assert "has no column 'wings'" in verdict.message

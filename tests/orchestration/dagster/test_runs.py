@@ -22,8 +22,8 @@ from dagster_adjunct import (
     build_definitions,
     open_lake,
 )
-from orchestration.failures import adjunct_error
 from resources.errors import NullKeyError, StoreUnavailableError
+from resources.spark_errors import adjunct_error
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
 
