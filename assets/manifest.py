@@ -6,7 +6,7 @@ as the version that was made from them, so there is no second place to disagree 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -26,6 +26,7 @@ from resources.errors import AdjunctError, MalformedDocumentError
 from resources.schema import Schema
 
 if TYPE_CHECKING:
+    from assets.following import DeltaCompaction
     from resources.objects.commit import Commit
 
 KIND = "dataset"
@@ -59,7 +60,9 @@ class Declaration(_Document):
     `partitions` None is a broadcast copy. `columns` are what new versions store, None for all of the input's.
     `input_partitions` is how many partitions the input had when the dataset was made (0: files or a query).
     `order` says whether versions follow each other as they arrive, or by name (version partitions). `keep` and
-    `grace_seconds` are the discard policy. Order and policy may change: they are those of the last advance.
+    `grace_seconds` are the discard policy; of an unbounded dataset `compact_…` are the compaction policy, and
+    `keep_tombstones` is how far below the newest position deletions are remembered. Order and policies may change:
+    they are those of the last advance.
     """
 
     kind: Literal["bounded", "unbounded"]
@@ -74,22 +77,37 @@ class Declaration(_Document):
     order: Literal["arrival", "name"] = "arrival"
     keep: int | None = Field(default=3, ge=1)
     grace_seconds: float = Field(default=86_400.0, ge=0)
+    keep_tombstones: int | None = Field(default=None, ge=0)
+    compact_deltas: int = Field(default=8, ge=2)
+    compact_fraction: float = Field(default=0.2, gt=0)
+    compact_rows: int = Field(default=2_000_000, ge=1)
 
     @property
     def discard(self) -> DiscardPolicy:
         """The discard policy that was declared last."""
         return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
 
+    @property
+    def compaction(self) -> DeltaCompaction:
+        """The compaction policy that was declared last."""
+        from assets.following import DeltaCompaction
+
+        return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
+
 
 class MarkerFacts(_Document):
     """What one marker said: rows before it and a checksum, where it gave them.
 
-    A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0).
+    A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0). Where a
+    stream's marker gave no rows, they are those that were counted. Of a folder, `listing` tells its data files from
+    others, and `completed` is when the completion object was written.
     """
 
     offset: int
     rows: int | None = None
     checksum: str | None = None
+    listing: str | None = None
+    completed: AwareDatetime | None = None
 
 
 class Verdict(_Document):
@@ -108,7 +126,8 @@ class SealedVersion(_Document):
     A bounded version has one generation and the name that its markers gave it. An unbounded one has a base
     and the deltas after it, oldest first. `rows` is exact, and None where deltas have to be merged to know.
     `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input
-    that this version took in, by stream partition. `positioned` says that rows carry their input offset.
+    that this version took in, by stream partition. `positioned` says that rows carry their position: their input
+    offset or, with `order_by`, that column's value.
     """
 
     id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -120,6 +139,7 @@ class SealedVersion(_Document):
     partition_by: tuple[str, ...]
     partitions: int | None = Field(default=None, ge=1)
     positioned: bool
+    order_by: str | None = None
     generations: tuple[StoredGeneration, ...] = Field(min_length=1)
     rows: int | None = Field(default=None, ge=0)
     digest: int | None = None
@@ -168,6 +188,7 @@ class VersionRef(_Document):
 
     `document` is the object that holds its SealedVersion, None for a version that was refused before it was
     built. `folders` are those of its generations. `reason` says why it was rejected, withdrawn or forced.
+    `replaced` is the version that the switch (or force) that made this one the head took the place of.
     """
 
     id: str
@@ -181,6 +202,7 @@ class VersionRef(_Document):
     bytes: int = 0
     reason: str = ""
     verdicts: tuple[Verdict, ...] = ()
+    replaced: str | None = None
 
 
 class Pin(_Document):
@@ -212,12 +234,14 @@ class Awaited(_Document):
 class Delivered(_Document):
     """A version that was delivered whole: its name, its markers, and the sealed version that holds its content.
 
-    A delivery whose content equals the version before it is held by that one.
+    A delivery whose content equals the version before it is held by that one. `freed` is set where its version was
+    rejected and then dropped, to the time of the rejection: what is delivered under its name now is a new version.
     """
 
     name: str
     version: str
     markers: dict[str, MarkerFacts]
+    freed: AwareDatetime | None = None
 
 
 class Abandoned(_Document):
@@ -230,17 +254,40 @@ class Abandoned(_Document):
 
 
 class Bootstrap(_Document):
-    """The first snapshot of a change stream: from where, up to which offsets, and whether it is reached.
+    """A snapshot of a change stream: from where, up to which offsets, and whether it is reached.
 
     The target is each partition's upcoming offset, recorded before anything is read; records that arrive
-    later do not extend the wait.
+    later do not extend the wait. `building` are the generations made so far: readers get them when the target is
+    reached, and what was served before stays served until then. `columns` are theirs. `why` says what asked for it.
     """
 
     state: Literal["running", "done"]
     start: dict[str, Offset]
     target: dict[str, Offset]
     started_at: AwareDatetime
-    finished_at: datetime | None = None
+    finished_at: AwareDatetime | None = None
+    building: tuple[StoredGeneration, ...] = ()
+    columns: StoredSchema | None = None
+    loaded: bool = False
+    why: str = ""
+
+
+class Retired(_Document):
+    """A generation that a compaction or rebuild replaced; versions before number `until` still read it."""
+
+    generation: int
+    folder: str
+    until: int
+    at: AwareDatetime
+
+
+class Decision(_Document):
+    """What was decided about a change stream's table when a run began, and why (the recovery table)."""
+
+    action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
+    store: Literal["none", "building", "invalid", "valid"]
+    reason: str
+    at: AwareDatetime
 
 
 class DatasetManifest(_Document):
@@ -252,6 +299,12 @@ class DatasetManifest(_Document):
     number. `delivered` remembers the newest deliveries and `known` the names of older ones, so that a marker
     that comes again is known. `doomed` are the folders and documents that are being deleted: nobody may begin
     to use them (design, rule 4).
+
+    Of an unbounded dataset only: `retired` are the generations that its current version does not read any more and
+    earlier ones do; versions before number `retained_from` are gone. `confirmed_at` is when all changes up to the
+    stream's end were last known to be in. Changes at or below `horizon` come too late (ordering columns only).
+    `quarantining` are the ranges whose bad changes are on their way to the dead letters: they are read again as they
+    are. `decision` is the last decision about recovery.
     """
 
     format: Literal[1] = 1
@@ -268,6 +321,12 @@ class DatasetManifest(_Document):
     doomed: tuple[str, ...] = ()
     offsets: dict[str, Offset]
     bootstrap: Bootstrap | None = None
+    retired: tuple[Retired, ...] = ()
+    retained_from: int = Field(default=1, ge=1)
+    confirmed_at: AwareDatetime | None = None
+    horizon: int | None = None
+    quarantining: dict[str, tuple[Offset, Offset]] | None = None
+    decision: Decision | None = None
     next_number: int = Field(default=1, ge=1)
     next_generation: int = Field(default=1, ge=1)
     counters: dict[str, int] = Field(default_factory=dict)
@@ -302,6 +361,11 @@ class DatasetManifest(_Document):
     def ref(self, version_id: str) -> VersionRef | None:
         """Return the retained version of this id."""
         return next((ref for ref in self.versions if ref.id == version_id), None)
+
+    @property
+    def taken(self) -> set[str]:
+        """The names of the versions that were delivered: what comes under one of them again is a re-delivery."""
+        return {*self.known, *(done.name for done in self.delivered if done.freed is None)}
 
     def body(self) -> dict[str, Any]:
         """Return the manifest as the JSON-able body of a commit."""

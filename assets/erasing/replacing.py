@@ -187,15 +187,17 @@ def _replaced(manifest: DatasetManifest, old: Mapping[str, Replacement]) -> Data
         return old[version].new.id if version in old else version
 
     version, pin = manifest.version, manifest.pin
+    versions = (_moved(ref, old[ref.id].new) if ref.id in old else ref for ref in manifest.versions)
     return manifest.after(
         version=old[version.id].sealed if version is not None and version.id in old else version,
         head=None if manifest.head is None else renamed(manifest.head),
         pin=None if pin is None else Pin(**{**pin.model_dump(), "version": renamed(pin.version)}),
-        versions=tuple(_moved(ref, old[ref.id].new) if ref.id in old else ref for ref in manifest.versions),
+        versions=tuple(ref.model_copy(update={"replaced": ref.replaced and renamed(ref.replaced)}) for ref in versions),
         delivered=tuple(each.model_copy(update={"version": renamed(each.version)}) for each in manifest.delivered),
     )
 
 
 def _moved(now: VersionRef, new: VersionRef) -> VersionRef:
     """Return the new version's entry, in the state that the old one is in by now."""
-    return new.model_copy(update={"state": now.state, "reason": now.reason, "verdicts": now.verdicts})
+    kept = {"state": now.state, "reason": now.reason, "verdicts": now.verdicts, "replaced": now.replaced}
+    return new.model_copy(update=kept)

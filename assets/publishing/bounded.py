@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from assets.log import DatasetLog
-from assets.manifest import Abandoned, Awaited, Change, DatasetManifest
+from assets.manifest import Abandoned, Awaited, Change, DatasetManifest, VersionRef
 from assets.publishing.build import add, check_declaration
 from assets.publishing.candidate import Built, build_candidate, validate_candidate
 from assets.publishing.operations import expire_pins, explained
@@ -24,9 +24,10 @@ from assets.publishing.publish import declared, leave, publish
 from assets.publishing.version_set import join_version_set
 from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
 from assets.sources.delivery import Awaiting, Delivery
-from assets.sources.inputs import QuerySource
+from assets.sources.inputs import FileSource, QuerySource
 from assets.sources.opening import open_source
-from resources.errors import ConfigurationError, DatasetError, MarkerConflictError
+from resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
+from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,8 +54,8 @@ def advance_bounded(
     `systems` are the stream systems by name; `by` says in the commits who did it. `spark` is called only if there
     are records to build from. `partition` asks for the version of this name, where the dataset declares version
     partitions; an older one is kept beside what is served unless `make_current`. Raises MarkerConflictError when
-    markers contradict each other, DatasetError (a changed declaration), and CommitConflict when another writer
-    was first; what is served stays served.
+    markers contradict each other, DatasetError (a changed declaration), ValidatorError (a mistake in a validator),
+    and CommitConflict when another writer was first; what is served stays served.
     """
     if spec.version_set is not None:
         raise ConfigurationError(
@@ -65,6 +66,7 @@ def advance_bounded(
     return _Cycle(lake, systems, (spec,), spark, by, on_stage, partition, make_current).run()[0]
 
 
+@unwrapped()
 def advance_version_set(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
@@ -174,10 +176,17 @@ class _Cycle:
                 for member in self._members
                 if member.spec.name in deliveries
             ]
-            for candidate in built:
-                validate_candidate(candidate, self._spark)
+            self._validate(built)
             self._commit = publish(self._commit, self._members, built, by=self._by, make_current=self._make_current)
         return [self._report(member) for member in self._members]
+
+    def _validate(self, built: Sequence[Built]) -> None:
+        try:
+            for candidate in built:
+                validate_candidate(candidate, self._spark)
+        except ValidatorError:
+            self._begin()
+            raise
 
     def _next(self) -> dict[str, Delivery] | None:
         try:
@@ -203,8 +212,9 @@ class _Cycle:
         complete = {name: each for name, each in found.items() if isinstance(each, Delivery)}
         for version in {each.version for each in complete.values()}:
             here = {name: each for name, each in complete.items() if each.version == version}
-            # A member that had this version before it joined the set is not waited for.
-            if all(version in _names(self._member(name).manifest) for name in found.keys() - here.keys()):
+            # A member that had this version before it joined the set is not waited for. One that abandoned it is: the
+            # set never has it whole then.
+            if all(version in self._member(name).manifest.taken for name in found.keys() - here.keys()):
                 return here
         _check_one_version(complete)
         waiting = {name: each for name, each in found.items() if isinstance(each, Awaiting)}
@@ -244,7 +254,7 @@ class _Cycle:
             notes.append("nothing new was delivered")
         for ref in (manifest.ref(rejected) for rejected in member.rejected):
             if ref is not None:
-                notes.append(f"version {ref.name!r} is rejected: {ref.reason}")
+                notes.append(_rejected(member, ref))
         awaited = member.others or manifest.awaited
         waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
         if idle:
@@ -253,6 +263,8 @@ class _Cycle:
             begun = awaited.version if awaited else None
             wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
             notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
+        if member.awaiting is not None and member.awaiting.note:
+            notes.append(member.awaiting.note)
         if manifest.pin is not None:
             notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
         looked_at = member.last.version if member.last and member.last.version else version
@@ -274,6 +286,22 @@ class _Cycle:
             schema=member.source.schema if version is None else version.columns,
             note="; ".join(notes),
         )
+
+
+def _rejected(member: Member, ref: VersionRef) -> str:
+    """Return why a version was rejected and what can be done about it."""
+    name, source = member.spec.name, member.spec.input
+    again = "deliver it again under the same name"
+    if isinstance(source, FileSource):
+        again = "complete the folder again"
+    elif isinstance(source, QuerySource):
+        again = "compute it again"
+    look = f"look at it (adjunct dataset show {name} {ref.id})"
+    force = f"force it with a reason (adjunct dataset force {name} {ref.id} --reason …)"
+    drop = f"drop it (adjunct dataset drop {name} {ref.id} --reason …) and {again}"
+    # What was refused before it was built can neither be read nor forced.
+    steps = f"{look}, {force}, or {drop}" if ref.document else drop
+    return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"
 
 
 def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
@@ -319,11 +347,6 @@ def _check_one_version(complete: Mapping[str, Delivery]) -> None:
             "If one of them has no counterpart in the other members, abandon it: "
             "adjunct dataset abandon DATASET VERSION --reason ….",
         )
-
-
-def _names(manifest: DatasetManifest) -> set[str]:
-    """Return the versions that this dataset has taken in. One that it abandoned is not: the set never has it whole."""
-    return {*manifest.known, *(done.name for done in manifest.delivered)}
 
 
 def _awaited(manifest: DatasetManifest, awaiting: Awaiting, others: str | None) -> Awaited | None:

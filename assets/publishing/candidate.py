@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -20,8 +22,9 @@ from assets.checking.validators import Candidate, evaluate
 from assets.log import Attempt
 from assets.manifest import SealedVersion, layout_of
 from assets.publishing.attempts import AttemptRenewal, attempt_key, attempts, read_attempt
-from assets.publishing.build import add, write_generation
+from assets.publishing.build import NAMED, add, listed, write_generation
 from assets.reading.view import DatasetView
+from assets.sources.entries import column
 from assets.sources.extractor import Projection
 from resources.errors import (
     AdjunctError,
@@ -30,6 +33,8 @@ from resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
+from resources.spark_errors import unwrapped
+from resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +114,10 @@ def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], Spar
 
 
 def validate_candidate(built: Built, spark: Callable[[], SparkSession]) -> None:
-    """Have a built version judged by the dataset's validators; nobody reads it meanwhile."""
+    """Have a built version judged by the dataset's validators; nobody reads it meanwhile.
+
+    Raises ValidatorError for a mistake in one of them; the build is kept, and the next run has it judged again.
+    """
     member, version = built.member, built.version
     if version is None or built.unchanged or built.problem:
         return
@@ -134,20 +142,23 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
     counters: dict[str, int] = {"read": records or 0}
     if records != 0:
         layout = layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
-        generation, counted = write_generation(
-            member.log.lake,
-            attempt,
-            manifest.next_generation,
-            layout,
-            source.read(delivery, spark()),
-            what=what,
-            order_by=(*spec.key, *source.ordered_by),
-            keep_tombstones=False,
-            partitioned=source.copartitioned,
-        )
-        conflicting = counted.pop("conflicting", 0)
+        try:
+            generation, counted = write_generation(
+                member.log.lake,
+                attempt,
+                manifest.next_generation,
+                layout,
+                source.read(delivery, spark()),
+                what=what,
+                order_by=(*spec.key, *source.ordered_by),
+                keep_tombstones=False,
+                partitioned=source.copartitioned,
+                refuse_conflicting=spec.duplicates == "error",
+            )
+        except NullKeyError as error:
+            raise _located(error, member, delivery, spark) from error
+        counted.pop("conflicting", None)
         entries = generation.rows + counted["superseded"] + counted["deleted"]
-        _check_duplicates(member, what, conflicting)
         if records is None:
             counters["read"] = entries
         elif spec.extractor is None and entries != records:
@@ -182,13 +193,20 @@ def _digest(generation: Generation) -> int | None:
     return sum(file.digest or 0 for file in generation.files) % 2**64
 
 
-def _check_duplicates(member: Member, what: str, conflicting: int) -> None:
-    if conflicting and member.spec.duplicates == "error":
-        raise SchemaMismatchError(
-            f"{what}: {conflicting} record(s) have the key ({', '.join(member.spec.key)}) of another record and say "
-            "something else, and the dataset is declared with duplicates='error'.",
-            "Deliver each key once, or declare duplicates='last'.",
-        )
+def _located(
+    error: NullKeyError, member: Member, delivery: Delivery, spark: Callable[[], SparkSession]
+) -> NullKeyError:
+    """Return the error with the places of the first records without a key. That costs reading the version again."""
+    from pyspark.sql import functions as F
+
+    lacking = reduce(or_, (column(name).isNull() for name in member.spec.key))
+    with unwrapped():
+        frame = member.source.read(delivery, spark()).where(lacking).select(F.col(PARTITION), F.col(OFFSET))
+        found = frame.orderBy(PARTITION, OFFSET).limit(NAMED + 1).collect()
+    places = [place for row in found if (place := member.source.place(delivery, row[0], row[1]))]
+    if not places:
+        return error
+    return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step)
 
 
 def _equal_to(member: Member, new: SealedVersion) -> str | None:

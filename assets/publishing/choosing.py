@@ -77,6 +77,21 @@ def order_of(manifest: DatasetManifest) -> Callable[[VersionRef], Any]:
     return lambda ref: (natural_order(ref.name or ""), ref.number)
 
 
+def comes_after_head(manifest: DatasetManifest, ref: VersionRef) -> bool:
+    """Whether a version comes after the one that the last switch chose, in the dataset's own order.
+
+    As versions arrive, the chosen one stands where it was delivered last: under the newest of its names.
+    """
+    head = manifest.ref(manifest.head) if manifest.head else None
+    if head is None:
+        return True
+    order = order_of(manifest)
+    if manifest.declaration.order == "name":
+        return bool(order(ref) > order(head))
+    last = {done.version: at for at, done in enumerate(manifest.delivered)}
+    return (last.get(ref.id, -1), ref.number) > (last.get(head.id, -1), head.number)
+
+
 def names_of(manifest: DatasetManifest, ref: VersionRef) -> tuple[str, ...]:
     """Return the names under which a version was delivered, oldest first."""
     held = [done.name for done in manifest.delivered if done.version == ref.id]
@@ -109,8 +124,8 @@ def heads_without(
 ) -> dict[str, str | None]:
     """Return what each member of a version set is to serve when `versions` are those that it retains.
 
-    What it serves now, if that still may be; else the sealed versions before: of all members those of one name, or of
-    none of them.
+    What it serves now, if that still may be; else what was served before that: of all members the versions of one
+    name, or of none of them. Where it is not known any more what was served before, it is the sealed version before.
     """
     heads = {name: m.head for name, m in manifests.items()}
     sealed = {name: {ref.id for ref in refs if ref.state == "sealed"} for name, refs in versions.items()}
@@ -118,12 +133,48 @@ def heads_without(
         return heads
     # Only to look things up: the served version does not fit to it.
     after = {name: m.model_copy(update={"versions": versions[name]}) for name, m in manifests.items()}
+    at = _back_to_sealed(after, {name: m.ref(m.head or "") for name, m in after.items()})
+    if all(ref is not None and ref.state == "sealed" for ref in at.values()):
+        return {name: ref.id if ref else None for name, ref in at.items()}
+    after = {name: m.model_copy(update={"head": ref.id if (ref := at[name]) else None}) for name, m in after.items()}
     if len(manifests) == 1:
-        head = manifests[dataset].ref(heads[dataset] or "")
+        head = at[dataset]
         before = previous(after[dataset], head) if head else None
         return {dataset: before.id if before else None}
     together = _together_before(after, dataset)
     return {name: together[name].id if together else None for name in manifests}
+
+
+def _back_to_sealed(manifests: Manifests, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
+    """Return what was served before, switch by switch, up to where all of it is sealed, or to the last that is known.
+
+    Of a version set, a switch replaced the versions that were made under its name; those of other members stayed.
+    """
+    at = dict(heads)
+    seen: list[object] = []
+    while not all(ref is not None and ref.state == "sealed" for ref in at.values()):
+        seen.append({name: ref and ref.id for name, ref in at.items()})
+        back = _switch_before(manifests, at)
+        if back is None or {name: ref.id for name, ref in back.items()} in seen:
+            break  # two versions that took each other's place, and neither may be served
+        at = dict(back)
+    return at
+
+
+def _switch_before(manifests: Manifests, at: Mapping[str, VersionRef | None]) -> dict[str, VersionRef] | None:
+    """Return what was served before the switch to these versions, None where that is not known."""
+    refs = {name: ref for name, ref in at.items() if ref is not None}
+    if len(refs) < len(manifests):
+        return None
+    names = [names_of(manifests[name], ref) for name, ref in refs.items()]
+    switch = next((each for each in names[0] if all(each in others for others in names[1:])), None)
+    if switch is None:
+        return None
+    before = {
+        name: manifests[name].ref(ref.replaced or "") if ref.name == switch else ref for name, ref in refs.items()
+    }
+    found = {name: ref for name, ref in before.items() if ref is not None}
+    return found if len(found) == len(refs) else None
 
 
 def _before(manifests: Manifests, dataset: str) -> dict[str, VersionRef]:

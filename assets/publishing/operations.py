@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from assets.manifest import Change, DatasetManifest, Pin, SealedVersion, VersionRef
-from assets.publishing.choosing import choose_versions, heads_without, names_of
+from assets.manifest import Change, DatasetManifest, Delivered, Pin, SealedVersion, VersionRef
+from assets.publishing.choosing import choose_versions, comes_after_head, heads_without, names_of
 from resources.errors import ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def pin_version(
     explained("pin", version, reason, by)
     if expires_at is not None and expires_at.tzinfo is None:
         raise ConfigurationError(f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.")
+    if expires_at is not None and expires_at <= (now := datetime.now(UTC)):
+        raise ConfigurationError(
+            f"a pin of {log.name!r} expires at {expires_at}, which has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC.",
+            "Give a later time, or none for a pin that lasts until unpin.",
+        )
 
     def pin(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
         held = Pin(version=ref.id, reason=reason, by=by, at=datetime.now(UTC), expires_at=expires_at)
@@ -94,7 +99,7 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Datas
                 f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
                 f"Unpin it first: adjunct dataset unpin {manifest.name}.",
             )
-        return serve(log_of(log, manifest), manifest, head=ref.id, change=_change("rollback", ref, reason))
+        return serve(log_of(log, manifest), manifest, back_to=ref.id, change=_change("rollback", ref, reason))
 
     return _on_each(log, to, back, by=by, sealed=True)
 
@@ -102,6 +107,7 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Datas
 def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
     """Never serve this version again. What was served before it takes its place; a pin to it ends.
 
+    That is what the switch to it has replaced, not what a rollback had left before; see `heads_without`.
     Of the other members of a version set goes what was delivered under this name and no other.
     """
     explained("withdraw", version, reason, by)
@@ -120,7 +126,7 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
         )
         after = {
             name: serve(
-                log_of(log, m), m, versions=without[name], head=heads[name], pin=None if unpinned else m.pin,
+                log_of(log, m), m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
                 change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
             )
             for name, m in manifests.items()
@@ -131,11 +137,17 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
     return log.transact_all(withdraw, by=by)[log.name]
 
 
-def force_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
-    """Publish a rejected version after all, on the word of whoever gives the reason."""
+def force_version(
+    log: DatasetLog, version: str, *, reason: str, by: str, make_current: bool = False
+) -> DatasetManifest:
+    """Publish a rejected version after all, on the word of whoever gives the reason.
+
+    One that does not come after what the last switch chose is kept beside it, unless `make_current`; then
+    `kept_beside` of what this returns says so. In a version set it is the same for all members.
+    """
     explained("force", version, reason, by)
 
-    def force(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+    def force(manifest: DatasetManifest, ref: VersionRef, switches: bool) -> DatasetManifest:
         if ref.state != "rejected":
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
@@ -143,12 +155,33 @@ def force_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Dat
             )
         log_of(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
+        head = {"head": ref.id} if switches else {}
+        why = reason if switches else f"{reason} (kept beside {manifest.head})"
         return serve(
-            log_of(log, manifest), manifest, versions=_with(manifest, forced), head=ref.id,
-            change=_change("force", ref, reason),
+            log_of(log, manifest), manifest, versions=_with(manifest, forced), **head,
+            change=_change("force", ref, why),
         )  # fmt: skip
 
-    return _on_each(log, version, force, by=by)
+    def force_all(manifests: Manifests) -> Manifests:
+        chosen = choose_versions(manifests, log.name, version)
+        switches = make_current or all(comes_after_head(manifests[name], ref) for name, ref in chosen.items())
+        return {name: force(manifests[name], ref, switches) for name, ref in chosen.items()}
+
+    return log.transact_all(force_all, by=by)[log.name]
+
+
+def kept_beside(after: DatasetManifest) -> str:
+    """Return what to know of a version that was forced and is not served, with the next step; "" for all else."""
+    change = after.change
+    if change is None or change.action != "force" or change.version in (None, after.head):
+        return ""
+    forced, head = after.ref(change.version or ""), after.ref(after.head or "")
+    if forced is None or head is None:
+        return ""
+    return (
+        f"version {forced.id} ({forced.name}) is sealed and kept beside {head.id} ({head.name}), which it does not "
+        f"come after. To serve it: adjunct dataset rollback {after.name} {forced.id} --reason …"
+    )
 
 
 def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
@@ -174,7 +207,17 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Data
 
 
 def serve(log: DatasetLog, manifest: DatasetManifest, **changes: Any) -> DatasetManifest:
-    """Return the manifest with these changes and, in it, the version that follows from its pin and head."""
+    """Return the manifest with these changes and, in it, the version that follows from its pin and head.
+
+    `head` is a switch: the version remembers what it replaces. `back_to` goes back, and nothing is replaced by it.
+    """
+    if "back_to" in changes:
+        changes["head"] = changes.pop("back_to")
+    elif changes.get("head", manifest.head) != manifest.head:
+        changes["versions"] = tuple(
+            ref.model_copy(update={"replaced": manifest.head}) if ref.id == changes["head"] else ref
+            for ref in changes.get("versions", manifest.versions)
+        )
     pin: Pin | None = changes.get("pin", manifest.pin)
     wanted: str | None = pin.version if pin is not None else changes.get("head", manifest.head)
     known: SealedVersion | None = changes.pop("built", None)
@@ -224,9 +267,21 @@ def _with(manifest: DatasetManifest, new: VersionRef | None) -> tuple[VersionRef
 
 
 def _dropped(manifest: DatasetManifest, ref: VersionRef, reason: str) -> DatasetManifest:
+    """Return the manifest without this version. The name of a rejected one is free: it can be delivered anew."""
     kept = tuple(each for each in manifest.versions if each.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
-    return manifest.after(versions=kept, doomed=doomed, change=_change("drop", ref, reason))
+    freed: dict[str, Any] = {}
+    if ref.state == "rejected" and any(done.version == ref.id for done in manifest.delivered):
+        freed["delivered"] = tuple(
+            done.model_copy(update={"freed": ref.sealed_at}) if done.version == ref.id else done
+            for done in manifest.delivered
+        )
+    elif ref.state == "rejected" and ref.name in manifest.known:  # delivered long ago: of its markers nothing is known
+        at = manifest.known.index(ref.name)
+        freed["known"] = manifest.known[:at] + manifest.known[at + 1 :]
+        done = Delivered(name=ref.name, version=ref.id, markers={}, freed=ref.sealed_at)
+        freed["delivered"] = (done, *manifest.delivered)
+    return manifest.after(versions=kept, doomed=doomed, **freed, change=_change("drop", ref, reason))
 
 
 def _change(action: str, ref: VersionRef, reason: str) -> Change:

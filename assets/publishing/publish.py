@@ -180,9 +180,12 @@ def _switches(manifest: DatasetManifest, new: VersionRef, make_current: bool) ->
 
 def _delivered(manifest: DatasetManifest, built: Built, version: str) -> dict[str, object]:
     done = Delivered(name=built.delivery.version, version=version, markers=dict(built.delivery.markers))
-    delivered = (*manifest.delivered, done)
-    older = tuple(each.name for each in delivered[:-FACTS_KEPT])
-    return {"delivered": delivered[-FACTS_KEPT:], "known": (*manifest.known, *older)[-NAMES_KEPT:]}
+    # A name that was freed is taken again. Those that still are free are remembered however old they are.
+    delivered = (*(each for each in manifest.delivered if not (each.freed and each.name == done.name)), done)
+    older, newest = delivered[:-FACTS_KEPT], delivered[-FACTS_KEPT:]
+    free = tuple(each for each in older if each.freed)
+    names = tuple(each.name for each in older if not each.freed)
+    return {"delivered": (*free, *newest), "known": (*manifest.known, *names)[-NAMES_KEPT:]}
 
 
 def _rebase(members: Sequence[Member], built: Sequence[Built], documents: Mapping[str, str]) -> Commit | None:
@@ -194,7 +197,7 @@ def _rebase(members: Sequence[Member], built: Sequence[Built], documents: Mappin
             continue  # of a version set in which only others have advanced yet
         if now is None or each.folder in now.doomed:
             raise _lost(each, "discarded this build")
-        if _taken_in(before) != _taken_in(now):
+        if _took_in(before, now):
             _clear(each, now)
             raise _lost(each, "took in the same delivery")
         document = documents.get(each.id)
@@ -218,7 +221,7 @@ def _moved(members: Sequence[Member]) -> Commit | None:
     commit, manifests = members[0].log.read_all()
     for member in members:
         before, now = member.committed, manifests.get(member.spec.name)
-        if (before is None) != (now is None) or (before and now and _taken_in(before) != _taken_in(now)):
+        if (before is None) != (now is None) or (before and now and _took_in(before, now)):
             return None
     _take_over(members, manifests)
     return commit
@@ -232,10 +235,17 @@ def _take_over(members: Sequence[Member], manifests: Mapping[str, DatasetManifes
             member.committed, member.manifest = now, declared(now, member.spec)
 
 
-def _taken_in(manifest: DatasetManifest) -> tuple[object, ...]:
+def _took_in(before: DatasetManifest, now: DatasetManifest) -> bool:
+    """Whether something was delivered or abandoned in between. A drop, which frees a name, takes nothing in."""
+    if (before.offsets, before.abandoned, before.next_number) != (now.offsets, now.abandoned, now.next_number):
+        return True
     # Without the ids that hold the deliveries: an erasure gives versions others, and takes nothing in.
-    delivered = [(done.name, done.markers) for done in manifest.delivered]
-    return manifest.offsets, delivered, manifest.abandoned, manifest.next_number
+    known = [(done.name, done.markers) for done in before.delivered]
+    for each in [(done.name, done.markers) for done in now.delivered if not done.freed]:
+        if each not in known:
+            return True
+        known.remove(each)
+    return False
 
 
 def _lost(built: Built, what: str) -> CommitConflict:
@@ -251,7 +261,7 @@ def _clear(built: Built, now: DatasetManifest) -> None:
     Another writer may have found this very build and published it. Once the delivery is settled, nobody can any
     more, so what no version refers to then is nobody's.
     """
-    settled = built.delivery.version in {*now.known, *(done.name for done in now.delivered)}
+    settled = built.delivery.version in now.taken
     if settled and not any(built.folder in ref.folders for ref in now.versions):
         built.forget_attempt(files=True)
 

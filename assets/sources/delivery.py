@@ -48,7 +48,8 @@ class Delivery:
 class Awaiting:
     """No version is complete. `version` is the one that has begun, if any; `missing` names the markers it lacks.
 
-    `offsets` are the manifest's behind dropped re-deliveries. `idle` says that nothing at all has arrived.
+    `offsets` are the manifest's behind dropped re-deliveries. `idle` says that nothing at all has arrived. `note` says
+    what may be wrong with the place that was looked at.
     """
 
     version: str | None
@@ -56,6 +57,7 @@ class Awaiting:
     offsets: Mapping[str, str] = field(default_factory=dict)
     redelivered: int = 0
     idle: bool = False
+    note: str = ""
 
 
 class VersionSource(Protocol):
@@ -98,7 +100,11 @@ class VersionSource(Protocol):
         ...
 
     def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return its records: the columns of `schema`, `ordered_by`, and `__tombstone`. Checked strictly."""
+        """Return its records: the columns of `schema`, those of META, and `ordered_by`. Checked strictly."""
+        ...
+
+    def place(self, delivery: Delivery, partition: int, offset: int) -> str:
+        """Say where the record lies that `read` gave this `__partition` and `__offset`; "" where it lies nowhere."""
         ...
 
 
@@ -197,6 +203,23 @@ def next_delivery(
     return Complete(segments[0].marker.version, segments, tuple(dropped))
 
 
+def check_repeats(
+    dataset: str, complete: Complete, markers: Sequence[Marker], records: Mapping[SystemStreamPartition, int]
+) -> None:
+    """Refuse a version of which a marker came again with another count than the records before its first one.
+
+    That is for first markers which do not say how many they expect; of the others `next_delivery` sees it.
+    """
+    for segment in complete.segments:
+        if segment.marker.rows is not None:
+            continue
+        counted = MarkerSaid(records[segment.ssp], segment.marker.checksum)
+        for marker in markers:
+            again = marker.ssp == segment.ssp and marker.version == complete.version
+            if again and int(marker.offset) > segment.end:
+                _check_repeated(dataset, marker, counted)
+
+
 def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStreamPartition, int]) -> None:
     """Refuse a version whose markers expect other counts than the partitions hold before them."""
     for segment in complete.segments:
@@ -219,7 +242,7 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
         if said is not None and now is not None and said != now:
             raise MarkerConflictError(
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
-                f"{marker.ssp} with {what} {now}; its first marker there said {said}.",
+                f"{marker.ssp} with {what} {now}; it was first delivered there with {said}.",
                 _way_out(dataset, marker.version),
             )
 

@@ -4,14 +4,16 @@
     URL/part-0.csv     URL/_SUCCESS         one folder, written in place again and again
 
 Files are listed once. The list, with sizes and ETags, is what a version is made from: a file that is another one when
-it is read makes the build fail, and so does a file that was added or removed by the time the build begins.
+it is read makes the build fail, and so does a file that was added or removed by the time the build begins. With what
+the completion object says, the list also tells one delivery from another under the same name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from assets.manifest import DatasetManifest, MarkerFacts
 from assets.policies import natural_order
@@ -38,8 +40,8 @@ _READ_HERE = 16 * 1024 * 1024
 class FileVersions:
     """The versions in the folders of a FileSource, as they lay there when `next` was first asked.
 
-    With `partition`, the one version in the folder of exactly that name: also again, where its completion object
-    changed or the version is not retained any more.
+    With `partition`, the one version in the folder of exactly that name: also again, where its completion object or its
+    files changed or the version is not retained any more.
     """
 
     def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:
@@ -47,6 +49,7 @@ class FileVersions:
         self._schema = schema_of_entries(spec, files.schema)
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
+        self._note = ""
         self._given: set[str] = set()
 
     @property
@@ -80,7 +83,10 @@ class FileVersions:
         that comes before what was delivered already.
         """
         if self._seen is None:
-            self._seen = folders_in(self._tree.list(), self._source.complete)
+            files = self._tree.list()
+            self._seen = folders_in(files, self._source.complete)
+            if not files:
+                self._note = f"the folder {self._source.url} is missing or empty: no file was found in it"
         found = self._seen
         in_place = next((each for each in found if not each.path), None)
         named = [each for each in found if each.path]
@@ -91,14 +97,14 @@ class FileVersions:
             return self._asked_for(manifest, named, self._partition)
         if not named:
             missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
-            return Awaiting(None, (missing,), idle=in_place is None)
+            return Awaiting(None, (missing,), idle=in_place is None, note=self._note)
         self._check_unchanged(manifest, named)
         settled = _settled(manifest) - self._completed_again(manifest, named)
         for folder in self._in_order(manifest, [each for each in named if each.path not in settled]):
             if folder.complete is None:
                 return Awaiting(folder.path, (self._marker(folder),))
             return self._delivery(folder.path, folder)
-        return Awaiting(None, (f"{self._source.url}/*/{self._source.complete}",), idle=True)
+        return Awaiting(None, (f"{self._source.url}/*/{self._source.complete}",), idle=True, note=self._note)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
         """Return how many records the files hold, None where only reading them all tells.
@@ -117,6 +123,14 @@ class FileVersions:
                 f"{what}: the completion object {self._marker(folder)} {promise.problem}.",
                 "Write it empty, or as a JSON object with rows and checksum, and deliver under a new version name.",
             )
+        if not folder.files and promise.rows != 0:
+            place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
+            raise MarkerConflictError(
+                f"{what}: the folder {place} is complete and holds no data file: expected {self._source.format} files "
+                "below it, not called _… or .…, or a completion object that says rows 0.",
+                'Deliver the files and complete it again. For an empty version write {"rows": 0} into the completion '
+                "object.",
+            )
         rows = self._count(what, folder, promise, spark)
         if promise.rows is not None and rows != promise.rows:
             raise MarkerConflictError(
@@ -132,15 +146,22 @@ class FileVersions:
         """Return the version's entries with the columns of META: `__partition` is the file's place, by name."""
         return entries_of(self._spec, self._records(self._what(delivery), delivery.content[0], spark), self._schema)
 
+    def place(self, delivery: Delivery, partition: int, offset: int) -> str:
+        """Name file and line; of a Parquet file, the row. A line break in a quoted value begins no line here."""
+        file = delivery.content[0].files[partition]
+        first = {"csv": 2, "jsonl": 1, "parquet": 1}[self._source.format]  # the header line is the first one of a CSV
+        unit = "row" if self._source.format == "parquet" else "line"
+        return f"{self._source.url.rstrip('/')}/{file.path}, {unit} {offset + first}"
+
     # -- which version
 
     def _asked_for(self, manifest: DatasetManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
         folder = next((each for each in named if each.path == name), None)
         if folder is None or folder.complete is None:
-            return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",))
+            return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), note=self._note)
         done = next((each for each in reversed(manifest.delivered) if each.name == name), None)
         held = manifest.ref(done.version) if done else None
-        if done and held and held.state == "sealed" and not self._differs(done.markers, folder):
+        if done and held and held.state == "sealed" and not self._differs(done.markers, folder, asked=True):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
@@ -167,8 +188,7 @@ class FileVersions:
         folders = sorted(folders, key=lambda each: natural_order(each.path))
         if self._spec.versions is not None:
             return folders
-        names = [*manifest.known, *(done.name for done in manifest.delivered)]
-        newest = max(names, key=natural_order, default=None)
+        newest = max(manifest.taken, key=natural_order, default=None)
         if newest is None:
             return folders
         late = [each for each in folders if natural_order(each.path) < natural_order(newest)]
@@ -186,17 +206,19 @@ class FileVersions:
     def _completed_again(self, manifest: DatasetManifest, named: list[Folder]) -> set[str]:
         """Return the refused versions that were completed anew since: they are tried again, in their order.
 
-        But once an opening: a store whose clock is ahead would have us refuse the same files for ever.
+        One that was dropped is so, too, when later ones have come: its name is free. But each is tried once an opening:
+        a store whose clock is ahead would have us refuse the same files for ever.
         """
         newest = {done.name: done for done in manifest.delivered}
         again = set()
         for folder in named:
             done = newest.get(folder.path)
-            ref = manifest.ref(done.version) if done else None
-            if done is None or ref is None or ref.state != "rejected" or folder.complete is None:
+            if done is None or folder.complete is None:
                 continue
-            last = done is manifest.delivered[-1] or self._spec.versions is not None
-            if last and (folder.complete.modified > ref.sealed_at or self._differs(done.markers, folder)):
+            ref = manifest.ref(done.version)
+            refused = done.freed or (ref.sealed_at if ref is not None and ref.state == "rejected" else None)
+            last = done is manifest.delivered[-1] or done.freed is not None or self._spec.versions is not None
+            if refused and last and (folder.complete.modified > refused or self._differs(done.markers, folder)):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
@@ -210,17 +232,21 @@ class FileVersions:
         delivered = {
             done.name: done.markers
             for done in manifest.delivered
-            if done.name not in ended and done.version not in refused
+            if done.name not in ended and done.version not in refused and not done.freed
         }
         for folder in named:
             said = delivered.get(folder.path)
             if said is not None and folder.complete is not None and self._differs(said, folder):
+                now = f"is another one now, of {folder.complete.modified:%F %T}"
+                if self._same_marker(said, folder):
+                    now = f"was written again at {folder.complete.modified:%F %T}, over other files"
+                build = "build it again as a partition (partition=…), or " if self._spec.versions is not None else ""
                 raise MarkerConflictError(
                     f"dataset {self._spec.name!r}: version {folder.path!r} was delivered, and its completion object "
-                    f"{self._marker(folder)} is another one now, of {folder.complete.modified:%F %T}.",
-                    "Nothing was published and what is current stays. Deliver other content under a new version name, "
-                    f"and end this one with abandon_version(lake, {self._spec.name!r}, {folder.path!r}, reason=…, "
-                    "by=…).",
+                    f"{self._marker(folder)} {now}.",
+                    f"Nothing was published and what is current stays. To publish it, {build}deliver it under a new "
+                    f"version name, and end this one with abandon_version(lake, {self._spec.name!r}, "
+                    f"{folder.path!r}, reason=…, by=…).",
                 )
 
     def _check_one_layout(self, named: list[Folder]) -> None:
@@ -236,14 +262,35 @@ class FileVersions:
         assert folder.complete is not None
         self._given.add(name)
         promise = promise_in(self._tree.read(folder.complete)) if folder.complete.size else Promise()
-        said = MarkerFacts(offset=0, rows=promise.rows, checksum=self._tree.content_tag(folder.complete))
+        said = MarkerFacts(
+            offset=0,
+            rows=promise.rows,
+            checksum=self._tree.content_tag(folder.complete),
+            listing=_listing(folder),
+            completed=folder.complete.modified,
+        )
         markers = {folder.complete.path: said}
         return Delivery(name, markers=markers, content=(folder, promise), identity=repr((self._source, folder)))
 
-    def _differs(self, said: Any, folder: Folder) -> bool:
+    def _differs(self, said: Mapping[str, MarkerFacts], folder: Folder, *, asked: bool = False) -> bool:
+        """Whether a folder is another delivery than the one that was taken: by its completion object or its files.
+
+        Files that are replaced are no delivery before the completion object is written again, unless the version is
+        asked for: they may be copied, or on their way.
+        """
         assert folder.complete is not None
         before = said.get(folder.complete.path)
-        return before is not None and before.checksum != self._tree.content_tag(folder.complete)
+        if before is None:
+            return False
+        if not self._same_marker(said, folder):
+            return True
+        again = asked or before.completed != folder.complete.modified
+        return again and before.listing is not None and before.listing != _listing(folder)
+
+    def _same_marker(self, said: Mapping[str, MarkerFacts], folder: Folder) -> bool:
+        assert folder.complete is not None
+        before = said.get(folder.complete.path)
+        return before is not None and before.checksum == self._tree.content_tag(folder.complete)
 
     # -- what is in it
 
@@ -289,7 +336,14 @@ class FileVersions:
         return "/".join(filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete]))
 
 
+def _listing(folder: Folder) -> str:
+    """Return what tells a folder's data files from others: their names, sizes and ETags."""
+    told = repr([(file.path, file.size, file.etag) for file in folder.files])
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+
+
 def _settled(manifest: DatasetManifest) -> set[str]:
+    """Return the versions whose folders are done with, for as long as nobody completes them anew."""
     return {
         *manifest.known,
         *(done.name for done in manifest.delivered),

@@ -9,7 +9,7 @@ from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from resources.errors import ConfigurationError, DatasetError
 from resources.schema import Field, Schema, arrow_type
 from resources.spark_errors import wrapped
 from resources.streams.system import META, META_DDL, OFFSET, PARTITION, TOMBSTONE
@@ -96,7 +96,8 @@ def _entries(
                 made = _called(function, record, extractor, schema, f"{what}: {_place(marks[row])}")
             entries += made
             taken += [row] * len(made)
-        yield _batch(table, taken, entries, schema, [f"{what}: {_place(marks[row])}" for row in taken])
+        places = [f"{what}: {_place(marks[row])}" for row in taken]
+        yield _batch(table, taken, entries, schema, extractor.factory, places)
 
 
 def _named(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
@@ -111,41 +112,43 @@ def _called(
     kept = {name: record[name] for name in extractor.unchanged}
     try:
         made = function(record)
-        if made is None or isinstance(made, dict | str):
-            raise TypeError(f"it returned a {type(made).__name__}, expected an iterable of dicts")
-        entries = list(made)
+        iterable = isinstance(made, Iterable) and not isinstance(made, dict | str | bytes)
+        entries = list(made) if iterable else []
     except Exception as error:
         raise DatasetError(
             f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {error}{_line(error)}.",
             "Correct the function or the record, and run it again: nothing was published.",
         ) from error
+    if not iterable:
+        raise _mistaken(
+            extractor.factory, where, f"returned {_told(made)}", f"an iterable of dicts with {_all(schema)}"
+        )
     for entry in entries:
         _check_entry(entry, kept, extractor, schema, where)
     return entries
 
 
 def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str) -> None:
-    problem = ""
+    found, declared = "", f"a dict with {_all(schema)}"
     if not isinstance(entry, dict):
-        problem = f"a {type(entry).__name__} for an entry, expected a dict"
+        found = f"{_told(entry)} for an entry"
     elif missing := [name for name in schema.names if name not in entry]:
-        problem = f"an entry without column {missing[0]!r}"
+        found = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
     elif extra := [name for name in entry if name not in schema.names]:
-        problem = f"an entry with column {extra[0]!r}, which is not declared"
+        found = f"an entry with column {extra[0]!r}, which is not declared"
     elif other := [name for name, value in kept.items() if entry[name] != value]:
-        problem = f"{other[0]} {entry[other[0]]!r}, declared unchanged, of a record with {kept[other[0]]!r}"
-    if problem:
-        raise SchemaMismatchError(
-            f"{where}: extractor {extractor.factory} returned {problem}.", "Correct the function, or what it declares."
-        )
+        found = f"column {other[0]!r} as {_told(entry[other[0]])}"
+        declared = f"it unchanged, as {_told(kept[other[0]])}"
+    if found:
+        raise _mistaken(extractor.factory, where, f"returned {found}", declared)
 
 
 def _batch(
-    table: pa.Table, taken: list[int], entries: list[dict[str, Any]], schema: Schema, places: list[str]
+    table: pa.Table, taken: list[int], entries: list[dict[str, Any]], schema: Schema, factory: str, places: list[str]
 ) -> pa.RecordBatch:
     import pyarrow as pa
 
-    columns = [_column([entry[field.name] for entry in entries], field, places) for field in schema.fields]
+    columns = [_column([entry[field.name] for entry in entries], field, factory, places) for field in schema.fields]
     marks = table.select(list(META)).take(pa.array(taken, pa.int64())).combine_chunks()
     columns += [_one(marks.column(name)) for name in META]
     return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
@@ -157,13 +160,13 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _column(values: list[Any], field: Field, places: list[str]) -> pa.Array:
+def _column(values: list[Any], field: Field, factory: str, places: list[str]) -> pa.Array:
     import pyarrow as pa
 
     kind = arrow_type(field.type)
     for value, place in zip(values, places, strict=True):
         if value is not None and not _is(field.type, value):
-            raise _unfit(place, field, value)
+            raise _unfit(place, field, factory, value)
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, ValueError):
@@ -171,7 +174,7 @@ def _column(values: list[Any], field: Field, places: list[str]) -> pa.Array:
             try:
                 pa.array([value], kind)
             except (pa.ArrowException, OverflowError, ValueError) as error:
-                raise _unfit(place, field, value) from error
+                raise _unfit(place, field, factory, value) from error
         raise
 
 
@@ -184,13 +187,25 @@ def _is(kind: str, value: Any) -> bool:
     return kind != "timestamp" or getattr(value, "tzinfo", None) is not None
 
 
-def _unfit(place: str, field: Field, value: Any) -> SchemaMismatchError:
-    zone = " without a zone" if isinstance(value, dt.datetime) and value.tzinfo is None else ""
-    return SchemaMismatchError(
-        f"{place}: the extractor gives column {field.name!r} the {type(value).__name__}{zone} {str(value)[:100]!r}, "
-        f"declared {field.type}.",
-        "Return values of the declared types, or declare what is returned.",
+def _unfit(place: str, field: Field, factory: str, value: Any) -> DatasetError:
+    return _mistaken(factory, place, f"returned column {field.name!r} as {_told(value)}", f"it as {field.type}")
+
+
+def _mistaken(factory: str, where: str, found: str, declared: str) -> DatasetError:
+    """Return the error for a function that does not do what is declared: it says nothing of the version."""
+    return DatasetError(
+        f"{where}: extractor {factory} {found}, declared is {declared}.",
+        "Correct the function, or declare what it returns, and run it again: nothing was published or rejected.",
     )
+
+
+def _told(value: Any) -> str:
+    zone = " without a zone" if isinstance(value, dt.datetime) and value.tzinfo is None else ""
+    return f"the {type(value).__name__}{zone} {str(value)[:100]!r}"
+
+
+def _all(schema: Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema.fields)
 
 
 def _place(marks: dict[str, Any]) -> str:

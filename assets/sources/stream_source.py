@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from assets.manifest import DatasetManifest, MarkerFacts
-from assets.sources.delivery import Awaiting, Complete, Delivery, MarkerSaid, Settled, check_counts, next_delivery
+from assets.sources.delivery import (
+    Awaiting,
+    Complete,
+    Delivery,
+    MarkerSaid,
+    Settled,
+    check_counts,
+    check_repeats,
+    next_delivery,
+)
 from assets.sources.entries import entries_of
 from assets.sources.opening import Source, as_stored, by_partition
 from resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
@@ -56,8 +65,8 @@ class StreamSource:
 
     @property
     def ordered_by(self) -> tuple[str, ...]:
-        """Offsets order the records of one key; partitions only where a key came in several of them."""
-        return (OFFSET, PARTITION)
+        """Offsets order the records of one key; partitions only where a key can come in several of them."""
+        return (OFFSET,) if self._stream.one_partition_a_key else (OFFSET, PARTITION)
 
     def first_manifest(self) -> DatasetManifest:
         offsets = as_stored(self._stream.system.oldest(self._stream.ssps))
@@ -69,10 +78,13 @@ class StreamSource:
         Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that ends before what was read of it.
         """
         offsets = {ssp: int(offset) for ssp, offset in by_partition(manifest.offsets).items()}
-        found = next_delivery(self.spec.name, offsets, self._markers(offsets), _settled(manifest))
+        markers = self._markers(offsets)
+        found = next_delivery(self.spec.name, offsets, markers, _settled(manifest))
         redelivered = sum(self._stream.count({cut.ssp: (str(cut.start), str(cut.end))}) for cut in found.dropped)
         if isinstance(found, Complete):
-            return _delivery(found, redelivered)
+            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in found.segments})
+            check_repeats(self.spec.name, found, markers, records)
+            return _delivery(found, redelivered, records)
         upcoming = self._upcoming(found.offsets)
         return Awaiting(
             found.version,
@@ -105,6 +117,9 @@ class StreamSource:
     def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the version's entries with the columns of META, in the stream's partitions."""
         return entries_of(self.spec, self._records(delivery, spark), self.schema)
+
+    def place(self, delivery: Delivery, partition: int, offset: int) -> str:
+        return f"{self.spec.input}.{partition} at offset {offset}"
 
     # -- inside
 
@@ -155,22 +170,33 @@ class StreamSource:
 
 
 def _settled(manifest: DatasetManifest) -> Settled:
-    """Return what the markers of delivered versions said; nothing contradicts one abandoned, or long past."""
+    """Return what the markers of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
+
+    The name of a rejected version that was dropped is not among them: what comes under it is a new version.
+    """
+    rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
     settled: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {name: {} for name in manifest.known}
     for done in manifest.delivered:
+        if done.freed is not None:
+            continue
+        said = {} if done.version in rejected else done.markers
         settled[done.name] = {
-            SystemStreamPartition.parse(ssp): MarkerSaid(said.rows, said.checksum) for ssp, said in done.markers.items()
+            SystemStreamPartition.parse(ssp): MarkerSaid(each.rows, each.checksum) for ssp, each in said.items()
         }
     return settled | {ended.name: {} for ended in manifest.abandoned}
 
 
-def _delivery(found: Complete, redelivered: int) -> Delivery:
+def _delivery(found: Complete, redelivered: int, records: Mapping[SystemStreamPartition, int]) -> Delivery:
     return Delivery(
         found.version,
         as_stored({ssp: str(offset) for ssp, offset in found.offsets.items()}),
         {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in found.segments},
         {
-            str(cut.ssp): MarkerFacts(offset=cut.end, rows=cut.marker.rows, checksum=cut.marker.checksum)
+            str(cut.ssp): MarkerFacts(
+                offset=cut.end,
+                rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
+                checksum=cut.marker.checksum,
+            )
             for cut in found.segments
         },
         redelivered,

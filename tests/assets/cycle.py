@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from assets import DatasetStore, bounded_dataset
 from assets.policies import DiscardPolicy
+from assets.publishing import operations
 from resources.objects import Lake
 from resources.objects.faulty import Fault, FaultyStore
 from resources.schema import Schema
@@ -100,6 +102,18 @@ def _files(version: dict[str, Any]) -> set[str]:
         for generation in version["generations"]
         for file in generation["files"]
     }
+
+
+class _TwoHoursAgo(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.now(tz) - timedelta(hours=2)
+
+
+def pin_that_has_ended(store: DatasetStore, version: str) -> None:
+    """Pin a version two hours ago, for one hour."""
+    with patch.object(operations, "datetime", _TwoHoursAgo):
+        store.pin(version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1))
 
 
 def make_older(lake: Lake, by: timedelta, prefix: str = "datasets/") -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from assets.log import Attempt
 from assets.publishing import candidate
+from assets.publishing.build import generation_of, write_options
 from assets.sources.delivery import Delivery
 from assets.sources.stream_source import StreamSource
 from resources.bucketing.files import BucketLayout, Generation
-from resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets
+from resources.bucketing.writer import DIGEST, write_arrow_buckets
 from resources.objects import Lake
 from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
 
@@ -51,6 +52,7 @@ def _write(
     order_by: Sequence[str],
     keep_tombstones: bool,
     partitioned: bool,
+    refuse_conflicting: bool = False,
 ) -> tuple[Generation, dict[str, int]]:
     names = list(layout.schema.names)
     digests = [
@@ -59,10 +61,7 @@ def _write(
     ]
     rows = rows.append_column(DIGEST, pa.array(digests, pa.int64()))
     rows = rows.sort_by([(name, "ascending") for name in order_by])
-    options = WriteOptions(what, last_per_key=True, drop_tombstones=not keep_tombstones)
+    options = write_options(what, keep_tombstones=keep_tombstones, refuse_conflicting=refuse_conflicting)
     empty = attempt.generation(number)
     files = write_arrow_buckets(rows, lake.store, empty.folder, layout, options)
-    counters = {
-        what: sum(int(file.stats.get(what, 0)) for file in files) for what in ("superseded", "deleted", "conflicting")
-    }
-    return attempt.generation(number, [file for file in files if file.rows]), counters
+    return generation_of(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)

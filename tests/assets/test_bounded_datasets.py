@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +18,7 @@ from resources.errors import (
     SchemaMismatchError,
 )
 from resources.schema import Schema
+from resources.streams import OffsetRange, SystemStreamPartition
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=4)
@@ -181,6 +183,16 @@ def test_a_null_key_publishes_nothing_and_names_the_column(sparkling: World) -> 
     assert report.action == "rejected"
     assert "NullKeyError: dataset 'planes', version 'v2': 1 record(s) have no 'tailnum'" in report.note
     assert world.view(PLANES).version == first.version
+    found = re.search(r"the key \(tailnum\): lake\.planes\.(\d) at offset (\d+)\.", report.note)
+    assert found is not None, report.note
+    place = {SystemStreamPartition("lake", "planes", int(found[1])): OffsetRange(found[2], str(int(found[2]) + 1))}
+    assert world.streams.read_arrow(place).column("seats").to_pylist() == [3]
+
+    world.send("planes", [(None, number, "b") for number in range(8)], version="v3")
+    note = world.advance(PLANES).note
+    assert "8 record(s) have no 'tailnum'" in note
+    assert len(re.findall(r"lake\.planes\.\d at offset \d+", note)) == 5
+    assert " …" in note.partition("Next:")[0]
 
 
 @pytest.mark.spark

@@ -57,7 +57,7 @@ def test_a_marker_that_repeats_a_version_with_other_counts_refuses_it() -> None:
 
 def test_a_marker_for_a_sealed_version_with_other_counts_is_refused() -> None:
     settled = {"v1": {P0: MarkerSaid(5, None), P1: MarkerSaid(0, None)}}
-    with pytest.raises(MarkerConflictError, match="its first marker there said 5"):
+    with pytest.raises(MarkerConflictError, match="first delivered there with 5"):
         next_delivery("planes", {P0: 6, P1: 1}, [marker(P0, 10, "v1", 4)], settled)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from copy import deepcopy
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import settings
@@ -27,7 +27,16 @@ from resources.objects import Lake
 from resources.objects.faulty import Crash, Fault
 from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
-from tests.assets.cycle import WHY, content, data_and_documents, faulty, objects, planes_in, reached
+from tests.assets.cycle import (
+    WHY,
+    content,
+    data_and_documents,
+    faulty,
+    objects,
+    pin_that_has_ended,
+    planes_in,
+    reached,
+)
 from tests.assets.plain import build_without_spark
 from tests.assets.versions_model import KEYS, MOST_ROWS, Entries, Model, Partition, Refused
 
@@ -114,8 +123,19 @@ class BoundedMachine(RuleBasedStateMachine):
     def mark_again(self, partition: int, back: int) -> None:
         """Deliver again what was delivered before, whether that has been published yet or not."""
         closed = len(self.model.partitions[partition].closed)
-        if back < closed:
+        if back < closed and f"d{closed - back}" not in self.model.freed:
             self._mark(partition, f"d{closed - back}", False)
+
+    @precondition(lambda self: self.model.freed and not self.model.in_flight())
+    @rule(rows=ROWS)
+    def deliver_a_dropped_version_anew(self, rows: list[tuple[str, int | None]]) -> None:
+        """Deliver under a name that was freed, whole, when no other version is on its way."""
+        name = min(self.model.freed)
+        self.deliver(rows)
+        self.model.freed.remove(name)
+        for partition, each in enumerate(self.model.partitions):
+            each.closed.pop(name, None)
+            self._mark(partition, name, False)
 
     def _mark(self, partition: int, version: str, promised_more: bool) -> None:
         rows = {partition: len(self.model.partitions[partition].rows) + 1} if promised_more else None
@@ -160,10 +180,13 @@ class BoundedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.names)
     @rule(back=BACK, ends=st.booleans(), crash=CRASHES)
     def pin(self, back: int, ends: bool, crash: tuple[int, str] | None) -> None:
-        over = {"expires_at": datetime.now(UTC) - timedelta(hours=1)} if ends else {}
-        self._operate(
-            back, crash, lambda store, name: store.pin(name, **WHY, **over), lambda m, n: m.pin_to(n, ends=ends)
-        )
+        def act(store: DatasetStore, name: str) -> None:
+            if ends:
+                pin_that_has_ended(store, name)
+            else:
+                store.pin(name, **WHY)
+
+        self._operate(back, crash, act, lambda m, n: m.pin_to(n, ends=ends))
 
     @precondition(lambda self: self.model.names)
     @rule(crash=CRASHES)
@@ -184,19 +207,23 @@ class BoundedMachine(RuleBasedStateMachine):
         self._operate(back, crash, lambda store, name: store.withdraw(name, **WHY), Model.withdraw, ALL)
 
     @precondition(lambda self: self.model.names)
-    @rule(back=BACK, crash=CRASHES)
-    def force(self, back: int, crash: tuple[int, str] | None) -> None:
-        self._operate(back, crash, lambda store, name: store.force(name, **WHY), Model.force, ("rejected",))
+    @rule(back=BACK, crash=CRASHES, now=st.booleans())
+    def force(self, back: int, crash: tuple[int, str] | None, now: bool) -> None:
+        def act(store: DatasetStore, name: str) -> object:
+            return store.force(name, **WHY, make_current=now)
+
+        self._operate(back, crash, act, lambda m, n: m.force(n, make_current=now), ("rejected",))
 
     @precondition(lambda self: self.model.names)
     @rule(back=BACK, crash=CRASHES)
     def drop(self, back: int, crash: tuple[int, str] | None) -> None:
+        self.advance(None)  # what came again before the drop and was not read yet would be the new version
         self._operate(back, crash, lambda store, name: store.drop(name, **WHY), Model.drop, ("rejected", "withdrawn"))
 
     @rule(ahead=st.integers(0, 1))
     def abandon(self, ahead: int) -> None:
         """End a version that is not complete yet, or that nobody has marked."""
-        ended = {*self.model.names, *self.model.abandoned}
+        ended = {*self.model.names, *self.model.abandoned, *self.model.freed}
         number = 1
         while f"d{number}" in ended:
             number += 1
@@ -287,7 +314,7 @@ class BoundedMachine(RuleBasedStateMachine):
             numbers[manifest.head] if manifest.head else None,
             numbers[manifest.pin.version] if manifest.pin else None,
             manifest.pin is not None and manifest.pin.expires_at is not None,
-            tuple(done.name for done in manifest.delivered),
+            tuple(done.name for done in manifest.delivered if not done.freed),
             tuple(sorted(ended.name for ended in manifest.abandoned)),
         )
 
@@ -330,3 +357,43 @@ def test_any_history_serves_one_whole_version(without_spark) -> None:
             derandomize="ADJUNCT_HISTORIES" not in os.environ,
         ),
     )
+
+
+def test_withdrawals_after_rollbacks_and_forced_versions_are_as_in_the_model(without_spark) -> None:
+    """What a short random history seldom comes to, step by step."""
+    machine = ToTheEnd()
+    machine.begin()
+
+    def publish(number: int, keys: int) -> None:
+        machine.deliver_whole([(key, number) for key in KEYS[:keys]], None, True)
+
+    def serves(number: int) -> None:
+        machine.a_new_reader_gets_the_one_version_that_is_served()
+        assert machine.model.served == number
+
+    for number in (1, 2, 3):
+        publish(number, 2)
+    machine.rollback(2, None)
+    serves(1)
+    publish(4, 2)
+    serves(4)
+    machine.withdraw(0, None)
+    serves(1)
+    publish(5, MOST_ROWS + 1)
+    publish(6, 2)
+    machine.force(0, None, False)
+    serves(6)
+    publish(7, MOST_ROWS + 1)
+    publish(6, 2)  # as it is: the sixth version stands for this delivery, too
+    machine.force(0, None, False)
+    serves(6)
+    publish(9, MOST_ROWS + 1)
+    machine.force(0, None, False)
+    serves(8)
+    publish(10, MOST_ROWS + 1)
+    publish(11, 2)
+    machine.force(0, None, True)
+    serves(9)
+    machine.withdraw(1, None)
+    serves(10)
+    machine.teardown()

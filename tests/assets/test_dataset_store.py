@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from assets import DatasetStore, bounded_dataset, list_datasets, open_dataset
+from assets.policies import VersionPartitions
 from assets.reading.keys import coerce_key, decode_key, key_from_text
+from assets.sources.inputs import QuerySource
 from resources.bucketing.files import encode_key
-from resources.errors import DatasetError, DatasetNotFoundError, MalformedDocumentError, SchemaMismatchError
+from resources.errors import (
+    DatasetError,
+    DatasetNotFoundError,
+    MalformedDocumentError,
+    NoSealedVersionError,
+    SchemaMismatchError,
+)
 from resources.schema import Field, Schema
 from tests.assets.conftest import World
 
@@ -24,6 +32,11 @@ def sealed(world: World) -> World:
     return world
 
 
+def manifest_of(world: World, name: str) -> Path:
+    (manifest,) = (item.key for item in world.lake.store.list(f"datasets/{name}/manifests/"))
+    return Path(world.lake.url) / manifest
+
+
 def test_datasets_are_listed_and_described_from_what_is_stored(world: World) -> None:
     assert list_datasets(world.lake) == []
     sealed(world)
@@ -33,6 +46,44 @@ def test_datasets_are_listed_and_described_from_what_is_stored(world: World) -> 
     assert described["version"]["name"] == "v1"
     assert described["offsets"] == {"lake.planes.0": "1", "lake.planes.1": "1"}
     json.dumps(described)
+
+
+def test_a_dataset_whose_manifest_can_not_be_read_is_listed_beside_the_others(world: World) -> None:
+    sealed(world)
+    world.stream("crews", Schema.of(tailnum="string", seats="int"), ["tailnum"], 2)
+    world.advance(bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2))
+    body = manifest_of(world, "planes")
+    body.write_bytes(body.read_bytes().replace(b'"offsets"', b'"offset"'))
+    assert list_datasets(world.lake) == ["crews", "planes"]
+    assert open_dataset(world.lake, "crews").describe()["name"] == "crews"
+    with pytest.raises(MalformedDocumentError, match="dataset 'planes'"):
+        open_dataset(world.lake, "planes")
+    with pytest.raises(DatasetNotFoundError, match="there are: crews, planes"):
+        open_dataset(world.lake, "plans")
+    body.write_bytes(b"{")
+    assert list_datasets(world.lake) == ["crews", "planes"]
+
+
+QUERY = QuerySource("SELECT …", Schema.of(tailnum="string", seats="int"))
+
+
+@pytest.mark.parametrize(
+    ("versions", "named"),
+    [
+        (None, ["which has not been asked yet", "Materialise its asset", "dataset advance fleet MODULE:APP."]),
+        (VersionPartitions("day", start="2026-01-01"), ["2026-01-01 is the first", "--partition NAME"]),
+        (VersionPartitions("name", names=("q1", "q2")), ["none has been asked for", "its asset (q1, q2"]),
+        (VersionPartitions("name"), ["none has been asked for", "Materialise a partition of its asset"]),
+    ],
+)
+def test_what_a_query_computes_waits_for_somebody_who_asks_for_it(world: World, versions, named: list[str]) -> None:
+    spec = bounded_dataset("fleet", input=QUERY, key="tailnum", broadcast=True, versions=versions)
+    for systems in (None, {}):
+        with pytest.raises(NoSealedVersionError) as caught:
+            DatasetStore(world.lake, spec).require_current(systems)
+        assert "marke" not in str(caught.value)
+        for text in named:
+            assert text in str(caught.value)
 
 
 def test_a_dataset_that_is_not_there_is_named_with_those_that_are(world: World) -> None:
@@ -63,14 +114,13 @@ def test_a_version_that_is_not_there_is_named_with_the_current_one(world: World)
 )
 def test_a_malformed_manifest_is_refused_and_says_what_is_wrong_where(world: World, change, named: str) -> None:
     sealed(world)
-    (manifest,) = (item.key for item in world.lake.store.list("datasets/planes/manifests/"))
-    path = Path(world.lake.url) / manifest
+    path = manifest_of(world, "planes")
     document = json.loads(path.read_bytes())
     change(document["body"])
     path.write_bytes(json.dumps(document).encode())
     with pytest.raises(MalformedDocumentError) as caught:
         world.view(PLANES)
-    assert manifest in str(caught.value)
+    assert path.relative_to(world.lake.url).as_posix() in str(caught.value)
     assert named in str(caught.value)
     with pytest.raises(MalformedDocumentError):
         world.advance(PLANES)

@@ -44,6 +44,7 @@ from tests.assets.cycle import (
     faulty,
     make_older,
     objects,
+    pin_that_has_ended,
     planes_in,
     publish,
     reached,
@@ -292,7 +293,7 @@ def test_an_expired_pin_ends_with_the_discard_and_a_running_one_does_not(planes:
     store.pin("v1", **WHY, expires_at=datetime.now(UTC) + timedelta(hours=1))
     assert discard(planes.lake, NAME, AT_ONCE, by="test").unpinned is None
     assert served(planes.lake) == whole(1)
-    store.pin("v1", **WHY, expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    pin_that_has_ended(store, "v1")
     told = discard(planes.lake, NAME, AT_ONCE, by="test", dry_run=True)
     assert told.unpinned == old
     assert store.require_manifest().pin is not None
@@ -628,7 +629,7 @@ def test_a_version_that_stands_for_several_names_stays_while_it_is_served(prices
 def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(prices: World, end: str) -> None:
     publish_set(prices, (1, 1), (2, 2))
     store = DatasetStore(prices.lake, "fares")
-    store.pin("v1", **WHY, expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    pin_that_has_ended(store, "v1")
     prices.mark("fares", "v3", [0])  # so that only one of them has anything new to say
     before, _ = store.log.read()
     assert before is not None

@@ -174,7 +174,7 @@ def test_versions_without_the_key_keep_their_ids_and_files(people: World) -> Non
     before = {ref.name: ref for ref in store_of(people).versions()}
     report = forget(people.lake, "people", [SECRET], **WHY)
     after = {ref.name: ref for ref in store_of(people).versions()}
-    assert after["v2"] == before["v2"]
+    assert after["v2"] == before["v2"].model_copy(update={"replaced": after["v1"].id})
     assert [each.name for each in report.rewritten] == ["v1"]
     assert report.complete
 
@@ -235,6 +235,16 @@ def test_pins_rollbacks_withdrawals_and_rejections_stay_what_they_were(people: W
     store_of(people).unpin(reason="done", by="ada")
     store_of(people).force("v4", reason="it is fine now", by="ada")
     assert content_of(store_of(people).require_current()) == entries(4, "nine")
+
+
+def test_what_a_withdrawal_goes_back_to_is_known_after_an_erasure(people: World) -> None:
+    for number in (1, 2, 3):
+        deliver(people, f"v{number}", entries(number, "ada", SECRET))
+    store_of(people).rollback("v1", reason="v3 is wrong", by="ada")
+    deliver(people, "v4", entries(4, "ada", SECRET))
+    assert forget(people.lake, "people", [SECRET], **WHY).complete
+    store_of(people).withdraw("v4", reason="wrong, too", by="ada")
+    assert content_of(store_of(people).require_current()) == entries(1, "ada")
 
 
 def test_a_version_that_only_names_the_key_gets_another_document_and_keeps_its_files(people: World) -> None:
@@ -371,7 +381,8 @@ def test_a_damaged_file_stops_the_erasure_before_anything_is_erased(people: Worl
     generation = before.version.generations[0]  # type: ignore[union-attr]
     damaged = f"{generation.folder}/{generation.files[-1].name}"
     data = people.lake.store.get(damaged).data
-    people.lake.store.put(damaged, data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    # Several bytes: a single one may lie in a page header's statistics, which nobody needs.
+    people.lake.store.put(damaged, data[:40] + bytes(byte ^ 1 for byte in data[40:80]) + data[80:])
     with pytest.raises(ManifestMismatchError, match=r"nothing was erased.*Restore that object, or give the version up"):
         forget(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY)
     assert store_of(people).require_manifest() == before
@@ -491,6 +502,21 @@ def test_a_rollback_and_a_withdrawal_meanwhile_hold(people: World) -> None:
     assert forget(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
     assert content_of(store_of(people).require_current()) == entries(1, "ada")
     assert [ref.state for ref in store_of(people).versions()] == ["sealed", "sealed", "withdrawn"]
+
+
+def test_what_a_version_replaced_that_is_forced_meanwhile_is_known_afterwards(people: World) -> None:
+    no_two = custom("no_two", lambda c: Finding(all(row["seats"] != 2 for row in rows_of(c.view))))
+    spec = bounded_dataset("people", input="lake.people", key="person", partitions=2, validators=[no_two])
+    for n in (1, 2, 3):
+        deliver(people, f"v{n}", entries(n, "ada", SECRET), spec)
+
+    def act() -> None:
+        store_of(people).force("v2", reason="it is fine", by="bob", make_current=True)
+
+    assert forget(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
+    assert content_of(store_of(people).require_current()) == entries(2, "ada")
+    store_of(people).withdraw("v2", reason="it is not", by="bob")
+    assert content_of(store_of(people).require_current()) == entries(3, "ada")
 
 
 def test_a_version_that_is_discarded_meanwhile_leaves_nothing_rewritten(people: World) -> None:

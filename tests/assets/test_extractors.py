@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, bounded_dataset
+from assets import AdjunctDataset, DatasetStore, bounded_dataset
 from assets.sources.extractor import KeyValueExtractor, Projection, PythonExtractor, fits
 from assets.sources.inputs import QuerySource
 from assets.sources.python_extractor import _entries
@@ -200,34 +200,49 @@ def test_a_python_function_gives_none_one_or_several_entries_with_the_place_of_t
     [
         ("1 / 0", "failed: ZeroDivisionError: division by zero"),
         ("record['x']", "failed: KeyError: 'x' (<string>, line 1)"),
-        ("None", "returned a NoneType, expected an iterable of dicts"),
-        ("{'tailnum': 'x'}", "returned a dict, expected an iterable of dicts"),
-        ("[7]", "a int for an entry, expected a dict"),
-        ("[{'tailnum': 'x'}]", "an entry without column 'at'"),
+        ("None", "returned the NoneType 'None', declared is an iterable of dicts with tailnum string, at"),
+        ("{'tailnum': 'x'}", "returned the dict \"{'tailnum': 'x'}\", declared is an iterable of dicts"),
+        ("7", "returned the int '7', declared is an iterable of dicts"),
+        ("[7]", "returned the int '7' for an entry, declared is a dict with tailnum string, at timestamp"),
+        ("[{'tailnum': 'x'}]", "an entry without column 'at', with 'tailnum', declared is a dict with tailnum string"),
         ("[dict(tailnum='x', at=None, seats=None, day=None, y=1)]", "with column 'y', which is not declared"),
-        ("[dict(tailnum=7, at=None, seats=None, day=None)]", "column 'tailnum' the int '7', declared string"),
-        ("[dict(tailnum='x', at=None, seats=1.5, day=None)]", "column 'seats' the float '1.5', declared int"),
-        ("[dict(tailnum='x', at=None, seats=True, day=None)]", "column 'seats' the bool 'True', declared int"),
-        ("[dict(tailnum='x', at=None, seats=2**40, day=None)]", "column 'seats' the int '1099511627776'"),
+        (
+            "[dict(tailnum=7, at=None, seats=None, day=None)]",
+            "column 'tailnum' as the int '7', declared is it as string",
+        ),
+        (
+            "[dict(tailnum='x', at=None, seats=1.5, day=None)]",
+            "column 'seats' as the float '1.5', declared is it as int",
+        ),
+        (
+            "[dict(tailnum='x', at=None, seats=True, day=None)]",
+            "column 'seats' as the bool 'True', declared is it as int",
+        ),
+        ("[dict(tailnum='x', at=None, seats=2**40, day=None)]", "column 'seats' as the int '1099511627776'"),
         ("[dict(tailnum='x', at=dt.datetime(2026, 1, 1), seats=1, day=None)]", "datetime without a zone"),
-        ("[dict(tailnum='x', at=None, seats=1, day=dt.datetime(2026, 1, 1))]", "column 'day' the datetime"),
-        ("[dict(tailnum='\\ud800', at=None, seats=1, day=None)]", "column 'tailnum' the str"),
+        ("[dict(tailnum='x', at=None, seats=1, day=dt.datetime(2026, 1, 1))]", "column 'day' as the datetime"),
+        ("[dict(tailnum='\\ud800', at=None, seats=1, day=None)]", "column 'tailnum' as the str"),
     ],
 )
 def test_what_a_python_function_does_wrong_is_told_with_the_partition_and_offset_of_its_record(
     returned: str, problem: str
 ) -> None:
     fine = "[dict(tailnum='x', at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC), seats=1, day=dt.date(2026, 1, 1))]"
-    with pytest.raises((DatasetError, SchemaMismatchError)) as caught:
+    with pytest.raises(DatasetError) as caught:
         run(WHATEVER, ("N1", 1, fine, 3, 11, False), ("N2", 1, returned, 3, 12, False))
-    for part in ("dataset 'planes'", "the record at offset 12 of partition 3", problem):
+    for part in (
+        "dataset 'planes'",
+        "the record at offset 12 of partition 3",
+        f"extractor {WHATEVER.factory}",
+        problem,
+    ):
         assert part in caught.value.problem
 
 
 def test_a_column_that_is_promised_unchanged_has_to_be() -> None:
     extractor = PythonExtractor("tests.assets.extractors:renamed", "tailnum STRING, seats INT", ("tailnum",))
     assert run(extractor, ("n1", 1, "", 0, 1, False)) == [("n1", 1, 0, 1, None, False)]
-    with pytest.raises(SchemaMismatchError, match=r"offset 2 of partition 0.*tailnum 'n1', declared unchanged.*'N1'"):
+    with pytest.raises(DatasetError, match=r"offset 2 of partition 0.*'tailnum' as the str 'n1'.*unchanged.*'N1'"):
         run(extractor, ("N1", 1, "", 0, 2, False))
 
 
@@ -260,6 +275,20 @@ def test_a_dataset_of_a_functions_entries_deletes_by_tombstones_and_its_errors_l
     sparkling.send("planes", [("N1", 1, "record['x']")], version="v2")
     with pytest.raises(DatasetError, match=r"'planes'.*offset \d+ of partition \d.*KeyError: 'x'"):
         sparkling.advance(spec)
+
+
+def test_a_function_that_returns_something_else_than_declared_fails_the_run_and_consumes_nothing(
+    sparkling: World,
+) -> None:
+    sparkling.stream("planes", RECORDS, ["tailnum"], 2)
+    sparkling.send("planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats='many', day=None)]")], version="v1")
+    with pytest.raises(DatasetError, match=r"'planes'.*whatever_it_says.*'seats' as the str 'many'.* as int"):
+        sparkling.advance(planes(WHATEVER))
+    manifest = DatasetStore(sparkling.lake, "planes").manifest()
+    assert manifest is None or not (manifest.versions or manifest.delivered)
+    corrected = PythonExtractor(WHATEVER.factory, WHATEVER.columns.replace("seats INT", "seats STRING"))
+    assert sparkling.advance(planes(corrected)).action == "sealed"
+    assert sparkling.view(planes(corrected)).get("N1")["seats"] == "many"  # type: ignore[index]
 
 
 def test_an_extractor_works_on_queries_too(sparkling: World) -> None:

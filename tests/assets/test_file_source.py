@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets import AdjunctDataset, bounded_dataset
+from assets import AdjunctDataset, AdvanceReport, DatasetStore, advance_dataset, bounded_dataset
 from assets.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts, VersionRef
 from assets.policies import VersionPartitions
 from assets.sources.delivery import Awaiting, Delivery
@@ -143,9 +145,27 @@ def test_a_folder_with_hidden_files_only_has_begun_and_waits(place: Place) -> No
     assert in_order(dataset(place))[1].version == "v1"
 
 
-def test_nothing_there_waits_for_a_first_folder(place: Place) -> None:
-    names, awaiting = in_order(dataset(place))
+def test_nothing_there_waits_for_a_first_folder_and_says_that_the_place_may_be_mistyped(
+    place: Place, world: World
+) -> None:
+    spec = dataset(place, versions=VersionPartitions())
+    names, awaiting = in_order(spec)
     assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/*/_SUCCESS",), True)
+    said = f"the folder {place.url} is missing or empty"
+    assert said in world.advance(spec).note
+    asked = versions(spec, "v1")
+    waiting = asked.next(asked.first_manifest())
+    assert isinstance(waiting, Awaiting)
+    assert said in waiting.note
+
+    place.csv("v1", {}, done=None)
+    assert "missing or empty" not in world.advance(spec).note
+    place.put("v1/_SUCCESS")
+    assert world.advance(spec).action == "sealed"
+    shutil.rmtree(place.url)
+    report = world.advance(spec)
+    assert report.action == "up-to-date"
+    assert said in report.note
 
 
 def test_a_named_marker_completes_a_folder_and_is_no_data(place: Place) -> None:
@@ -234,8 +254,52 @@ def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retaine
     assert again.idle
     rejected = discarded.after(versions=(ref.model_copy(update={"state": "rejected"}),))
     assert isinstance(versions(spec, "v1").next(rejected), Delivery)
+    place.put("v1/_SUCCESS", modified=2e9)
+    assert isinstance(versions(spec, "v1").next(retained), Awaiting), "the same files, completed again"
     place.put("v1/_SUCCESS", "{}")
     assert isinstance(versions(spec, "v1").next(retained), Delivery)
+
+
+@pytest.mark.parametrize("change", ["replaced", "added", "removed"])
+def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_anew_with_an_empty_object(
+    place: Place, world: World, change: str
+) -> None:
+    place.csv("v1", {})
+    place.csv("v1", {}, name="part-1.csv")
+    daily = dataset(place, versions=VersionPartitions())
+
+    def asked() -> AdvanceReport:
+        return advance_dataset(world.lake, {}, daily, no_spark, by="test", partition="v1")
+
+    assert asked().action == "sealed"
+    assert asked().action == "up-to-date"
+    if change == "removed":
+        (Path(place.url) / "v1/part-1.csv").unlink()
+    elif change == "added":
+        place.csv("v1", {}, name="part-2.csv", done=None)
+    else:
+        place.put("v1/part-1.csv", "seats,tailnum\n", modified=1)
+    spec = dataset(place)
+    manifest = DatasetStore(world.lake, "planes").require_manifest()
+    assert in_order(spec, manifest)[1].idle, "nobody has completed it again"
+    place.put("v1/_SUCCESS", modified=2e9)
+    with pytest.raises(MarkerConflictError, match=r"v1/_SUCCESS was written again at 2033.*over other files"):
+        in_order(spec, manifest)
+    with pytest.raises(MarkerConflictError, match=r"build it again as a partition"):
+        in_order(daily, manifest)
+    assert asked().action == "unchanged", "it was built again: of no records, as before"
+    assert asked().action == "up-to-date"
+    assert in_order(daily, DatasetStore(world.lake, "planes").require_manifest())[1].idle
+
+
+def test_deliveries_on_record_without_a_list_of_files_are_compared_by_their_completion_objects(place: Place) -> None:
+    place.csv("v1", {"N1": 1})
+    spec = dataset(place)
+    source, first = delivered(spec)
+    facts = first.markers["v1/_SUCCESS"].model_copy(update={"listing": None, "completed": None})
+    manifest = after(source.first_manifest(), dataclasses.replace(first, markers={"v1/_SUCCESS": facts}))
+    place.csv("v1", {"N1": 2})
+    assert in_order(spec, manifest)[1].idle
 
 
 # -- one folder, written in place
@@ -338,6 +402,24 @@ def test_a_version_without_files_or_records_needs_no_spark(place: Place) -> None
     assert source.check(second, no_spark) == 0
 
 
+@pytest.mark.parametrize("version", ["v1", ""], ids=["a folder", "in place"])
+def test_a_complete_folder_without_data_files_is_refused_unless_it_promises_no_rows(
+    place: Place, world: World, version: str
+) -> None:
+    folder = f"{version}/" if version else ""
+    place.put(f"{folder}_SUCCESS", modified=1_790_000_000)
+    place.put(f"{folder}_temporary/0/part-0.csv", "tailnum,seats\nN1,1\n", modified=1)
+    report = world.advance(dataset(place))
+    assert report.action == "rejected"
+    assert f"the folder {place.url}/{version}".rstrip("/") + " is complete and holds no data file" in report.note
+    assert "expected csv files" in report.note
+    assert DatasetStore(world.lake, "planes").current() is None
+
+    place.put(f"{folder}_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
+    report = world.advance(dataset(place))
+    assert (report.action, report.rows) == ("sealed", 0)
+
+
 @pytest.mark.parametrize("change", ["added", "replaced", "completed anew"])
 def test_files_that_change_before_they_are_read_are_noticed(place: Place, change: str) -> None:
     place.csv("v1", {"N1": 1})
@@ -413,6 +495,25 @@ def test_the_last_record_of_the_last_file_counts_and_bad_values_travel_out_of_sp
     assert "'seats'" in report.note
     source = open_source({}, spec, sparkling.lake)
     _read_changed(place, source, spark)
+
+
+@pytest.mark.parametrize(("format", "places"), [("csv", "line 3"), ("jsonl", "line 2"), ("parquet", "row 2")])
+def test_records_without_a_key_are_named_by_file_and_line(
+    place: Place, sparkling: World, format: str, places: str
+) -> None:
+    table = pa.table({"tailnum": ["N1", None], "seats": pa.array([1, 2], pa.int32())})
+    if format == "parquet":
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table, buffer)
+        place.put("v1/b.x", buffer.getvalue().to_pybytes())
+    elif format == "csv":
+        place.put("v1/b.x", "tailnum,seats\nN1,1\n,2\n")
+    else:
+        place.put("v1/b.x", "".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    place.put("v1/_SUCCESS")
+    report = sparkling.advance(dataset(place, format=format))
+    assert report.action == "rejected"
+    assert f"part of the key (tailnum): {place.url}/v1/b.x, {places}." in report.note
 
 
 def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, bounded_dataset
+from assets import AdjunctDataset, DatasetStore, bounded_dataset
 from assets.dataset import BY_OFFSET
 from assets.manifest import Abandoned, DatasetManifest, Delivered
 from assets.sources.delivery import Awaiting, Delivery, VersionSource
@@ -32,6 +32,7 @@ from resources.streams.checksum import is_records_checksum, records_checksum
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import OffsetRange
 from tests.assets.conftest import World, no_spark
+from tests.assets.plain import build_without_spark, no_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,6 +135,45 @@ def test_an_unknown_system_or_key_is_refused_by_the_datasets_name(world: World) 
         open_source({}, PLANES, world.lake)
     with pytest.raises(SchemaMismatchError, match=r"dataset 'planes' \(input lake\.planes\).*'tail'"):
         opened(world, bounded_dataset("planes", input="lake.planes", key="tail", broadcast=True))
+
+
+@pytest.mark.parametrize("before_seal", [True, False], ids=["before the seal", "after it"])
+def test_a_marker_without_rows_that_comes_again_is_compared_with_what_was_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch, before_seal: bool
+) -> None:
+    build_without_spark(monkeypatch)
+    world.spark = no_session
+    planes(world)
+    world.send("planes", [(f"N{i}", i) for i in range(10)], version="v1")
+    held = world.streams.upcoming([SystemStreamPartition("lake", "planes", p) for p in range(2)])
+    counted = {ssp.partition: int(end) - 1 for ssp, end in held.items()}
+    if not before_seal:
+        assert world.advance(PLANES).action == "sealed"
+    world.mark("planes", "v1", [0, 1], counted)
+    world.streams.append_markers("planes", "v1", producer="p", sequence=1, partitions=[0], checksum="sha256:abc")
+    report = world.advance(PLANES)
+    assert report.action == ("sealed" if before_seal else "up-to-date")
+    manifest = DatasetStore(world.lake, PLANES).require_manifest()
+    assert {ssp: said.rows for ssp, said in manifest.delivered[0].markers.items()} == {
+        f"lake.planes.{partition}": rows for partition, rows in counted.items()
+    }
+
+    world.mark("planes", "v1", [1], {1: counted[1] + 1})
+    with pytest.raises(
+        MarkerConflictError, match=rf"lake\.planes\.1 with records {counted[1] + 1}.* with {counted[1]}\."
+    ):
+        world.advance(PLANES)
+
+
+def test_a_version_whose_marker_comes_again_with_another_count_is_not_sealed(world: World) -> None:
+    planes(world)
+    world.mark("planes", "v1", [0, 1])
+    world.mark("planes", "v1", [0], {0: 3})
+    with pytest.raises(
+        MarkerConflictError, match=r"'v1' is marked again at offset 1 of lake\.planes\.0 with records 3"
+    ):
+        world.advance(PLANES)
+    assert DatasetStore(world.lake, PLANES).current() is None
 
 
 # -- checksums

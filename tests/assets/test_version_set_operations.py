@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
+from assets.manifest import Verdict
 from assets.policies import DiscardPolicy
+from assets.publishing.operations import kept_beside
 from assets.retention.discard import discard
 from resources.errors import DatasetError
 from resources.objects import Lake
@@ -19,11 +21,30 @@ from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
 from resources.schema import Schema
 from tests.assets.conftest import World
+from tests.assets.cycle import pin_that_has_ended
 from tests.assets.plain import build_without_spark, no_session
 
 WHY = {"reason": "ticket 7", "by": "ada"}
 NAMES = ("fares", "routes")
-SET = version_set("prices", *(bounded_dataset(name, input=f"lake.{name}", key="k", broadcast=True) for name in NAMES))
+
+
+class NotNegative:
+    """Refuses versions whose number is below zero."""
+
+    name = "not_negative"
+    severity = "error"
+
+    def __call__(self, candidate) -> Verdict:
+        return Verdict(name=self.name, passed=candidate.view.get("a")["n"] >= 0)
+
+
+SET = version_set(
+    "prices",
+    *(
+        bounded_dataset(name, input=f"lake.{name}", key="k", broadcast=True, validators=[NotNegative()])
+        for name in NAMES
+    ),
+)
 Pair = tuple[int, int]
 
 
@@ -101,6 +122,47 @@ def test_a_withdrawal_takes_along_what_was_delivered_under_that_name_alone() -> 
         store(world, "fares").rollback("v3", **WHY)
     store(world, "fares").withdraw("v2", **WHY)
     assert seen(world) == (1, 1)
+
+
+def test_a_withdrawal_goes_back_to_what_the_set_served_before_and_not_to_what_a_rollback_had_left() -> None:
+    world = prices_with((1, 1), (2, 2), (2, 3))
+    store(world, "fares").rollback("v1", **WHY)
+    publish(world, (1, 4))  # fares is as it was
+    assert seen(world) == (1, 4)
+    store(world, "routes").withdraw("v4", **WHY)
+    assert seen(world) == (1, 1)
+
+
+def test_a_withdrawal_passes_over_what_is_not_whole_in_the_set_any_more() -> None:
+    world = prices_with((1, 1), (2, 2), (2, 3))
+    store(world, "routes").withdraw("v2", **WHY)  # fares holds it as v3, too
+    store(world, "routes").withdraw("v3", **WHY)
+    assert seen(world) == (1, 1), "routes has nothing left that was published with the second fares"
+
+
+def test_a_forced_version_that_is_older_is_kept_beside_in_all_members() -> None:
+    world = prices_with((1, 1))
+    publish(world, (2, -2))  # refused for routes
+    publish(world, (1, 3))
+    assert seen(world) == (1, 3)
+    # By its number alone, that of fares would come after the first, which stands for v3 as well.
+    assert "kept beside" in kept_beside(store(world, "fares").force("v2", **WHY))
+    assert seen(world) == (1, 3)
+    assert [store(world, name).versions()[1].state for name in NAMES] == ["sealed", "sealed"]
+    store(world, "routes").rollback("v2", **WHY)
+    assert seen(world) == (2, -2)
+
+
+def test_a_forced_version_is_served_in_all_members_where_it_is_the_newest_or_asked_for() -> None:
+    world = prices_with((1, 1))
+    publish(world, (2, -2))
+    publish(world, (3, -3))
+    store(world, "routes").force("v3", **WHY)
+    assert seen(world) == (3, -3)
+    store(world, "fares").force("v2", **WHY, make_current=True)
+    assert seen(world) == (2, -2)
+    store(world, "fares").withdraw("v2", **WHY)
+    assert seen(world) == (3, -3)
 
 
 def test_when_nothing_is_left_that_was_published_together_nothing_is_served() -> None:
@@ -183,7 +245,7 @@ def _operate(world: World, lake: Lake, what: str, member: str, version: str, pai
     elif what == "unpin":
         opened.unpin(**WHY)
     elif what == "ending pin":
-        opened.pin(version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1))
+        pin_that_has_ended(opened, version)
     elif what == "discard":
         discard(lake, member, DiscardPolicy(keep=2, grace=timedelta(0)), by="test")
     else:

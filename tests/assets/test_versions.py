@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from assets import DatasetStore, bounded_dataset
 from assets.manifest import Verdict
+from assets.policies import DiscardPolicy
+from assets.publishing.operations import kept_beside
+from assets.retention.discard import discard
 from assets.sources.inputs import QuerySource
 from resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from resources.schema import Schema
 from tests.assets.conftest import World
+from tests.assets.cycle import pin_that_has_ended
 from tests.assets.plain import build_without_spark, no_session
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
@@ -79,13 +84,20 @@ def test_a_pin_holds_readers_while_versions_seal_and_unpin_serves_the_newest(pla
 
 def test_an_expired_pin_ends_at_the_next_advance(planes: World) -> None:
     deliver(planes, "v1", 1)
-    store(planes).pin("v1", **WHY, expires_at=datetime.now(UTC) + timedelta(milliseconds=1))
+    pin_that_has_ended(store(planes), "v1")
     deliver(planes, "v2", 2)
     planes.advance(PLANES)
     assert seats(planes) == 2
     assert any(entry.reason == "expired" or entry.action == "seal" for entry in store(planes).history())
     with pytest.raises(ConfigurationError, match="without a time zone"):
         store(planes).pin("v1", **WHY, expires_at=datetime(2030, 1, 1))
+
+
+def test_a_pin_that_would_have_ended_already_is_refused(planes: World) -> None:
+    deliver(planes, "v1", 1)
+    with pytest.raises(ConfigurationError, match=r"expires at 2020-01-01.*which has passed.*Give a later time"):
+        store(planes).pin("v1", **WHY, expires_at=datetime(2020, 1, 1, tzinfo=UTC))
+    assert store(planes).require_manifest().pin is None
 
 
 def test_a_withdrawn_version_is_never_served_again(planes: World) -> None:
@@ -102,6 +114,32 @@ def test_a_withdrawn_version_is_never_served_again(planes: World) -> None:
         store(planes).require_current(planes.systems)
     deliver(planes, "v4", 4)
     assert seats(planes) == 4
+
+
+def test_withdrawing_serves_what_was_served_before_and_not_what_a_rollback_had_left(planes: World) -> None:
+    for number in (1, 2, 3):
+        deliver(planes, f"v{number}", number)
+    store(planes).rollback("v1", **WHY)
+    deliver(planes, "v4", 4)
+    store(planes).withdraw("v4", **WHY)
+    assert seats(planes) == 1
+    deliver(planes, "v5", 5)
+    store(planes).withdraw("v1", **WHY)
+    store(planes).withdraw("v5", **WHY)
+    with pytest.raises(NoSealedVersionError):
+        store(planes).require_current()
+    deliver(planes, "v6", 6)
+    assert seats(planes) == 6
+
+
+def test_where_what_was_served_before_is_discarded_the_version_before_in_order_is_served(planes: World) -> None:
+    for number in (1, 2, 3):
+        deliver(planes, f"v{number}", number)
+    store(planes).rollback("v1", **WHY)
+    deliver(planes, "v4", 4)
+    discard(planes.lake, "planes", DiscardPolicy(keep=3, grace=timedelta(0)), by="test")
+    store(planes).withdraw("v4", **WHY)
+    assert seats(planes) == 3
 
 
 def test_withdrawing_the_pinned_version_ends_the_pin(planes: World) -> None:
@@ -155,13 +193,35 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
     with pytest.raises(DatasetError, match=r"is rejected .*and is not served"):
         store(planes).pin("v2", **WHY)
     assert deliver(planes, "v3", 30, spec).action == "sealed", "a rejected version does not block the next one"
-    store(planes).force("v2", **WHY)
+    after = store(planes).force("v2", **WHY)
+    assert seats(planes) == 30, "it does not come after v3"
+    forced = next(ref for ref in after.versions if ref.name == "v2")
+    assert (forced.state, forced.reason) == ("sealed", "forced by ada: ticket 7")
+    assert f"adjunct dataset rollback planes {forced.id}" in kept_beside(after)
+    assert after.change.reason == f"ticket 7 (kept beside {after.head})"
+    assert kept_beside(store(planes).rollback("v2", **WHY)) == ""
     assert seats(planes) == 2
     deliver(planes, "v4", 4, spec)
     store(planes).drop("v4", **WHY)
     assert "v4" not in [ref.name for ref in store(planes).versions()]
     with pytest.raises(DatasetError, match="is sealed; only rejected and withdrawn"):
         store(planes).drop("v3", **WHY)
+
+
+def test_a_forced_version_is_served_where_it_is_the_newest_or_is_asked_for(planes: World) -> None:
+    spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()])
+    for version, number in (("v1", 10), ("v2", 2), ("v3", 10), ("v4", 4)):
+        deliver(planes, version, number, spec)
+    assert kept_beside(store(planes).force("v2", **WHY)) != "", "v3 came after it, and was equal to v1"
+    assert seats(planes) == 10
+    assert kept_beside(store(planes).force("v4", **WHY)) == ""
+    assert seats(planes) == 4
+    deliver(planes, "v5", 5, spec)
+    deliver(planes, "v6", 60, spec)
+    assert kept_beside(store(planes).force("v5", **WHY, make_current=True)) == ""
+    assert seats(planes) == 5
+    store(planes).withdraw("v5", **WHY)
+    assert seats(planes) == 60, "what was served before v5 was forced"
 
 
 def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(planes: World) -> None:
@@ -172,6 +232,13 @@ def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(plane
     report = planes.advance(spec)
     assert report.action == "rejected"
     assert "1 record(s) have the key (tailnum) of another record and say something else" in report.note
+    assert "duplicates='error': 'N1'" in report.note
+    planes.send("planes", [(f"N{i % 8}", i) for i in range(24)], version="v3")
+    note = planes.advance(spec).note
+    assert "16 record(s) have the key" in note
+    named = re.findall(r"'N\d'", note.partition("duplicates='error'")[2].partition("Next:")[0])
+    assert (len(named), len(set(named))) == (5, 5)
+    assert "…" in note
     with pytest.raises(DatasetError, match="refused before it was built"):
         store(planes).force("v2", **WHY)
 

@@ -21,6 +21,7 @@ class Version:
     name: str
     entries: Entries | None
     state: str
+    replaced: int | None = None
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Model:
     versions: dict[int, Version] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
     abandoned: set[str] = field(default_factory=set)
+    freed: set[str] = field(default_factory=set)
     head: int | None = None
     pin: int | None = None
     pin_ends: bool = False
@@ -74,7 +76,7 @@ class Model:
         number = 1
         while True:
             name = f"d{number}"
-            if name not in self.names and name not in self.abandoned:
+            if name not in self.names and name not in self.abandoned and name not in self.freed:
                 return name if all(name in each.closed for each in self.partitions) else None
             number += 1
 
@@ -96,7 +98,10 @@ class Model:
         state = "rejected" if refused or len(entries) > MOST_ROWS else "sealed"
         self.versions[self.numbers] = Version(name, None if refused else entries, state)
         if state == "sealed":
-            self.head = self.numbers
+            self.switch(self.numbers)
+
+    def switch(self, number: int) -> None:
+        self.versions[number].replaced, self.head = self.head, number
 
     def expire(self) -> None:
         if self.pin_ends:
@@ -138,22 +143,47 @@ class Model:
         number = self.find(name)
         if self.pin == number:
             self.unpin()
-        if self.head == number:
-            self.head = self.before(number)
         self.versions[number].state = "withdrawn"
+        if self.head == number:
+            self.head = self.served_before(number)
 
-    def force(self, name: str) -> None:
+    def served_before(self, number: int) -> int | None:
+        """Return what was served before the switch to a version, if that may be, else before that; else by number."""
+        passed = {number}
+        while (before := self.versions[number].replaced) in self.versions and before not in passed:
+            assert before is not None
+            if self.versions[before].state == "sealed":
+                return before
+            passed.add(before)
+            number = before
+        return self.before(number)
+
+    def force(self, name: str, *, make_current: bool = False) -> None:
         number = self.find(name)
         version = self.versions[number]
         if version.state != "rejected" or version.entries is None:
             raise Refused
-        version.state, self.head = "sealed", number
+        version.state = "sealed"
+        if make_current or self.head is None or self.delivered_at(number) > self.delivered_at(self.head):
+            self.switch(number)
+
+    def delivered_at(self, number: int) -> int:
+        """Return where a version stands in the order of delivery: what was delivered again, where it was last."""
+        return max(at for at, held in enumerate(self.names.values()) if held == number)
 
     def drop(self, name: str) -> None:
         number = self.find(name)
         if self.versions[number].state == "sealed":
             raise Refused
+        if self.versions[number].state == "rejected":
+            del self.names[name]
+            self.freed.add(name)
         del self.versions[number]
+
+    def in_flight(self) -> bool:
+        """Whether a version has ended in some partitions and is not taken in, or is complete and waits."""
+        settled = {*self.names, *self.abandoned, *self.freed}
+        return any(set(each.closed) - settled for each in self.partitions)
 
     def abandon(self, name: str) -> None:
         self.abandoned.add(name)

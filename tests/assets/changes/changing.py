@@ -1,0 +1,95 @@
+"""Real change streams in a lake, and the changes that are decoded of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from assets import AdjunctDataset, unbounded_dataset
+from assets.sources.changes.decode import decode_changes
+from assets.sources.opening import Source
+from resources.schema import Schema
+from tests.assets.conftest import World
+
+VALUES = Schema.of(value="string")
+
+
+class Change(NamedTuple):
+    """One decoded change; `deleted` rows show what they have of their columns."""
+
+    offset: int
+    row: tuple[Any, ...]
+    deleted: bool
+    position: int | None
+    problem: str | None
+
+
+def dataset(**more: Any) -> AdjunctDataset:
+    """Return a dataset on the stream `changes`, keyed by id unless said otherwise."""
+    return unbounded_dataset("table", input="lake.changes", **{"key": "id", "broadcast": True, **more})
+
+
+def stream(world: World, schema: Schema, rows: Sequence[tuple[Any, ...]], **more: Any) -> None:
+    """Make the stream `changes` with these records; a row that is one longer ends with whether it is a tombstone."""
+    world.streams.create("changes", schema=schema, **{"partitions": 1, **more})
+    send(world, rows)
+
+
+def send(world: World, rows: Sequence[tuple[Any, ...]], name: str = "changes") -> None:
+    schema = world.streams.info(name).schema
+    assert schema is not None
+    columns: dict[str, Any] = {
+        field.name: pa.array([row[index] for row in rows], field.type) for index, field in enumerate(schema.to_arrow())
+    }
+    marks = [len(row) > len(schema.names) and row[-1] for row in rows]
+    columns["__tombstone"] = pa.array(marks, pa.bool_())
+    world.streams.append(name, pa.table(columns), producer="test", sequence=world._next(name))
+
+
+def envelopes(world: World, *values: Any) -> None:
+    """Make the stream `changes` of envelopes: dicts as JSON, texts as they are, None as a tombstone."""
+    stream(world, VALUES, [as_record(value) for value in values])
+
+
+def as_record(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return (None, True)
+    return (value if isinstance(value, str) else json.dumps(value), False)
+
+
+def frame_of(world: World, spec: AdjunctDataset) -> Any:
+    """Return the changes that the whole stream holds, as Spark has them."""
+    source = Source.of(world.systems, spec)
+    ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
+    assert source.info.schema is not None
+    records = source.read(world.spark(), ranges)
+    return decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
+
+
+def decoded(world: World, spec: AdjunctDataset) -> list[Change]:
+    """Return the changes that the whole stream holds, by offset."""
+    columns = len(Source.of(world.systems, spec).schema.names)
+    found = [
+        Change(row["__offset"], tuple(row)[:columns], row["__tombstone"], row["__position"], row["__problem"])
+        for row in frame_of(world, spec).collect()
+    ]
+    return sorted(found, key=lambda change: (change.offset, not change.deleted, repr(change.row)))
+
+
+def problems(world: World, spec: AdjunctDataset) -> dict[int, str]:
+    """Return what is wrong with changes, by offset."""
+    return {change.offset: change.problem for change in decoded(world, spec) if change.problem is not None}
+
+
+def applied(changes: Sequence[Change], key: int = 0) -> dict[Any, tuple[Any, ...]]:
+    """Return the table that changes make, in order of position; the key is the first column unless said otherwise."""
+    table: dict[Any, tuple[Any, ...]] = {}
+    for change in sorted(changes, key=lambda each: (each.position or 0, each.offset)):
+        assert change.problem is None, change.problem
+        table.pop(change.row[key], None)
+        if not change.deleted:
+            table[change.row[key]] = change.row
+    return table

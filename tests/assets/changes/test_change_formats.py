@@ -1,0 +1,214 @@
+"""Records that are rows: upserts, an operation in a column, Debezium's unwrapped records; and what extractors add."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from typing import Any
+
+import pytest
+
+from assets import bounded_dataset
+from assets.sources.changes.debezium import DebeziumEnvelope
+from assets.sources.changes.formats import ChangeFormat, DebeziumUnwrapped, OperationColumn, Upserts
+from assets.sources.extractor import Projection, PythonExtractor
+from assets.sources.opening import Source
+from resources.errors import ConfigurationError, SchemaMismatchError
+from resources.schema import Schema
+from tests.assets.changes.changing import Change, dataset, decoded, problems, stream
+from tests.assets.conftest import World
+
+ROWS = Schema.of(id="bigint", name="string")
+OPERATIONS = Schema.of(id="bigint", op="string", name="string")
+UNWRAPPED = Schema.of(id="bigint", name="string", deleted="string", op="string")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Upserts,
+        lambda: OperationColumn("op", delete=("d",), ignore=["x"]),  # type: ignore[arg-type]
+        lambda: DebeziumUnwrapped("gone", "op"),
+        lambda: DebeziumEnvelope("id BIGINT"),
+        lambda: DebeziumEnvelope("id BIGINT", format="avro", avro_schema={7: '"long"', 3: '"int"'}),
+    ],
+)
+def test_formats_are_values(make: Any) -> None:
+    one, other = make(), make()
+    assert one == other
+    assert hash(one) == hash(other)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert isinstance(one, ChangeFormat)
+    assert "0x" not in one.describe()
+
+
+def test_an_upsert_is_the_row_and_a_tombstone_deletes_it(sparkling: World) -> None:
+    stream(sparkling, ROWS, [(1, "a"), (1, "b"), (1, None, True), (None, "c"), (None, None, True)])
+    assert decoded(sparkling, dataset()) == [
+        Change(0, (1, "a"), False, 0, None),
+        Change(1, (1, "b"), False, 1, None),
+        Change(2, (1, None), True, 2, None),
+        Change(3, (None, "c"), False, 3, "null key column 'id'"),
+        Change(4, (None, None), True, 4, "null key column 'id'"),
+    ]
+
+
+def test_a_column_says_what_happened_and_is_not_stored(sparkling: World) -> None:
+    rows = [(1, "I", "a"), (1, "update", "b"), (1, "D", None), (2, "noop", "x"), (3, "t", "x"), (4, None, "x")]
+    stream(sparkling, OPERATIONS, [*rows, (5, None, None, True)])
+    spec = dataset(changes=OperationColumn(ignore=("noop",)))
+    assert Source.of(sparkling.systems, spec).schema == ROWS
+    assert decoded(sparkling, spec) == [
+        Change(0, (1, "a"), False, 0, None),
+        Change(1, (1, "b"), False, 1, None),
+        Change(2, (1, None), True, 2, None),
+        Change(4, (3, "x"), False, 4, "unknown operation 't'"),
+        Change(5, (4, "x"), False, 5, "unknown operation null"),
+        Change(6, (5, None), True, 6, None),
+    ]
+
+
+def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(sparkling: World) -> None:
+    rows = [
+        (1, "a", "false", "r"),
+        (1, "b", "false", "u"),
+        (1, "b", "true", "d"),
+        (1, None, None, None, True),
+        (2, "c", "maybe", "c"),
+        (3, "d", None, "c"),
+        (4, "e", "false", "x"),
+        (5, "f", "false", "t"),
+    ]
+    stream(sparkling, UNWRAPPED, rows)
+    spec = dataset(changes=DebeziumUnwrapped("deleted", "op"))
+    assert Source.of(sparkling.systems, spec).schema == ROWS
+    found = decoded(sparkling, spec)
+    assert found[:4] == [
+        Change(0, (1, "a"), False, 0, None),
+        Change(1, (1, "b"), False, 1, None),
+        Change(2, (1, "b"), True, 2, None),
+        Change(3, (1, None), True, 3, None),
+    ]
+    assert [change.problem for change in found[4:7]] == [
+        "column 'deleted' is 'maybe': expected true or false",
+        "column 'deleted' is null: expected true or false",
+        "unknown operation 'x'",
+    ]
+    assert "a truncate deletes all rows at once" in str(found[7].problem)
+
+
+def test_whether_a_row_was_deleted_may_be_a_boolean(sparkling: World) -> None:
+    stream(sparkling, Schema.of(id="bigint", gone="boolean"), [(1, False), (1, True)])
+    assert [change.deleted for change in decoded(sparkling, dataset(changes=DebeziumUnwrapped("gone")))] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "position"),
+    [
+        ("int", 7, 7),
+        ("date", dt.date(1970, 1, 3), 2),
+        ("timestamp", dt.datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=dt.UTC), 1_000_005),
+    ],
+)
+def test_positions_are_the_values_of_the_ordering_column(
+    sparkling: World, kind: str, value: Any, position: int
+) -> None:
+    stream(sparkling, Schema.of(id="bigint", version=kind), [(1, value), (2, None)])
+    found = decoded(sparkling, dataset(order_by="version"))
+    assert found[0].position == position
+    assert found[1].problem == "no value to order by: 'version' is null"
+
+
+def test_an_extractor_makes_none_one_or_several_entries_of_a_change(sparkling: World) -> None:
+    records = Schema.of(id="bigint", tailnum="string", seats="int", op="string")
+    rows = [(1, "N1", 2, "c"), (2, "N2", 0, "c"), (3, "N1", 1, "x"), (4, None, 1, "c"), (5, "N3", 1, "d")]
+    stream(sparkling, records, rows)
+    by_seat = PythonExtractor("tests.assets.extractors:by_seat", "tailnum STRING, seat INT", ("tailnum",))
+    spec = dataset(key=["tailnum", "seat"], changes=OperationColumn(), extractor=by_seat, order_by="id")
+    told = "a deletion, and nothing says of which entry: the key is computed by the extractor"
+    assert decoded(sparkling, spec) == [
+        Change(0, ("N1", 0), False, 1, None),
+        Change(0, ("N1", 1), False, 1, None),
+        Change(2, ("N1", None), True, 3, "unknown operation 'x'"),
+        Change(3, (None, 0), False, 4, "null key column 'tailnum'"),
+        Change(4, ("N3", None), True, 5, told),
+    ]
+
+
+def test_a_projection_gets_the_rows_and_never_those_that_could_not_be_read(sparkling: World) -> None:
+    stream(sparkling, OPERATIONS, [(1, "c", "a"), (2, "x", "b"), (1, "d", "a"), (3, "c", "no")])
+    projection = Projection("id BIGINT, upper STRING", {"upper": "upper(name)"}, "name <> 'no'")
+    spec = dataset(changes=OperationColumn(), extractor=projection, order_by="id")
+    assert decoded(sparkling, spec) == [
+        Change(0, (1, "A"), False, 1, None),
+        Change(1, (2, None), True, 2, "unknown operation 'x'"),
+        Change(2, (1, None), True, 1, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"changes": OperationColumn("what")}, "has no column 'what'"),
+        ({"changes": OperationColumn("id")}, "column 'id' as bigint, and it is declared to say the operation"),
+        ({"changes": DebeziumUnwrapped("id")}, "as bigint, and it is declared to say whether the row was deleted"),
+        ({"changes": DebeziumEnvelope("id BIGINT")}, "has no column 'value'"),
+        ({"changes": DebeziumEnvelope("id BIGINT", value="id")}, "envelopes in json are string"),
+        ({"changes": DebeziumEnvelope("id INT", value="op")}, "declared as int, and the record's own column"),
+        ({"order_by": "lsn"}, "order_by is 'lsn', and changes (upserts) have no such column"),
+        ({"order_by": "source.lsn"}, "order_by is 'source.lsn'"),
+        ({"order_by": "name"}, "the column 'name', which is string: expected an integer, a date or a timestamp"),
+        ({"changes": DebeziumEnvelope("id BIGINT", value="op"), "order_by": "source.a.b"}, "order_by is 'source.a.b'"),
+    ],
+)
+def test_a_stream_that_can_not_be_of_the_declared_form_is_refused_with_the_dataset(
+    world: World, spec: dict[str, Any], problem: str
+) -> None:
+    stream(world, OPERATIONS, [])
+    with pytest.raises(SchemaMismatchError, match="dataset 'table'") as caught:
+        Source.of(world.systems, dataset(**spec))
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: OperationColumn(delete=("d", "U")), "the operation 'u' of column 'op' is declared in two ways"),
+        (lambda: DebeziumEnvelope("id BIGINT", format="xml"), "format='xml': expected one of 'json', 'avro'"),
+        (lambda: DebeziumEnvelope("id BIGINT", format="avro"), "format='avro' and no avro_schema"),
+        (lambda: DebeziumEnvelope("id BIGINT", avro_schema="{}"), "format='json' and an avro_schema"),
+        (lambda: DebeziumEnvelope("id BIGINT", format="avro", avro_schema="{"), "is no JSON"),
+        (lambda: DebeziumEnvelope("id BIGINT, price DECIMAL(10,2)"), "declares 'price' as a DECIMAL and not how"),
+        (lambda: DebeziumEnvelope("id BIGINT", timestamps="days"), "timestamps='days'"),
+        (lambda: DebeziumEnvelope("id BIGINT", transactions="lake.tx"), "collection=None"),
+    ],
+)
+def test_formats_that_can_not_work_are_refused_at_once(make: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert problem in caught.value.problem
+
+
+def test_a_format_whose_rows_may_leave_their_partition_is_not_read_in_the_streams_partitions(world: World) -> None:
+    world.streams.create("changes", schema=Schema.of(id="bigint", value="string"), key=["id"], partitions=4)
+    spread = {"broadcast": False, "partitions": 4}
+    assert Source.of(world.systems, dataset(columns=["id"], **spread)).copartitioned
+    assert not Source.of(world.systems, dataset(changes=DebeziumEnvelope("id BIGINT"), **spread)).copartitioned
+
+
+def test_bounded_datasets_take_their_records_as_they_are(world: World) -> None:
+    stream(world, OPERATIONS, [])
+    assert Source.of(world.systems, bounded_dataset("b", input="lake.changes", key="id", broadcast=True)).schema == (
+        OPERATIONS
+    )
+
+
+def test_a_key_that_is_null_is_a_problem_whatever_the_format(sparkling: World) -> None:
+    stream(sparkling, OPERATIONS, [(None, "c", "a"), (None, "d", "a")])
+    assert problems(sparkling, dataset(changes=OperationColumn())) == {
+        0: "null key column 'id'",
+        1: "null key column 'id'",
+    }

@@ -1,0 +1,219 @@
+"""What was rejected keeps its name until it is dropped; what is delivered under the name then is a new version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import AdjunctDataset, DatasetStore, advance_version_set, bounded_dataset, version_set
+from assets.manifest import Verdict
+from assets.publishing import publish as publishing
+from assets.sources.inputs import FileSource
+from resources.errors import MarkerConflictError
+from resources.objects.faulty import Fault, FaultyStore
+from resources.objects.lake import Lake
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+SCHEMA = Schema.of(k="string", n="int")
+WHY = {"reason": "ticket 7", "by": "ada"}
+
+
+class Positive:
+    """Refuses versions in which `a` is not positive."""
+
+    name = "positive"
+    severity = "error"
+
+    def __call__(self, candidate: Any) -> Verdict:
+        number = (candidate.view.get("a") or {"n": 1})["n"]
+        return Verdict(name=self.name, passed=number > 0, message=f"a is {number}")
+
+
+def of_stream(name: str) -> AdjunctDataset:
+    return bounded_dataset(name, input=f"lake.{name}", key="k", partitions=2, validators=[Positive()])
+
+
+PRICES = of_stream("prices")
+SET = version_set("both", of_stream("fares"), of_stream("routes"))
+
+
+@pytest.fixture
+def plain(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    world.spark = no_session
+    for name in ("prices", "fares", "routes"):
+        world.stream(name, SCHEMA, ["k"], 2)
+    return world
+
+
+def deliver(world: World, version: str, number: int, name: str = "prices") -> None:
+    world.send(name, [("a", number), ("b", 1)], version=version)
+
+
+def served(world: World, name: str = "prices") -> int:
+    entry = DatasetStore(world.lake, name).require_current().get("a")
+    assert entry is not None
+    return int(entry["n"])
+
+
+def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_name(plain: World) -> None:
+    deliver(plain, "v1", 1)
+    deliver(plain, "v2", -2)
+    report = plain.advance(PRICES)
+    (rejected,) = report.rejected
+    for step in ("show prices", "force prices", "drop prices"):
+        assert f"adjunct dataset {step} {rejected}" in report.note
+    assert "and deliver it again under the same name" in report.note
+
+    deliver(plain, "v2", 2)
+    report = plain.advance(PRICES)
+    assert (report.action, report.counters, served(plain)) == ("up-to-date", {"redelivered": 2}, 1)
+
+    DatasetStore(plain.lake, PRICES).drop("v2", **WHY)
+    assert plain.advance(PRICES).action == "up-to-date", "what was dropped as a re-delivery does not come back"
+    deliver(plain, "v2", 3)
+    report = plain.advance(PRICES)
+    assert (report.action, report.counters.get("redelivered"), served(plain)) == ("sealed", None, 3)
+    assert [ref.name for ref in DatasetStore(plain.lake, PRICES).versions()] == ["v1", "v2"]
+
+    deliver(plain, "v2", 4)
+    assert plain.advance(PRICES).counters == {"redelivered": 2}, "the name is taken again"
+
+
+def test_a_rejected_version_that_comes_again_with_other_counts_stops_nothing(plain: World) -> None:
+    plain.mark("prices", "v1", [0, 1], {0: 7, 1: 7})
+    assert plain.advance(PRICES).action == "rejected"
+    plain.mark("prices", "v1", [0, 1], {0: 0, 1: 0})
+    assert plain.advance(PRICES).action == "waiting"
+    DatasetStore(plain.lake, PRICES).drop("v1", **WHY)
+    plain.mark("prices", "v1", [0, 1], {0: 0, 1: 0})
+    assert plain.advance(PRICES).action == "sealed"
+
+
+def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forceable(plain: World) -> None:
+    plain.mark("prices", "v1", [0, 1], {0: 7, 1: 7})
+    note = plain.advance(PRICES).note
+    assert "adjunct dataset drop prices" in note
+    assert "adjunct dataset force" not in note
+
+
+def test_a_withdrawn_version_that_was_dropped_keeps_its_name(plain: World) -> None:
+    for number in (1, 2):
+        deliver(plain, f"v{number}", number)
+    plain.advance(PRICES)
+    store = DatasetStore(plain.lake, PRICES)
+    store.withdraw("v2", **WHY)
+    store.drop("v2", **WHY)
+    deliver(plain, "v2", 2)
+    assert (plain.advance(PRICES).counters, served(plain)) == ({"redelivered": 2}, 1)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["dropped before", "dropped after"])
+def test_the_name_is_free_however_many_versions_come_between(
+    plain: World, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr(publishing, "FACTS_KEPT", 2)
+    store = DatasetStore(plain.lake, PRICES)
+    deliver(plain, "v1", -1)
+    plain.advance(PRICES)
+    if not late:
+        store.drop("v1", **WHY)
+    for number in (2, 3, 4, 5):
+        deliver(plain, f"v{number}", number)
+        plain.advance(PRICES)
+    manifest = store.require_manifest()
+    assert ("v1" in manifest.known) is late
+    assert "v2" in manifest.known
+    if late:
+        store.drop("v1", **WHY)
+    deliver(plain, "v1", 6)
+    assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 6)
+    deliver(plain, "v1", 7)
+    assert plain.advance(PRICES).counters == {"redelivered": 2}
+
+
+def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
+    deliver(plain, "v1", -1)
+    plain.advance(PRICES)
+    store = DatasetStore(plain.lake, PRICES)
+    for nth in range(1, 100):
+        deliver(plain, f"d{nth}", -1)
+        rejected = plain.advance(PRICES).rejected[-1]
+        deliver(plain, f"e{nth}", nth)
+        fault = Fault("*", nth, "meanwhile", lambda id=rejected: store.drop(id, **WHY))
+        faulty = FaultyStore(plain.lake.store, [fault])
+        report = plain.advance(PRICES, lake=Lake(faulty, plain.lake.id))
+        assert (report.action, served(plain)) == ("sealed", nth)
+        taken = store.require_manifest().taken
+        assert (f"d{nth}" in taken, f"e{nth}" in taken) == (len(faulty.requests) < nth, True)
+        if len(faulty.requests) < nth:
+            return
+    raise AssertionError("an advance has less requests")
+
+
+def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
+    def advance() -> list[str]:
+        reports = advance_version_set(plain.lake, plain.systems, SET, no_session, by="test")
+        return [report.action for report in reports]
+
+    deliver(plain, "v1", 1, "fares")
+    deliver(plain, "v1", -1, "routes")
+    assert advance() == ["rejected", "rejected"]
+    for name in ("fares", "routes"):
+        deliver(plain, "v1", 2, name)
+    assert advance() == ["waiting", "waiting"]
+
+    DatasetStore(plain.lake, "fares").drop("v1", **WHY)
+    deliver(plain, "v1", 3, "routes")
+    assert advance() == ["waiting", "waiting"]
+    deliver(plain, "v1", 3, "fares")
+    assert advance() == ["sealed", "sealed"]
+    assert (served(plain, "fares"), served(plain, "routes")) == (3, 3)
+
+
+# -- files
+
+
+def folder_of(tmp_path: Path, version: str, done: str) -> None:
+    """Complete a folder with a file that has a header line only, so that nothing has to be built."""
+    folder = tmp_path / "incoming" / version
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "part.csv").write_text("k,n\n")
+    (folder / "_SUCCESS").write_text(done)
+
+
+def test_a_folder_that_was_refused_and_dropped_is_a_version_when_it_is_completed_again(
+    world: World, tmp_path: Path
+) -> None:
+    source = FileSource(str(tmp_path / "incoming"), "csv", SCHEMA)
+    spec = bounded_dataset("prices", input=source, key="k", partitions=2)
+    folder_of(tmp_path, "v1", '{"rows": 7}')
+    report = world.advance(spec)
+    assert report.action == "rejected"
+    assert "and complete the folder again" in report.note
+    DatasetStore(world.lake, spec).drop("v1", **WHY)
+    assert world.advance(spec).action == "waiting", "the folder that was refused is not taken once more"
+
+    folder_of(tmp_path, "v1", '{"rows": 0}')
+    assert world.advance(spec).action == "sealed"
+    assert [ref.name for ref in DatasetStore(world.lake, spec).versions()] == ["v1"]
+
+
+def test_a_dropped_folder_holds_nothing_back_and_comes_too_late_after_another_version(
+    world: World, tmp_path: Path
+) -> None:
+    source = FileSource(str(tmp_path / "incoming"), "csv", SCHEMA)
+    spec = bounded_dataset("prices", input=source, key="k", partitions=2)
+    folder_of(tmp_path, "v1", '{"rows": 7}')
+    world.advance(spec)
+    DatasetStore(world.lake, spec).drop("v1", **WHY)
+    folder_of(tmp_path, "v2", '{"rows": 0}')
+    assert world.advance(spec).action == "sealed"
+    assert world.advance(spec).action == "up-to-date"
+    folder_of(tmp_path, "v1", '{"rows": 0}')
+    with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v2'"):
+        world.advance(spec)

@@ -1,0 +1,156 @@
+"""A table that follows a change stream through the real advance without Spark: its files are written in Arrow.
+
+Only decoding is replaced (each record is the new row of its key), so this is for what surrounds it: recovery, commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from assets import AdjunctDataset, AdvanceReport, DatasetStore, unbounded_dataset
+from assets.manifest import POSITION, DatasetManifest
+from assets.sources.opening import Source
+from assets.unbounded import advance_unbounded, follow
+from resources.objects import Lake
+from resources.schema import Schema
+from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
+from resources.streams.system import OFFSET, StreamInfo
+from tests.assets.conftest import World
+from tests.assets.plain import _write, no_session
+
+NAME = "accounts"
+COLUMNS = Schema.of(k="string", n="int")
+BEGAN = datetime.now(UTC)
+Content = dict[str, int]
+
+
+def follow_without_spark(patch: pytest.MonkeyPatch) -> None:
+    """Replace Spark in an advance until the patch is undone."""
+    patch.setattr(Source, "read", _read)
+    patch.setattr(follow, "decode_changes", lambda spec, records, stream, entries: _positioned(records))
+    patch.setattr(follow, "refuse_problems", lambda changes, what: changes)
+    patch.setattr(follow, "write_generation", _write)
+
+
+def _read(source: Source, spark: Any, ranges: Any) -> pa.Table:
+    assert isinstance(source.system, LakeStreams)
+    return source.system.read_arrow({ssp: OffsetRange(*span) for ssp, span in ranges.items()})
+
+
+def _positioned(records: pa.Table) -> pa.Table:
+    return records.append_column(POSITION, records.column(OFFSET))
+
+
+@dataclass
+class Shape:
+    """What a stream is told to be that a lake stream can't be: compacted by key, or of fewer partitions."""
+
+    compacted: bool = False
+    tombstones_kept: timedelta | None = None
+    partitions: int | None = None
+
+
+class ShapedStreams(LakeStreams):
+    """The lake's streams under another shape; a compacted one may lose records from its front and still tells all."""
+
+    def __init__(self, lake: Lake, shape: Shape) -> None:
+        super().__init__(lake)
+        self.shape = shape
+
+    def info(self, stream: str) -> StreamInfo:
+        info, shape = super().info(stream), self.shape
+        partitions = shape.partitions or info.partitions
+        return replace(
+            info, partitions=partitions, compacted=shape.compacted, tombstones_kept=shape.tombstones_kept
+        )
+
+
+@dataclass
+class Table:
+    """One dataset, what is sent to its stream, and what its readers get."""
+
+    world: World
+    spec: AdjunctDataset
+    shape: Shape = field(default_factory=Shape)
+
+    @property
+    def streams(self) -> ShapedStreams:
+        return ShapedStreams(self.world.lake, self.shape)
+
+    def send(self, **rows: int | None) -> None:
+        """Set keys to numbers; None deletes."""
+        self.world.send(NAME, list(rows.items()))
+
+    def advance(
+        self,
+        *,
+        later: timedelta = timedelta(0),
+        spec: AdjunctDataset | None = None,
+        spark: Any = no_session,
+        lake: Lake | None = None,
+        rebuild: str | None = None,
+    ) -> AdvanceReport:
+        """Advance, at a time that is `later` than now."""
+        return advance_unbounded(
+            lake or self.world.lake,
+            {"lake": self.streams},
+            spec or self.spec,
+            spark,
+            by="test",
+            rebuild=rebuild,
+            now=lambda: datetime.now(UTC) + later,
+        )
+
+    def drop_the_front(self, keep: int = 1) -> None:
+        """Let retention drop all segments of the stream but the newest `keep`."""
+        from resources.streams import Retention
+        from resources.streams.index import all_segments
+
+        streams = LakeStreams(self.world.lake)
+        _, state = streams.state(NAME)
+        sizes = [segment.size for segment in all_segments(state, streams.pages_of(NAME))]
+        streams.configure(NAME, retention=Retention(max_bytes=max(1, sum(sizes[len(sizes) - keep :]))), compaction=None)
+        streams.maintain(NAME)
+
+    @property
+    def store(self) -> DatasetStore:
+        return DatasetStore(self.world.lake, NAME)
+
+    @property
+    def manifest(self) -> DatasetManifest:
+        return self.store.require_manifest()
+
+    @property
+    def content(self) -> Content | None:
+        view = self.store.current()
+        return None if view is None else {key: entry["n"] for key, entry in view.items()}
+
+    @property
+    def commits(self) -> int:
+        commit = self.store.read()[0]
+        return 0 if commit is None else commit.number
+
+
+def table_in(world: World, *, partitions: int = 2, shape: Shape | None = None, **declared: Any) -> Table:
+    """Return a table on a new stream of this many partitions."""
+    world.stream(NAME, COLUMNS, ["k"], partitions)
+    spec = unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=2, **declared)
+    return Table(world, spec, shape or Shape())
+
+
+def partition(number: int) -> SystemStreamPartition:
+    return SystemStreamPartition("lake", NAME, number)
+
+
+def keys_of(world: World, number: int, partitions: int, count: int = 3) -> Sequence[str]:
+    """Return keys whose records lie in this partition of the stream."""
+    from resources.hashing import bucketer
+
+    bucket = bucketer(("string",), partitions)
+    return [key for i in range(1000) if bucket([(key := f"key{i}").encode()]) == number][:count]
