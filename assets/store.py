@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from assets.log import NAMES, DatasetLog
+from assets.log import NAMES, DatasetLog, members_of, redirect_of, set_log
 from assets.manifest import DatasetManifest, SealedVersion, VersionRef
 from assets.publishing.build import check_declaration
 from assets.publishing.choosing import require_version
@@ -23,6 +23,7 @@ from assets.publishing.operations import (
 from assets.reading.lookup import FileCache
 from assets.reading.view import DatasetView
 from assets.retention.leases import check_not_doomed
+from assets.sources.inputs import QuerySource
 from resources.errors import (
     DatasetError,
     DatasetNotFoundError,
@@ -104,6 +105,12 @@ class DatasetStore:
         manifest = self.manifest()
         if manifest is not None and manifest.version is not None:
             return self._view(manifest.version)
+        if self._is_computed(manifest):
+            raise NoSealedVersionError(
+                f"dataset {self.name!r} has no version to read yet: {self._computation(manifest)}.",
+                f"Materialise {self._to_materialise(manifest)} in Dagster, or run adjunct dataset advance {self.name} "
+                f"MODULE:APP{' --partition NAME' if self._by_name(manifest) else ''}.",
+            )
         raise NoSealedVersionError(
             f"dataset {self.name!r} has no version to read yet: {self._awaited(manifest, systems)}.",
             "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
@@ -203,12 +210,15 @@ class DatasetStore:
         return roll_back(self.log, to, reason=reason, by=by)
 
     def withdraw(self, version: str, *, reason: str, by: str) -> DatasetManifest:
-        """Never serve this version again; the one before takes its place."""
+        """Never serve this version again; what was served before it takes its place."""
         return withdraw_version(self.log, version, reason=reason, by=by)
 
-    def force(self, version: str, *, reason: str, by: str) -> DatasetManifest:
-        """Publish a rejected version after all."""
-        return force_version(self.log, version, reason=reason, by=by)
+    def force(self, version: str, *, reason: str, by: str, make_current: bool = False) -> DatasetManifest:
+        """Publish a rejected version after all; one that is older than what is served beside it.
+
+        `make_current` serves it all the same, as `rollback` to it does later.
+        """
+        return force_version(self.log, version, reason=reason, by=by, make_current=make_current)
 
     def drop(self, version: str, *, reason: str, by: str) -> DatasetManifest:
         """Forget a rejected or withdrawn version; the next discard deletes its files."""
@@ -294,6 +304,37 @@ class DatasetStore:
         since = f" since {manifest.awaited.since:%Y-%m-%d %H:%M} UTC" if manifest and manifest.awaited else ""
         return f"{name} waits{since} for the end-of-dataset markers of {', '.join(found.missing)}{refused}"
 
+    def _is_computed(self, manifest: DatasetManifest | None) -> bool:
+        """Whether the versions are answers to a query, which waits for nobody's delivery."""
+        if self._spec is not None:
+            return isinstance(self._spec.input, QuerySource)
+        return manifest is not None and manifest.declaration.input.startswith("query ")
+
+    def _by_name(self, manifest: DatasetManifest | None) -> bool:
+        """Whether versions are partitions."""
+        if self._spec is not None:
+            return self._spec.versions is not None
+        return manifest is not None and manifest.declaration.order == "name"
+
+    def _computation(self, manifest: DatasetManifest | None) -> str:
+        refs = manifest.versions if manifest is not None else ()
+        refused = [ref for ref in refs if ref.state == "rejected"]
+        if any(ref.state == "withdrawn" for ref in refs):
+            return "all that were sealed are withdrawn"
+        if refused:
+            return f"version {refused[-1].name!r} was rejected ({refused[-1].reason})"
+        if self._by_name(manifest):
+            return "it is computed by a query for each of its partitions, and none has been asked for"
+        return "it is computed by a query, which has not been asked yet"
+
+    def _to_materialise(self, manifest: DatasetManifest | None) -> str:
+        versions = self._spec.versions if self._spec is not None else None
+        if versions is not None and versions.start is not None:
+            return f"the partition of a day of its asset ({versions.start} is the first)"
+        if versions is not None and versions.names:
+            return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
+        return "a partition of its asset" if self._by_name(manifest) else "its asset"
+
     def _not_found(self) -> DatasetNotFoundError:
         known = ", ".join(list_datasets(self._lake)) or "none"
         return DatasetNotFoundError(
@@ -311,6 +352,23 @@ def open_dataset(lake: Lake, name: str) -> DatasetStore:
 
 
 def list_datasets(lake: Lake) -> list[str]:
-    """Return the names of all datasets that have a commit, sorted; not members of a set that never advanced."""
+    """Return the names of all datasets that have a commit, sorted; not members of a set that never advanced.
+
+    Manifests are not looked into: a dataset whose commit can't be read is listed, and says so when it is opened.
+    """
     names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{NAMES}/")]
-    return sorted(name for name in names if DatasetLog(lake, name).read()[1] is not None)
+    return sorted(name for name in names if _has_commit(lake, name))
+
+
+def _has_commit(lake: Lake, name: str) -> bool:
+    """Whether a dataset has a manifest, of its own or in its version set, whatever is in it."""
+    try:
+        own = DatasetLog(lake, name).log.current()
+        set_name = redirect_of(own) if own is not None else None
+        if own is None or set_name is None:
+            return own is not None
+        shared = set_log(lake, set_name).current()
+        members = members_of(shared) if shared is not None else {}
+        return members.get(name, own.body.get("manifest")) is not None
+    except MalformedDocumentError:
+        return True

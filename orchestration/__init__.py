@@ -7,6 +7,7 @@ from orchestration.catalog import systems_for
 from orchestration.instance import prepare_dagster_home
 from orchestration.lake_resource import LakeResource
 from orchestration.message_stream import MessageStream
+from orchestration.retention import discard, discard_all
 from orchestration.run import RunReport, plan_application, run_application
 from orchestration.session_scope import session_scope
 from orchestration.step import StepEvent, StepReport
@@ -25,6 +26,8 @@ __all__ = [
     "StepReport",
     "application_state",
     "build_definitions",
+    "discard",
+    "discard_all",
     "plan_application",
     "prepare_dagster_home",
     "run_application",

@@ -51,6 +51,9 @@ class VersionActionConfig(Config):
     reason: str = Field(description="Why; it is kept with the change.")
     by: str | None = Field(default=None, description="Who does it; this run unless given.")
     expires_in_hours: float | None = Field(default=None, description="For pin: when it ends; never unless given.")
+    make_current: bool = Field(
+        default=False, description="For force: serve it, also where it does not come after what is served."
+    )
 
 
 class DiscardConfig(Config):
@@ -114,6 +117,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     @op(name=f"version_action_{application}".replace("-", "_"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         from assets import open_dataset
+        from assets.publishing.operations import kept_beside
         from resources.errors import ConfigurationError
 
         with clear_failures(context):
@@ -128,6 +132,8 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             told = [(known[each], open_dataset(lake, each).require_manifest()) for each in members if each in known]
         served = after.version.id if after.version else "nothing"
         context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
+        if note := kept_beside(after):
+            context.log.warning(f"dataset {config.dataset}: {note}.")
         for member, manifest in told:
             context.log_event(_served_event(member, manifest, uri_of(lake, member.dataset)))
 
@@ -163,7 +169,7 @@ def _apply(store: "DatasetStore", config: VersionActionConfig, *, by: str) -> "D
     if action is VersionAction.withdraw:
         return store.withdraw(version, **why)
     if action is VersionAction.force:
-        return store.force(version, **why)
+        return store.force(version, make_current=config.make_current, **why)
     return store.drop(version, **why)
 
 

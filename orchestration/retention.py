@@ -7,13 +7,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assets import list_datasets
-from assets.retention.discard import DiscardReport, discard
+from assets.retention.discard import DiscardReport
+from assets.retention.discard import discard as discard_sparing
 from orchestration.batchlog import BatchLog, list_applications
 from resources.errors import AdjunctError
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
+    from assets.policies import DiscardPolicy
     from resources.objects import Lake
+
+
+def discard(
+    lake: Lake, dataset: str, policy: DiscardPolicy | None = None, *, by: str, dry_run: bool = False
+) -> DiscardReport:
+    """Discard the versions of one dataset that the policy lets go, and what failed attempts left; safe to repeat.
+
+    Without `policy` it goes by the one that was declared at the last advance. What is served, pinned, leased, or
+    needed by an open batch of an application stays. With `dry_run` the report says what would go. Raises
+    DatasetNotFoundError.
+    """
+    return discard_sparing(lake, dataset, policy, by=by, roots=partial(_needed, lake, dataset), dry_run=dry_run)
 
 
 def discard_all(
@@ -34,8 +48,7 @@ def discard_all(
     errors: list[AdjunctError] = []
     for name in datasets if datasets is not None else list_datasets(lake):
         try:
-            roots = partial(_needed, lake, name)
-            reports.append(discard(lake, name, policies.get(name), by=by, roots=roots, dry_run=dry_run))
+            reports.append(discard(lake, name, policies.get(name), by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
     if errors:

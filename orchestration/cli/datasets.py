@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestration.cli import upkeep, versions
+from orchestration.cli.advance import advance
 from orchestration.cli.keys import entry_keys, leading_values
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_record, show_table
-from resources.errors import ConfigurationError
+from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_record, show_table
+from resources.errors import ConfigurationError, MalformedDocumentError
 
 if TYPE_CHECKING:
     from assets import DatasetView
@@ -21,7 +22,7 @@ def dataset() -> None:
     """Adjunct datasets of the lake."""
 
 
-for command in (*versions.COMMANDS, *upkeep.COMMANDS):
+for command in (advance, *versions.COMMANDS, *upkeep.COMMANDS):
     dataset.add_command(command)
 
 
@@ -34,17 +35,28 @@ def list_all(lake_url: str | None, json_output: bool) -> None:
     from resources.objects import open_lake
 
     lake = open_lake(lake_url)
-    found = [open_dataset(lake, name).describe() for name in list_datasets(lake)]
+    found: list[dict[str, Any]] = []
+    for name in list_datasets(lake):
+        try:
+            found.append(open_dataset(lake, name).describe())
+        except MalformedDocumentError as error:
+            found.append({"name": name, "unreadable": str(error)})
     if json_output:
         show_json(found)
         return
-    rows = []
+    rows: list[list[Any]] = []
     for item in found:
+        if "unreadable" in item:
+            rows.append([item["name"], "unreadable", None, None, None, None])
+            continue
         declaration, version = item["declaration"], item["version"] or {}
         spread = declaration["partitions"] or "broadcast"
         rows.append([item["name"], declaration["kind"], declaration["input"], spread, version.get("id")])
         rows[-1].append(version.get("rows") if version.get("rows") is not None else "merged when read")
     show_table("datasets", ["name", "kind", "input", "partitions", "version", "rows"], rows)
+    for item in found:
+        if "unreadable" in item:
+            show_line(f"{item['name']} is unreadable: {item['unreadable']}")
 
 
 @dataset.command()

@@ -7,14 +7,24 @@ import os
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestration.cli import datasets, streams, tables
+from orchestration.cli.advance import advance_all, has_datasets_only
 from orchestration.cli.load import load_application
 from orchestration.cli.output import as_json, console, guarded, lake_url, show_json, show_line, show_table
 from resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from assets import AdvanceReport
+    from orchestration.application import Application
+    from resources.objects import Lake
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,13 +71,17 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
 
     app = load_application(reference)
     lake = open_lake(lake_url)
+    run_id = f"cli-{uuid.uuid4().hex[:12]}"
     with session_scope(master=master, lake_url=lake.url) as spark:
+        if has_datasets_only(app):
+            _advance_only(lake, reference, app, spark, run_id, json_output=json_output)
+            return
         report = run_application(
             lake,
             systems_for(app, lake),
             app,
             spark,
-            run=f"cli-{uuid.uuid4().hex[:12]}",
+            run=run_id,
             on_event=lambda event: None if json_output else show_line(event.summary()),
             max_batches=max_batches,
         )
@@ -78,6 +92,24 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
         show_table(name, ["counter", "value"], list(counters.items()))
     where = "caught up" if report.step.caught_up else "stopped at the limit"
     console.print(f"{report.step.batches} batches, {where}.")
+
+
+def _advance_only(
+    lake: Lake, reference: str, app: Application, spark: Callable[[], SparkSession], run: str, *, json_output: bool
+) -> None:
+    """Run an application of which nothing but its datasets is declared: there is no batch after them."""
+
+    def say(report: AdvanceReport) -> None:
+        if not json_output:
+            show_line(report.summary())
+
+    reports, partitioned = advance_all(lake, app, spark, by=run, on_report=say)
+    if json_output:
+        show_json({"datasets": [report.to_json() for report in reports], "step": None})
+        return
+    for name in partitioned:
+        show_line(f"dataset {name}: made by partitions; adjunct dataset advance {name} {reference} --partition VERSION")
+    show_line(f"Application {app.name} has datasets only: there are no batches to run.")
 
 
 @root.command()

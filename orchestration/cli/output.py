@@ -92,6 +92,8 @@ def guarded(command: Callable[[], Any]) -> int:
             _errors.print(ours.problem, markup=False, highlight=False)
             if ours.next_step:
                 _errors.print(ours.next_step, markup=False, highlight=False)
+            for note in getattr(ours, "__notes__", ()):
+                _errors.print(note, markup=False, highlight=False)
             return _failed(1)
         _errors.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         _errors.print(_first_lines(error), markup=False, highlight=False)
@@ -107,7 +109,7 @@ def _failed(code: int) -> int:
 
 def _inside(error: Exception) -> AdjunctError | None:
     """Return the error of ours that a Spark task raised and Spark reports in its own words."""
-    from orchestration.failures import adjunct_error
+    from resources.spark_errors import adjunct_error
 
     return adjunct_error(error)
 

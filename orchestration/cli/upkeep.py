@@ -11,7 +11,7 @@ import click
 from orchestration.cli.keys import entry_keys, keys_in_file
 from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
 from orchestration.cli.versions import duration, explained, who
-from resources.errors import ConfigurationError
+from resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
     from assets.retention.discard import DiscardReport
@@ -38,7 +38,7 @@ def discard(
     """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
     from assets import DatasetStore, list_datasets
     from assets.policies import DiscardPolicy
-    from assets.retention.discard import discard as discard_one
+    from orchestration.retention import discard as discard_one
     from resources.objects import open_lake
 
     lake = open_lake(lake_url)
@@ -52,19 +52,27 @@ def discard(
     span = None if grace is None else duration(grace)
     if grace is not None and span is None:
         raise ConfigurationError(f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.")
-    reports = []
+    person, kept = who(by), None if keep is None else _kept(keep)
+    reports, errors = [], []
     for name in names or there:
-        declared = DatasetStore(lake, name).require_manifest().declaration.discard
-        policy = DiscardPolicy(
-            keep=declared.keep if keep is None else _kept(keep), grace=declared.grace if span is None else span
-        )
-        roots = partial(_needed, lake, name)
-        reports.append(discard_one(lake, name, policy, by=who(by), roots=roots, dry_run=dry_run))
+        try:
+            declared = DatasetStore(lake, name).require_manifest().declaration.discard
+            policy = DiscardPolicy(
+                keep=declared.keep if keep is None else kept, grace=declared.grace if span is None else span
+            )
+            reports.append(discard_one(lake, name, policy, by=person, dry_run=dry_run))
+        except AdjunctError as error:
+            errors.append(error)
     if json_output:
         show_json([report.to_json() for report in reports])
-        return
-    for report in reports:
-        _show_discarded(report)
+    else:
+        for report in reports:
+            _show_discarded(report)
+    if errors:
+        first, *others = errors
+        for other in others:
+            first.add_note(f"Also: {other}")
+        raise first
 
 
 @click.command()

@@ -187,19 +187,28 @@ def rollback(
 @lake_url
 @as_json
 def withdraw(name: str, version: str, reason: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
-    """Never serve VERSION again; the one before takes its place."""
+    """Never serve VERSION again; what was served before it takes its place."""
     _change(lake_url, name, "withdraw", lambda store: store.withdraw(version, reason=reason, by=who(by)), json_output)
 
 
 @click.command()
 @click.argument("name")
 @click.argument("version")
+@click.option("--make-current", is_flag=True, help="Serve it, also where it does not come after what is served.")
 @explained
 @lake_url
 @as_json
-def force(name: str, version: str, reason: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
-    """Publish a rejected VERSION after all."""
-    _change(lake_url, name, "force", lambda store: store.force(version, reason=reason, by=who(by)), json_output)
+def force(
+    name: str, version: str, make_current: bool, reason: str, by: str | None, lake_url: str | None, json_output: bool
+) -> None:
+    """Publish a rejected VERSION after all; one that is older than what is served is kept beside it."""
+    _change(
+        lake_url,
+        name,
+        "force",
+        lambda store: store.force(version, reason=reason, by=who(by), make_current=make_current),
+        json_output,
+    )
 
 
 @click.command()
@@ -291,11 +300,14 @@ def _change(
     json_output: bool,
 ) -> None:
     """Make a change, and print what stands after it."""
+    from assets.publishing.operations import kept_beside
+
     store = _store(lake_url, name)
     before = store.require_manifest()
     after = change(store)
     served, changed = after.version, after.change.version if after.change and after != before else None
     others = sorted(set(store.log.read_all()[1]) - {name})
+    note = kept_beside(after) if changed else ""
     if json_output:
         facts = {
             "dataset": name,
@@ -306,6 +318,7 @@ def _change(
             "others": others,
             "head": after.head,
             "pin": after.pin.model_dump(mode="json") if after.pin else None,
+            "note": note,
         }
         show_json(facts)
         return
@@ -313,5 +326,7 @@ def _change(
     serves = f"{served.id} ({served.name}) is served now" if served else "no version is served now"
     until = f" until {after.pin.expires_at:%Y-%m-%d %H:%M} UTC" if after.pin and after.pin.expires_at else ""
     show_line(f"{name}: {what}; {serves}{', pinned' + until if after.pin else ''}.")
-    if others and after != before and action != "abandon":
+    if note:
+        show_line(f"{note}.")
+    elif others and after != before and action != "abandon":
         show_line(f"{', '.join(others)} moved with it, as members of the same version set.")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import dagster_adjunct
 from assets import DatasetStore, bounded_dataset
 from assets.policies import DiscardPolicy
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, list_applications
@@ -60,6 +61,21 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
     assert content(DatasetStore(planes.lake, NAME).version_of_batch(old)) == whole(1)
     end(planes.lake, "delays", intent)
     discard_all(planes.lake, AT_ONCE, by="test")
+    assert retained(planes) == ["v3"]
+
+
+def test_discarding_one_dataset_from_python_spares_open_batches_and_goes_by_what_is_declared(planes: World) -> None:
+    old, _, _ = publish(planes, 1, 2, 3)
+    intent = begin(planes.lake, "delays", {NAME: old})
+    assert dagster_adjunct.discard(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
+    policy = DiscardPolicy(keep=1, grace=timedelta(0))
+    told = dagster_adjunct.discard(planes.lake, NAME, policy, by="test", dry_run=True)
+    assert [each.name for each in told.discarded] == ["v2"]
+    dagster_adjunct.discard(planes.lake, NAME, policy, by="test")
+    assert retained(planes) == ["v1", "v3"]
+    end(planes.lake, "delays", intent)
+    (report,) = dagster_adjunct.discard_all(planes.lake, AT_ONCE, by="test")
+    assert isinstance(report, dagster_adjunct.DiscardReport)
     assert retained(planes) == ["v3"]
 
 

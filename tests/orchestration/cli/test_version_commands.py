@@ -142,6 +142,41 @@ def test_withdraw_force_and_drop(world: World) -> None:
     assert "sealed" in refused(world, "drop", "planes", "v1", *WHY)
 
 
+def test_an_older_version_that_is_forced_is_kept_beside_and_says_how_to_serve_it(world: World) -> None:
+    world.send("planes", [("N1", 1), ("N2", 4)], version="v4")
+    world.advance(PLANES)
+    text = said(world, "force", "planes", "v3", *WHY)
+    assert "(v4) is served now" in text
+    assert f"kept beside {ids(world)['v4']} (v4)" in text
+    assert f"adjunct dataset rollback planes {ids(world)['v3']} --reason …" in text
+    assert "kept beside" in told(world, "history", "planes", "--limit", "1")[0]["reason"]
+    world.send("planes", [("N2", 1)], version="v5")
+    world.advance(PLANES)
+    world.send("planes", [("N1", 1), ("N2", 6)], version="v6")
+    world.advance(PLANES)
+    done = told(world, "force", "planes", "v5", "--make-current", *WHY)
+    assert (done["served"], done["note"]) == (ids(world)["v5"], "")
+
+
+def test_a_dataset_that_can_not_be_read_is_listed_with_the_reason_and_keeps_no_other_from_anything(
+    world: World,
+) -> None:
+    world.stream("crews", SCHEMA, ["tailnum"], 2)
+    world.send("crews", [("N1", 1)], version="v1")
+    world.advance(bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2))
+    key = DatasetStore(world.lake, "crews").read()[0].manifest_key  # type: ignore[union-attr]
+    whole = world.lake.store.get(key).data
+    world.lake.store.put(key, whole.replace(b'"offsets"', b'"offset"'))
+    listed = {item["name"]: item for item in json.loads(said(world, "list", "--json"))}
+    assert listed["planes"]["version"]["name"] == "v2"
+    assert key in listed["crews"]["unreadable"]
+    text = said(world, "list")
+    assert f"crews is unreadable: dataset 'crews': the manifest {key} can't be read" in text
+    result = invoke(world, "discard", "--keep", "1", "--grace", "0m")
+    assert "the manifest" in str(result.exception)
+    assert set(ids(world)) == {"v2"}, "it is discarded in the others all the same"
+
+
 def test_abandon_ends_a_version_whose_marker_never_comes(world: World) -> None:
     world.send("planes", [("N1", 7)])
     world.mark("planes", "v4", [0])

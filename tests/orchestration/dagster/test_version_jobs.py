@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from dagster import DefaultScheduleStatus, Definitions
 
+from assets.checking.validators import min_rows
 from assets.dataset import version_set
 from assets.policies import DiscardPolicy
 from dagster_adjunct import bounded_dataset
@@ -63,6 +64,20 @@ def test_a_version_is_rolled_back_pinned_and_withdrawn_from_the_launchpad(lab: L
     gone = act(lab, defs, action="withdraw", version="v2")
     assert gone.made["items"]["data version"] == versions[0]
     assert lab.store("items").history(1)[0].by == gone.result.run_id
+
+
+def test_an_older_version_is_forced_beside_the_one_served_or_in_its_place(lab: Lab) -> None:
+    strict = replace(ITEMS, validators=(min_rows(3),))
+    defs = lab.definitions(strict)
+    for version, rows in (("v1", APPLES[:1]), ("v2", [*APPLES, ("c", "Cheese", 1)]), ("v3", APPLES[:1])):
+        lab.deliver("items", rows, version)
+    lab.run(defs, key_of(strict))
+    beside = act(lab, defs, action="force", version="v1")
+    assert beside.made["items"]["adjunct/name"] == "v2"
+    assert "adjunct dataset rollback items" in beside.log
+    lab.deliver("items", [*APPLES, ("c", "Cheese", 2)], "v4")
+    lab.run(defs, key_of(strict))
+    assert act(lab, defs, action="force", version="v3", make_current=True).made["items"]["adjunct/name"] == "v3"
 
 
 def test_an_action_that_lacks_something_fails_and_says_what(lab: Lab) -> None:

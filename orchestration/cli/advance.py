@@ -1,0 +1,125 @@
+"""`adjunct dataset advance`: bring datasets up to date with their input, without running an application."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestration.cli.load import load_application
+from orchestration.cli.output import as_json, lake_url, show_json, show_line
+from orchestration.cli.versions import who
+from resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from assets import AdjunctDataset, AdvanceReport
+    from orchestration.application import Application
+    from resources.objects import Lake
+
+
+@click.command()
+@click.argument("name")
+@click.argument("reference", metavar="MODULE:APP")
+@click.option("--partition", metavar="VERSION", help="Build the version of this name, where versions are partitions.")
+@click.option("--make-current", is_flag=True, help="With --partition: serve it, also where a later one is served.")
+@click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
+@click.option("--by", help="Who does it. Default: the user of this machine.")
+@lake_url
+@as_json
+def advance(
+    name: str,
+    reference: str,
+    partition: str | None,
+    make_current: bool,
+    master: str | None,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Bring the dataset NAME that an application declares up to date, and with it all of its version set."""
+    from assets import advance_dataset
+    from orchestration.advancing import advance_together
+    from orchestration.catalog import systems_of
+    from orchestration.session_scope import session_scope
+    from resources.objects import open_lake
+
+    if make_current and partition is None:
+        raise ConfigurationError(
+            "--make-current is given without --partition.", "Give the partition's name, or roll back to its version."
+        )
+    app = load_application(reference)
+    unit = _unit(app, name)
+    lake = open_lake(lake_url)
+    person = who(by)
+    systems = systems_of(unit, lake)
+    with session_scope(master=master, lake_url=lake.url) as spark:
+        if partition is None:
+            reports = advance_together(lake, systems, unit, spark, by=person)
+        else:
+            _check_partitions(unit)
+            reports = [
+                advance_dataset(
+                    lake, systems, unit[0], spark, by=person, partition=partition, make_current=make_current
+                )
+            ]
+    if json_output:
+        show_json([report.to_json() for report in reports])
+        return
+    for report in reports:
+        show_line(report.summary())
+
+
+def has_datasets_only(app: Application) -> bool:
+    """Whether an application declares datasets and nothing that a batch would read or write."""
+    return bool(app.datasets) and not (app.inputs or app.outputs or app.tables)
+
+
+def advance_all(
+    lake: Lake,
+    app: Application,
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_report: Callable[[AdvanceReport], None],
+) -> tuple[list[AdvanceReport], list[str]]:
+    """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
+    from orchestration.advancing import advance_together, made_by_partition, units_of
+    from orchestration.catalog import systems_of
+
+    alone = [dataset for dataset in app.datasets if not made_by_partition(dataset)]
+    reports: list[AdvanceReport] = []
+    for unit in units_of(alone, f"application {app.name!r}"):
+        for report in advance_together(lake, systems_of(unit, lake), unit, spark, by=by):
+            on_report(report)
+            reports.append(report)
+    return reports, [dataset.name for dataset in app.datasets if dataset not in alone]
+
+
+def _unit(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
+    """Return what advances together with the dataset of this name."""
+    from orchestration.advancing import units_of
+
+    datasets = {dataset.name: dataset for dataset in app.datasets}
+    if name not in datasets:
+        raise ConfigurationError(
+            f"application {app.name!r} declares no dataset {name!r}; it declares: {', '.join(datasets) or 'none'}.",
+            "Correct the name, or declare the dataset with app.table(…).",
+        )
+    wanted = datasets[name]
+    in_set = [each for each in app.datasets if wanted.version_set and each.version_set == wanted.version_set]
+    return units_of(in_set or [wanted], f"application {app.name!r}")[0]
+
+
+def _check_partitions(unit: Sequence[AdjunctDataset]) -> None:
+    """Refuse a partition of what has none; of a bounded dataset alone that is checked where it advances."""
+    dataset = unit[0]
+    if len(unit) > 1 or dataset.kind != "bounded":
+        what = f"a member of the version set {dataset.version_set!r}" if len(unit) > 1 else f"{dataset.kind}"
+        raise ConfigurationError(
+            f"dataset {dataset.name!r} is {what} and has no version partitions, and --partition is given.",
+            "Leave --partition out: what has been delivered is published.",
+        )

@@ -1,0 +1,144 @@
+"""`adjunct dataset advance`, and `adjunct run` of datasets alone: what is published, and what they say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from assets import DatasetStore, bounded_dataset, unbounded_dataset, version_set
+from assets.policies import VersionPartitions
+from assets.sources.delivery import Delivery
+from assets.sources.inputs import QuerySource
+from assets.sources.query_source import QueryVersions
+from orchestration.application import Application
+from orchestration.cli.main import root
+from resources.errors import AdjunctError
+from resources.objects import open_lake
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+
+SCHEMA = Schema.of(item="string", price="int")
+ITEMS, FEES = version_set(
+    "catalogue",
+    bounded_dataset("items", input="lake.items", key="item", partitions=2),
+    bounded_dataset("fees", input="lake.fees", key="item", partitions=2),
+)
+STOCK = bounded_dataset("stock", input="lake.stock", key="item", partitions=2)
+RATES = unbounded_dataset("rates", input="lake.rates", key="item", partitions=2)
+DAILY = bounded_dataset(
+    "daily",
+    input=QuerySource("SELECT …", SCHEMA),
+    key="item",
+    broadcast=True,
+    versions=VersionPartitions("day", start="2026-01-01"),
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    monkeypatch.setattr(QueryVersions, "read", answer)
+    monkeypatch.setattr("resources.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None))
+    module = ModuleType("shop")
+    module.full, module.alone = application(), application("alone", only=True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shop", module)
+    world = World(open_lake(tmp_path / "lake"), no_session)
+    for name in ("orders", "items", "fees", "stock", "rates"):
+        world.stream(name, SCHEMA, ["item"], 2)
+    return world
+
+
+def application(name: str = "full", *, only: bool = False) -> Application:
+    app = Application(name)
+    for dataset in (ITEMS, FEES, STOCK, DAILY) if only else (ITEMS, FEES, STOCK, DAILY, RATES):
+        app.table(dataset)
+    if not only:
+        app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    return app
+
+
+def answer(source: QueryVersions, delivery: Delivery, spark: Any) -> pa.Table:
+    """Give what a query says of its day."""
+    day = int(delivery.version[-2:])
+    return pa.table({"item": ["a"], "price": pa.array([day], pa.int32()), "__tombstone": [False]})
+
+
+def invoke(world: World, *arguments: str) -> Result:
+    return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "220"})
+
+
+def said(world: World, *arguments: str) -> str:
+    result = invoke(world, *arguments)
+    assert result.exception is None, result.exception
+    return result.output
+
+
+def refused(world: World, *arguments: str) -> str:
+    error = invoke(world, *arguments).exception
+    assert isinstance(error, AdjunctError), error
+    return str(error)
+
+
+def served(world: World, name: str) -> str | None:
+    manifest = DatasetStore(world.lake, name).manifest()
+    return None if manifest is None or manifest.version is None else manifest.version.name
+
+
+def test_a_dataset_is_advanced_and_nothing_else_of_its_application(world: World) -> None:
+    world.send("stock", [("a", 1)], version="v1")
+    world.send("items", [("a", 1)], version="v1")
+    (report,) = json.loads(said(world, "dataset", "advance", "stock", "shop:full", "--by", "ada", "--json"))
+    assert (report["dataset"], report["action"], report["rows"]) == ("stock", "sealed", 1)
+    assert (served(world, "stock"), served(world, "items")) == ("v1", None)
+    assert DatasetStore(world.lake, "stock").history(1)[0].by == "ada"
+    assert "dataset stock: up-to-date" in said(world, "dataset", "advance", "stock", "shop:full")
+
+
+def test_a_member_of_a_version_set_is_advanced_with_all_members(world: World) -> None:
+    world.send("items", [("a", 1)], version="v1")
+    assert "waits for the markers of lake.fees" in said(world, "dataset", "advance", "items", "shop:full")
+    world.send("fees", [("a", 1)], version="v1")
+    reports = json.loads(said(world, "dataset", "advance", "fees", "shop:full", "--json"))
+    assert [(each["dataset"], each["action"]) for each in reports] == [("items", "sealed"), ("fees", "sealed")]
+
+
+def test_a_partition_is_built_beside_a_later_one_unless_it_is_to_be_current(world: World) -> None:
+    command = ["dataset", "advance", "daily", "shop:full", "--partition"]
+    for day, then in (("2026-01-05", "2026-01-05"), ("2026-01-02", "2026-01-05")):
+        said(world, *command, day)
+        assert served(world, "daily") == then
+    said(world, *command, "2026-01-03", "--make-current")
+    assert served(world, "daily") == "2026-01-03"
+    assert len(DatasetStore(world.lake, "daily").versions()) == 3
+
+
+def test_what_can_not_be_advanced_so_is_refused_with_the_next_step(world: World) -> None:
+    advance = ["dataset", "advance"]
+    assert "declares no dataset 'item'; it declares: items, fees" in refused(world, *advance, "item", "shop:full")
+    assert "Say which: partition=" in refused(world, *advance, "daily", "shop:full")
+    assert "without --partition" in refused(world, *advance, "daily", "shop:full", "--make-current")
+    partition = ["--partition", "2026-01-01"]
+    assert "declares no version partitions" in refused(world, *advance, "stock", "shop:full", *partition)
+    assert "a member of the version set 'catalogue'" in refused(world, *advance, "fees", "shop:full", *partition)
+    assert "'rates' is unbounded" in refused(world, *advance, "rates", "shop:full", *partition)
+
+
+def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) -> None:
+    for stream in ("items", "fees", "stock"):
+        world.send(stream, [("a", 1)], version="v1")
+    report = json.loads(said(world, "run", "shop:alone", "--json"))
+    assert [each["dataset"] for each in report["datasets"]] == ["items", "fees", "stock"]
+    assert report["step"] is None
+    assert [served(world, name) for name in ("items", "fees", "stock", "daily")] == ["v1", "v1", "v1", None]
+    text = said(world, "run", "shop:alone")
+    assert "dataset stock: up-to-date" in text
+    assert "adjunct dataset advance daily shop:alone --partition VERSION" in text
+    assert "has datasets only" in text
