@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from assets.report import OnStage, ignore
+from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from resources.streams.system import StreamSystem
 
 
+@unwrapped()
 def advance_dataset(
     lake: Lake,
     systems: Mapping[str, StreamSystem],

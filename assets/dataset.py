@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from assets.checking.validators import check_validators
+from assets.following import DeadLetters, DeltaCompaction, Following, OnLostOffset
 from assets.policies import DiscardPolicy, VersionPartitions
+from assets.sources.changes.formats import ChangeFormat, Upserts
 from assets.sources.inputs import Input, QuerySource
 from resources.errors import ConfigurationError
 from resources.names import check_name, split_stream_name
@@ -20,6 +23,7 @@ from resources.names import check_name, split_stream_name
 if TYPE_CHECKING:
     from assets.checking.validators import Validator
     from assets.sources.extractor import KeyValueExtractor
+    from assets.unbounded.initial import InitialLoad
 
 Kind = Literal["bounded", "unbounded"]
 BY_OFFSET = ("source_partition", "source_offset")
@@ -43,7 +47,7 @@ class AdjunctDataset:
     key are resolved to the last one or refuse the version; `validators` decide what may be published; members of
     one `version_set` switch together; `versions` makes them partitions in Dagster; `discard` says what is kept;
     `on_damage="previous"` lets a reader that meets a damaged file fall back to the previous sealed version.
-    Raises ConfigurationError.
+    For unbounded ones: `following` says how the change stream becomes a table. Raises ConfigurationError.
     """
 
     name: str
@@ -64,6 +68,7 @@ class AdjunctDataset:
     versions: VersionPartitions | None = None
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
     on_damage: Literal["fail", "previous"] = "fail"
+    following: Following = field(default_factory=Following)
 
     def __post_init__(self) -> None:
         check_name("dataset", self.name)
@@ -204,18 +209,47 @@ def unbounded_dataset(
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    extractor: KeyValueExtractor | None = None,
+    changes: ChangeFormat | None = None,
+    order_by: str | None = None,
+    keep_tombstones: int | None = None,
+    on_bad_change: Literal["fail"] | DeadLetters = "fail",
+    initial: InitialLoad | None = None,
+    max_age: timedelta | None = None,
+    on_lost_offset: OnLostOffset = "rebuild",
+    compaction: DeltaCompaction | None = None,
+    persistent: bool = True,
+    chunk: int | None = None,
+    freshness: timedelta | None = None,
+    discard: DiscardPolicy | None = None,
     description: str = "",
     owners: str | Sequence[str] = (),
     group: str | None = None,
 ) -> AdjunctDataset:
     """Return a dataset that follows the change stream `input`: the last change of a key wins.
 
-    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given.
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. What the
+    change stream's records are, and how the table recovers, is in `Following`. `discard` says how long earlier
+    commits can be read (its grace, and at least the newest `keep` commits).
     """
     spread = _partition_by(name, key, partitions, partition_by, broadcast)
+    following = Following(
+        changes=changes or Upserts(),
+        order_by=order_by,
+        keep_tombstones=keep_tombstones,
+        on_bad_change=on_bad_change,
+        initial=initial,
+        max_age=max_age,
+        on_lost_offset=on_lost_offset,
+        compaction=compaction or DeltaCompaction(),
+        persistent=persistent,
+        freshness=freshness,
+        **({} if chunk is None else {"chunk": chunk}),
+    )
     return AdjunctDataset(
         name, "unbounded", input, _names(key), spread, partitions, bootstrap,
         None if columns is None else _names(columns), description, _names(owners), group,
+        extractor=extractor, discard=discard or DiscardPolicy(), following=following,
     )  # fmt: skip
 
 

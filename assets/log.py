@@ -75,6 +75,25 @@ class DatasetLog:
         commit, manifests = self.read_all()
         return commit, manifests.get(self.name)
 
+    def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
+        """Return the current commit and its manifest, and ""; where that can't be read, the newest one that can, and why.
+
+        The commit then is one to commit after, and has no body; the manifest is None where no other can be read.
+        Raises MalformedDocumentError where the pointer itself can't be read, or says that this is another's dataset.
+        """
+        try:
+            return *self.read(), ""
+        except MalformedDocumentError as error:
+            head = self.log.head()  # raises again where the pointer is damaged: nothing says what to commit after
+            if head is None:
+                raise
+            problem = error.problem.rstrip(".")
+        for commit in self.log.before(head.number):
+            if redirect_of(commit) is None:
+                with contextlib.suppress(MalformedDocumentError):
+                    return head, parse_manifest(self.name, commit), problem
+        return head, None, problem
+
     def read_all(self) -> tuple[Commit | None, dict[str, DatasetManifest]]:
         """Return the current commit with the manifests of all members of the version set, or of this one alone."""
         own = self.log.current()
@@ -138,9 +157,15 @@ class DatasetLog:
                 newer = commit
             if newer is not None and _member(newer, self.name) is not None:
                 yield newer, manifests_in(newer)[self.name]
-        for commit in self.log.history():
-            if redirect_of(commit) is None:
-                yield commit, parse_manifest(self.name, commit)
+        newest = True
+        try:
+            for commit in self.log.history():
+                if redirect_of(commit) is None:
+                    yield commit, parse_manifest(self.name, commit)
+                newest = False
+        except MalformedDocumentError:
+            if newest:
+                raise  # an older one that is damaged ends the history: the commit after it says why it went on
 
     # -- writing
 

@@ -9,27 +9,32 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from assets.manifest import Verdict
+from assets.manifest import Decision, Verdict
 
 if TYPE_CHECKING:
     from resources.schema import Schema
 
-Action = Literal["sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "up-to-date"]
+Action = Literal["sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "up-to-date", "stale"]
 
 
 @dataclass(frozen=True, slots=True)
 class StageEvent:
-    """One stage of a dataset's advance has ended; `version` is the delivered name, None where there is none yet."""
+    """One stage of a dataset's advance has ended; `version` is the delivered name, None where there is none yet.
+
+    `detail` says how far a bootstrap is.
+    """
 
     dataset: str
     version: str | None
     stage: str
     seconds: float
+    detail: str = ""
 
     def summary(self) -> str:
         """Return the event in one line, for logs."""
         version = f", version {self.version}" if self.version else ""
-        return f"dataset {self.dataset}{version}: {self.stage} took {self.seconds:.2f} s"
+        detail = f": {self.detail}" if self.detail else ""
+        return f"dataset {self.dataset}{version}: {self.stage} took {self.seconds:.2f} s{detail}"
 
 
 OnStage = Callable[[StageEvent], None]
@@ -47,8 +52,9 @@ class AdvanceReport:
     `rejected` those that it refused. `verdicts` are what the validators said of `evaluated`, the version looked at
     last. `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters`
     are of this call: records read, superseded or redelivered, keys that ended deleted, changes applied. `offsets`
-    are the next ones to read, by stream partition. `waiting` names the markers that the next version lacks,
-    `waiting_since` when its first one was seen. `seconds` is wall time by stage.
+    are the next ones to read, by stream partition; of an unbounded dataset, `lag` is how many offsets of the stream,
+    as this call found it, are still before it, and `decision` what was decided about recovery. `waiting` names the
+    markers that the next version lacks, `waiting_since` when its first one was seen. `seconds` is wall time by stage.
     """
 
     dataset: str
@@ -62,6 +68,8 @@ class AdvanceReport:
     rows: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     offsets: Mapping[str, str] = field(default_factory=dict)
+    lag: Mapping[str, int] = field(default_factory=dict)
+    decision: Decision | None = None
     waiting: tuple[str, ...] = ()
     waiting_since: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -89,7 +97,8 @@ class AdvanceReport:
         values["seconds"] = {stage: round(seconds, 3) for stage, seconds in self.seconds.items()}
         values["verdicts"] = [verdict.model_dump(mode="json") for verdict in self.verdicts]
         values["waiting_since"] = None if self.waiting_since is None else self.waiting_since.isoformat()
-        for name in ("counters", "offsets"):
+        values["decision"] = None if self.decision is None else self.decision.model_dump(mode="json")
+        for name in ("counters", "offsets", "lag"):
             values[name] = dict(values[name])
         for name in ("sealed", "rejected", "waiting"):
             values[name] = list(values[name])

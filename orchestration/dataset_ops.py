@@ -17,12 +17,14 @@ from dagster import (
     multi_asset,
 )
 
-from orchestration.asset_checks import check_results, check_specs, judgement_of, rejection_warning
+from orchestration.asset_checks import check_results, check_specs, judgement_of, mistakes_reported, rejection_warning
+from orchestration.bootstrap_check import bootstrap_results, bootstrap_specs, unfinished_reported
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
 from orchestration.metadata import (
     DATA_VERSION_TAG,
     dataset_metadata,
+    lag_metadata,
     served_metadata,
     stream_metadata,
     version_metadata,
@@ -61,10 +63,14 @@ def dataset_assets(unit: Sequence[DatasetAsset]) -> AssetsDefinition:
     needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before. Where a
     version is rejected, the one before is reported again, with a failed check. Members of a version set are
     published together, whichever of them are selected. With only checks selected, nothing advances: they are
-    reported again.
+    reported again. The check `bootstrapped` of a change stream's table holds back what is downstream.
     """
     datasets = tuple(member.dataset for member in unit)
-    checks = [spec for member in unit for spec in check_specs(member.dataset, member.key)]
+    checks = [
+        spec
+        for member in unit
+        for spec in (*check_specs(member.dataset, member.key), *bootstrap_specs(member.dataset, member.key))
+    ]
     set_name = datasets[0].version_set
     kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
 
@@ -80,25 +86,27 @@ def dataset_assets(unit: Sequence[DatasetAsset]) -> AssetsDefinition:
         from orchestration.advancing import advance_together
         from orchestration.catalog import systems_of
 
-        with clear_failures(context, retry=RETRIED):
+        keys = {member.dataset.name: member.key for member in unit}
+        with clear_failures(context, retry=RETRIED), mistakes_reported(context, keys):
             lake = adjunct_lake.open()
+            systems = systems_of(datasets, lake)
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
-                systems = systems_of(datasets, lake)
                 observe(context, lake, systems, {name: key for each in unit for name, key in each.streams.items()})
-                done = advance_together(
-                    lake,
-                    systems,
-                    datasets,
-                    lambda: adjunct_spark.spark_session,
-                    by=context.run.run_id,
-                    on_stage=lambda event: context.log.info(event.summary()),
-                )
+                with unfinished_reported(context, lake, systems, [(each.dataset, each.key) for each in unit]):
+                    done = advance_together(
+                        lake,
+                        systems,
+                        datasets,
+                        lambda: adjunct_spark.spark_session,
+                        by=context.run.run_id,
+                        on_stage=lambda event: context.log.info(event.summary()),
+                    )
                 reports = {report.dataset: report for report in done}
             results = [
                 result
                 for member in unit
-                for result in _results(context, lake, member, reports.get(member.dataset.name))
+                for result in _results(context, lake, systems, member, reports.get(member.dataset.name))
             ]
         yield from results
 
@@ -106,7 +114,11 @@ def dataset_assets(unit: Sequence[DatasetAsset]) -> AssetsDefinition:
 
 
 def _results(
-    context: AssetExecutionContext, lake: "Lake", member: DatasetAsset, report: "AdvanceReport | None"
+    context: AssetExecutionContext,
+    lake: "Lake",
+    systems: "Mapping[str, StreamSystem]",
+    member: DatasetAsset,
+    report: "AdvanceReport | None",
 ) -> Results:
     from assets import DatasetStore
 
@@ -114,7 +126,8 @@ def _results(
     manifest = store.manifest()
     if report is not None:
         warn_of_rejected(context, report, manifest)
-        yield from _materialised(context, lake, member, report, manifest)
+        yield from _materialised(context, lake, systems, member, report, manifest)
+    yield from bootstrap_results(context, systems, member.dataset, member.key, manifest, report)
     if manifest is not None and member.dataset.kind == "bounded":
         yield from check_results(context, member.dataset, member.key, judgement_of(store, manifest))
 
@@ -122,14 +135,19 @@ def _results(
 def _materialised(
     context: AssetExecutionContext,
     lake: "Lake",
+    systems: "Mapping[str, StreamSystem]",
     member: DatasetAsset,
     report: "AdvanceReport",
     manifest: "DatasetManifest | None",
 ) -> Results:
     """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run."""
+    from assets.unbounded.freshness import lag_of
+
     metadata = dataset_metadata(report, uri_of(lake, member.dataset))
     if manifest is not None and member.dataset.kind == "bounded":
         metadata |= version_metadata(manifest)
+    elif manifest is not None:
+        metadata |= lag_metadata(lag_of(systems, manifest))
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))

@@ -13,11 +13,12 @@ from resources.streams import OffsetRange
 
 if TYPE_CHECKING:
     from assets import AdvanceReport, DatasetManifest
+    from assets.unbounded.freshness import PartitionLag
     from orchestration.graph import KeyedTable
     from orchestration.step import StepReport
     from resources.objects import Lake
     from resources.schema import Schema
-    from resources.streams import StreamSystem
+    from resources.streams import StreamSystem, SystemStreamPartition
 
 
 # The tag by which Dagster knows a materialisation's data version; results have a field for it.
@@ -72,6 +73,16 @@ def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
         listed = [{"id": ref.id, "name": ref.name, "reason": ref.reason} for ref in rejected]
         metadata["adjunct/rejected"] = MetadataValue.json(listed)
     return metadata
+
+
+def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
+    """Return how far a change stream's table is behind: by partition, and in all as numbers that Dagster plots."""
+    seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
+    metadata: dict[str, Any] = {
+        "adjunct/lag": MetadataValue.json({str(ssp): lag.to_json() for ssp, lag in lags.items()}),
+        "adjunct/lag_records": sum(lag.records for lag in lags.values()),
+    }
+    return metadata | ({"adjunct/lag_seconds": round(max(seconds), 1)} if len(seconds) == len(lags) else {})
 
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:

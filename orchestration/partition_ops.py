@@ -23,7 +23,7 @@ from dagster import (
 from pydantic import Field
 
 from assets.policies import natural_order
-from orchestration.asset_checks import check_results, check_specs, judgement_of
+from orchestration.asset_checks import check_results, check_specs, judgement_of, mistakes_reported
 from orchestration.dataset_ops import RETRIED, DatasetAsset, observe, uri_of, warn_of_rejected
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
@@ -80,7 +80,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         from orchestration.catalog import systems_of
 
         wanted = sorted(context.partition_keys, key=natural_order)
-        with clear_failures(context, retry=RETRIED):
+        with clear_failures(context, retry=RETRIED), mistakes_reported(context, {dataset.name: member.key}):
             lake = adjunct_lake.open()
             systems = systems_of([dataset], lake)
             build = _Build(context, member, lake, systems, adjunct_spark, DatasetStore(lake, dataset), config)

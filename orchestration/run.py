@@ -12,6 +12,7 @@ from orchestration.catalog import read_catalog
 from orchestration.planner import ExecutionPlan, plan
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
 from orchestration.tables import remember_tables
+from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +39,7 @@ def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> E
     return plan(app, read_catalog(app, systems))
 
 
+@unwrapped()
 def run_application(
     lake: Lake,
     systems: Mapping[str, StreamSystem],

@@ -69,6 +69,10 @@ def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: in
         order="arrival" if spec.versions is None else "name",
         keep=spec.discard.keep,
         grace_seconds=spec.discard.grace.total_seconds(),
+        keep_tombstones=spec.following.keep_tombstones,
+        compact_deltas=spec.following.compaction.deltas,
+        compact_fraction=spec.following.compaction.fraction,
+        compact_rows=spec.following.compaction.rows,
     )
 
 

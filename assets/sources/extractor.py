@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from resources.schema import Schema
 from resources.spark_errors import first_line
-from resources.streams.system import META, TOMBSTONE
+from resources.streams.system import TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,7 +45,9 @@ class KeyValueExtractor(Protocol):
         ...
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
-        """Return entries with the columns of `schema`; the columns of META pass through, record by record.
+        """Return entries with the columns of `schema`; columns that begin with `__` pass through, record by record.
+
+        These are the columns of META, and for changes what else is known of them.
 
         A tombstone stays one: the columns that are kept have its values, the others are null. Raises DatasetError
         where the extractor itself is wrong; SchemaMismatchError is for records, and refuses their version.
@@ -127,7 +129,7 @@ class Projection:
                 records = records.where(tombstone | F.expr(self.where))
             except PySparkException as error:
                 raise _unplanned(what, "where", self.where, error) from error
-        return records.select(*columns, *META)
+        return records.select(*columns, *companions(records))
 
     def describe(self) -> str:
         said = [f"{expression} AS {quoted(name)}" for name, expression in self._computed.items()]
@@ -179,7 +181,7 @@ class PythonExtractor:
         from assets.sources.python_extractor import extracted
 
         return extracted(records, self, Schema.from_ddl(self.columns, what), what).select(
-            *[quoted(name) for name in schema.names], *META
+            *[quoted(name) for name in schema.names], *companions(records)
         )
 
     def describe(self) -> str:
@@ -204,6 +206,11 @@ def fits(found: str, declared: str) -> bool:
             before, after = _decimal(found)
             return after <= scale and before - after <= digits - scale
     return False
+
+
+def companions(records: DataFrame) -> list[str]:
+    """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
+    return [name for name in records.columns if name.startswith("__")]
 
 
 def quoted(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from assets.sources.changes.decode import schema_of_rows
 from assets.sources.entries import declaration_of, schema_of_entries
 from assets.sources.extractor import Projection, PythonExtractor
 from assets.sources.inputs import FileSource, QuerySource
@@ -13,7 +14,7 @@ from resources.errors import DatasetError, OffsetOutOfRangeError
 from resources.names import split_stream_name
 from resources.schema import Schema
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import Marker, OffsetRange, StreamInfo, StreamSystem
+from resources.streams.system import OFFSET, PARTITION, Marker, OffsetRange, StreamInfo, StreamSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +78,8 @@ class Source:
                 f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns.",
                 "Use a stream that declares its schema as the input.",
             )
-        return cls(spec, system, info, tuple(system.partitions(stream)), schema_of_entries(spec, info.schema))
+        entries = schema_of_entries(spec, schema_of_rows(spec, info.schema))
+        return cls(spec, system, info, tuple(system.partitions(stream)), entries)
 
     @property
     def declaration(self) -> Declaration:
@@ -96,10 +98,11 @@ class Source:
 
     def _keeps_partitions(self) -> bool:
         """Whether entries hash as their records do: the columns that choose the bucket are the records' own."""
-        extractor, records = self.spec.extractor, self.info.schema
+        extractor, records, names = self.spec.extractor, self.info.schema, self.spec.partition_by
+        if not self.spec.following.changes.keeps(names):
+            return False
         if extractor is None or records is None:
             return extractor is None
-        names = self.spec.partition_by
         ours = isinstance(extractor, Projection | PythonExtractor)  # others may shuffle
         return ours and extractor.keeps(names) and records.select(names) == self.schema.select(names)
 
@@ -109,6 +112,11 @@ class Source:
         return self.info.partitions == 1 or (
             bool(self.info.key) and self.info.partitioner != "unknown" and set(self.info.key) <= set(self.spec.key)
         )
+
+    @property
+    def tie_break(self) -> tuple[str, ...]:
+        """What orders changes of one key that have the same position."""
+        return () if self.spec.following.order_by is None else (OFFSET, PARTITION)
 
     def markers(self, since: Mapping[SystemStreamPartition, str]) -> list[Marker]:
         """Return the markers at or after these offsets."""

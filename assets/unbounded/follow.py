@@ -1,37 +1,55 @@
-"""Unbounded datasets: a change stream kept as a consistent snapshot.
+"""One advance of an unbounded dataset: recover, bootstrap or apply the changes, commit.
 
-    first    target recorded -> base built from the oldest offset to the target -> data and offsets in one commit
-    then     changes [offset, upcoming) -> one delta of the changes alone -> data and offsets in one commit
+    bootstrap   start and target recorded -> chunks of changes, each a generation -> the table is served
+    follow      changes [offset, upcoming) -> one delta of the changes alone, served at once
 
-A commit costs what its changes cost, however large the dataset is; readers merge base and deltas. The bootstrap
-target is each partition's upcoming offset when the bootstrap began, so records arriving later do not extend
-the wait (SAMZA-1278, "Bootstrap"; design, section 6).
+Each commit holds data and offsets together, so there is no second place to disagree with, and one commit is one
+consistent cut across all partitions. A commit costs what its changes cost, however large the table is; readers merge
+base and deltas. A table that is built anew is built beside the one that is served (SAMZA-1278; design, section 6).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from assets.following import DeadLetters
 from assets.log import DatasetLog
-from assets.manifest import POSITION, Bootstrap, DatasetManifest, SealedVersion, layout_of
+from assets.manifest import (
+    POSITION,
+    Bootstrap,
+    Change,
+    DatasetManifest,
+    Decision,
+    Retired,
+    SealedVersion,
+    layout_of,
+)
+from assets.publishing.attempts import AttemptRenewal, attempt_key
 from assets.publishing.build import add, check_declaration, write_generation
-from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
+from assets.report import Action, AdvanceReport, OnStage, StageEvent, Stages, ignore
+from assets.sources.changes.decode import decode_changes, refuse_problems
 from assets.sources.opening import Ranges, Source, as_stored, by_partition
-from resources.errors import CommitConflict, DatasetError, OffsetOutOfRangeError
-from resources.streams.system import OFFSET
+from assets.unbounded.evolution import check_evolution
+from assets.unbounded.recovery import check_complete, decide, examine, max_age_of
+from resources.errors import AdjunctError, CommitConflict, DatasetError
+from resources.streams.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from assets.dataset import AdjunctDataset
     from assets.log import Attempt
-    from resources.bucketing.files import Generation
+    from resources.bucketing.files import BucketLayout, Generation
     from resources.objects.commit import Commit
     from resources.objects.lake import Lake
-    from resources.streams.ssp import SystemStreamPartition
     from resources.streams.system import StreamSystem
+
+_TRIES = 20
+_INITIAL_POSITION = -1
 
 
 def advance_unbounded(
@@ -41,164 +59,544 @@ def advance_unbounded(
     spark: Callable[[], SparkSession],
     *,
     by: str,
+    rebuild: str | None = None,
     on_stage: OnStage = ignore,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> AdvanceReport:
     """Bootstrap the dataset, or apply the changes since its last commit; nothing new makes no commit.
 
     `systems` are the stream systems by name; `by` says in the commits who did it. `spark` is called only if
-    there are records to read. Raises NullKeyError, DatasetError (a changed declaration, a stream whose keys
-    spread over partitions), and CommitConflict when another writer was first.
+    there are records to read. `rebuild` gives the reason to build it anew from the stream's oldest offset (or its
+    bulk snapshot), beside the table that is served. Raises BadChangeError and NullKeyError for changes that can't be
+    applied, OffsetOutOfRangeError and DatasetError where the table can't be continued, and CommitConflict when another
+    writer was first.
     """
-    stages = Stages(spec.name, on_stage)
-    with stages("collect"):
-        source = Source.of(systems, spec)
-        _check_order(source)
-        log = DatasetLog(lake, spec.name)
-        commit, manifest = log.read()
+    if not spec.following.persistent:
+        raise DatasetError(
+            f"dataset {spec.name!r} is declared persistent=False: it lives for one run and is not stored.",
+            "Applications build it when they run: adjunct run. Declare persistent=True to store it.",
+        )
+    return _Follower(lake, systems, spec, spark, by, rebuild, on_stage, now).run()
+
+
+@dataclass
+class _Follower:
+    lake: Lake
+    systems: Mapping[str, StreamSystem]
+    spec: AdjunctDataset
+    spark: Callable[[], SparkSession]
+    by: str
+    rebuild: str | None
+    on_stage: OnStage
+    now: Callable[[], datetime]
+    counters: dict[str, int] = field(default_factory=dict)
+    sealed: list[str] = field(default_factory=list)
+
+    def run(self) -> AdvanceReport:
+        self.stages = Stages(self.spec.name, self.on_stage)
+        self.log = DatasetLog(self.lake, self.spec.name)
+        with self.stages("collect"):
+            self.source = Source.of(self.systems, self.spec)
+            _check_order(self.source)
+            self.commit, manifest, damage = self.log.read_or_newest()
+            self.looked = self.now()
+            self.ends = self.source.system.upcoming(self.source.ssps)
+            self.decision = decision = self._decide(manifest, damage)
+        if decision.action == "serve-stale":
+            assert manifest is not None
+            self.manifest = manifest
+            if not _same_decision(manifest.decision, decision):
+                self._keep(manifest.after(decision=decision, change=_told(decision)))
+            return self._report("stale", decision)
+        if decision.action != "continue":
+            self._begin(manifest, decision)
+        else:
+            assert manifest is not None
+            self.manifest = manifest
+            self._evolve()
+        action = self._follow()
+        if action == "up-to-date":
+            self._confirm(decision)
+        else:
+            self._compact()
+        return self._report(action, decision)
+
+    # -- what to do with what is there
+
+    def _decide(self, manifest: DatasetManifest | None, damage: str) -> Decision:
+        source, now = self.source, self.looked
         if manifest is not None:
-            check_declaration(spec.name, manifest.declaration, source.declaration)
-            _check_columns(manifest, source)
-        if commit is None or manifest is None:
-            manifest = _begin(source)
-            commit = log.commit(None, manifest, by=by)
-        bootstrap = manifest.bootstrap
-        assert bootstrap is not None
-        starts = by_partition(manifest.offsets)
-        running = bootstrap.state == "running"
-        ends = by_partition(bootstrap.target) if running else source.system.upcoming(source.ssps)
-        ranges = _ranges(source, starts, ends)
-    if not ranges and not running:
-        return _report(source, manifest, "up-to-date", {}, stages)
-    attempt = log.attempt()
-    with stages("build"):
-        records = source.count(ranges) if ranges else 0
-        generation, counters = attempt.generation(manifest.next_generation), {"read": records}
-        if records:
-            generation, counted = _build(log, source, generation, attempt, ranges, spark(), base=running)
-            counted.pop("conflicting", None)  # of a change stream nothing else is expected
-            counters |= counted if running else {"changes": generation.rows, **counted}
-    offsets = as_stored({**starts, **{ssp: end for ssp, (_, end) in ranges.items()}})
-    with stages("commit"):
-        after = _after(source, manifest, commit, attempt, generation, offsets, counters, running)
-        try:
-            log.commit(commit, after, by=by, commit_id=attempt.id)
-        except CommitConflict:
-            log.drop(generation)
-            raise
-    action: Action = "bootstrapped" if running else "applied"
-    made = after.version is not None and after.version is not manifest.version
-    return _report(source, after, action, counters, stages, made=made)
+            _check_declared(manifest, source, anew=self.rebuild is not None)
+        if self.rebuild is not None and manifest is not None:
+            check_complete(source, self.rebuild)
+            return Decision(action="bootstrap", store="invalid", reason=f"rebuild: {self.rebuild}", at=now)
+        oldest = source.system.oldest(source.ssps)
+        offsets = {} if manifest is None else by_partition(manifest.offsets)
+        found = examine(self.log, manifest, source, offsets, oldest, self.ends, now, damage)
+        decision = decide(self.spec, found, now)
+        if decision.action == "bootstrap":
+            check_complete(source, decision.reason)
+        return decision
 
+    def _begin(self, manifest: DatasetManifest | None, decision: Decision) -> None:
+        """Commit where a new table begins: its start and its target, recorded before anything is read."""
+        source, now = self.source, self.now()
+        first = manifest or DatasetManifest(
+            name=self.spec.name, declaration=source.declaration, offsets=as_stored(self.ends), bootstrap=_NOT_BEGUN
+        )
+        attempt = self.log.attempt()
+        building: tuple[Generation, ...] = ()
+        number = first.next_generation
+        if decision.action == "bootstrap":
+            start = source.system.oldest(source.ssps)
+            if self.spec.following.initial is not None:
+                with self.stages("load"):
+                    loaded, start = self._load(attempt, number)
+                    building, number = (loaded,) if loaded.files else (), number + 1
+                self.ends = source.system.upcoming(source.ssps)
+            state, target, served = "running", as_stored(self.ends), first.version
+        else:
+            start = self._last_offsets(first, manifest)
+            state, target, served = "done", as_stored(start), None
+        bootstrap = Bootstrap(
+            state="running" if state == "running" else "done",
+            start=as_stored(start),
+            target=target,
+            started_at=now,
+            finished_at=None if state == "running" else now,
+            building=building,
+            columns=source.schema,
+            loaded=bool(building),
+            why=decision.reason,
+        )
+        after = first.after(
+            declaration=source.declaration,
+            offsets=as_stored(start),
+            bootstrap=bootstrap,
+            next_generation=number,
+            confirmed_at=first.confirmed_at if served is not None else None,
+            quarantining=None,
+            horizon=first.horizon if served is not None else None,
+            decision=decision,
+            change=_told(decision),
+        )
+        if state != "running":
+            after = self._with_version(after, self.commit, attempt, (attempt.generation(number),), {}, as_stored(start))
+            after = after.after(next_generation=number + 1)
+            self.sealed += [after.version.id] if after.version else []
+        self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=attempt.id)
+        self._forget(attempt)
+        self.manifest = after
 
-def _begin(source: Source) -> DatasetManifest:
-    """Return the first manifest: the bootstrap's target, recorded before anything is read."""
-    start, target = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
-    return DatasetManifest(
-        name=source.spec.name,
-        declaration=source.declaration,
-        offsets=as_stored(start),
-        bootstrap=Bootstrap(
-            state="running", start=as_stored(start), target=as_stored(target), started_at=datetime.now(UTC)
-        ),
-    )
+    def _last_offsets(
+        self, first: DatasetManifest, manifest: DatasetManifest | None
+    ) -> dict[SystemStreamPartition, str]:
+        """Return where a table without bootstrap begins: its last offset where the stream has it, else the default."""
+        source = self.source
+        oldest = source.system.oldest(source.ssps)
+        default = oldest if source.info.default_offset == "oldest" else self.ends
+        known = by_partition(manifest.offsets) if manifest is not None else {}
+        return {
+            ssp: default[ssp] if ssp not in known else max_offset(source, known[ssp], oldest[ssp])
+            for ssp in source.ssps
+        }
 
+    def _load(self, attempt: Attempt, number: int) -> tuple[Generation, dict[SystemStreamPartition, str]]:
+        """Write the bulk snapshot as a base; return it, with the position from which the stream goes on."""
+        from pyspark.sql import functions as F
 
-def _ranges(
-    source: Source,
-    starts: Mapping[SystemStreamPartition, str],
-    ends: Mapping[SystemStreamPartition, str],
-) -> Ranges:
-    """Return the ranges with something in them; a stream that ends before our offset was made anew."""
-    ranges: dict[SystemStreamPartition, tuple[str, str]] = {}
-    for ssp, start in starts.items():
-        order = source.system.compare(start, ends[ssp])
-        if order > 0:
-            raise OffsetOutOfRangeError(
-                f"dataset {source.spec.name!r} has read {ssp} up to offset {start}, and the stream ends at "
-                f"{ends[ssp]}.",
-                "The stream was deleted and made anew: declare the dataset under a new name to build it afresh.",
+        from assets.unbounded.ordering import position_of
+        from resources.streams.system import TOMBSTONE
+
+        initial, source = self.spec.following.initial, self.source
+        assert initial is not None
+        snapshot = initial.load(self.spec, source.schema, source.ssps, self.spark())
+        rows = snapshot.rows
+        order = self.spec.following.order_by
+        ordered = order is not None and order in source.schema.names
+        position = position_of(rows, order) if ordered and order else F.lit(_INITIAL_POSITION).cast("bigint")
+        rows = rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False))
+        with AttemptRenewal(self.lake, self.spec.name, attempt.id, self.by):
+            generation, counted = write_generation(
+                self.lake,
+                attempt,
+                number,
+                self._layout(),
+                rows,
+                what=f"dataset {self.spec.name!r}, bulk snapshot",
+                order_by=(*self.spec.key, POSITION),
+                keep_tombstones=False,
+                partitioned=False,
             )
-        if order < 0:
-            ranges[ssp] = (start, ends[ssp])
-    return ranges
+        if counted["superseded"]:
+            raise DatasetError(
+                f"dataset {self.spec.name!r}: {counted['superseded']:,} rows of the bulk snapshot have a key "
+                f"({', '.join(self.spec.key)}) that another row has too.",
+                "Nothing was published. Correct the snapshot, or the key.",
+            )
+        self.counters = add(self.counters, {"loaded": generation.rows})
+        return generation, dict(snapshot.position)
+
+    # -- applying changes
+
+    def _follow(self) -> Action:
+        action: Action = "up-to-date"
+        began, done = time.monotonic(), 0
+        while True:
+            running = self._bootstrap.state == "running"
+            ends = by_partition(self._bootstrap.target) if running else self.ends
+            ranges, whole = self._next_ranges(ends)
+            if not ranges and not running:
+                return action
+            last = whole or not ranges
+            read = self._apply(ranges, last=last)
+            done += read
+            action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
+            if running:
+                self._tell(began, done, ends, last)
+            if last:  # what came since a bootstrap began is for the next advance: readers need not wait for it
+                return action
+
+    @property
+    def _bootstrap(self) -> Bootstrap:
+        assert self.manifest.bootstrap is not None
+        return self.manifest.bootstrap
+
+    def _next_ranges(self, ends: Mapping[SystemStreamPartition, str]) -> tuple[Ranges, bool]:
+        """Return the next ranges to read, at most a chunk, and whether they end where the reading is to end."""
+        source, system = self.source, self.source.system
+        if self.manifest.quarantining is not None:
+            ranges = {SystemStreamPartition.parse(ssp): span for ssp, span in self.manifest.quarantining.items()}
+            return ranges, all(
+                system.compare(ranges.get(ssp, ("", offset))[1], ends[ssp]) >= 0
+                for ssp, offset in by_partition(self.manifest.offsets).items()
+            )
+        starts = by_partition(self.manifest.offsets)
+        lags = {ssp: system.distance(ssp, start, ends[ssp]) for ssp, start in starts.items()}
+        lag, chunk = sum(lags.values()), self.spec.following.chunk
+        until = {
+            ssp: ends[ssp]
+            if lag <= chunk
+            else system.advance(ssp, starts[ssp], min(lags[ssp], -(-lags[ssp] * chunk // lag)))
+            for ssp in starts
+            if lags[ssp]
+        }
+        ranges = {ssp: (starts[ssp], end) for ssp, end in until.items()}
+        transactions = getattr(self.spec.following.changes, "transactions", None)
+        if transactions and ranges:
+            from assets.sources.changes.transactions import whole_transactions
+
+            cut = whole_transactions(self.spec, self.systems, self.spark(), source, ranges)
+            if not cut and lag > chunk:
+                raise DatasetError(
+                    f"dataset {self.spec.name!r}: a transaction does not fit into one commit of {chunk:,} changes.",
+                    "Declare a larger chunk.",
+                )
+            return cut, lag <= chunk
+        return ranges, lag <= chunk
+
+    def _apply(self, ranges: Ranges, *, last: bool) -> int:
+        """Read these changes and commit them; `last` says that the reading is at its end with them."""
+        manifest, source = self.manifest, self.source
+        running = self._bootstrap.state == "running"
+        # By a column's order a deletion must beat what comes after it with a lower value, also in a base.
+        base = self.spec.following.order_by is None and (
+            not self._bootstrap.building if running else not _has_rows(manifest)
+        )
+        attempt = self.log.attempt()
+        generation = attempt.generation(manifest.next_generation)
+        records = source.count(ranges) if ranges else 0
+        counters = {"read": records}
+        with AttemptRenewal(self.lake, self.spec.name, attempt.id, self.by):
+            with self.stages("build"):
+                if records:
+                    generation, counted = self._write(attempt, ranges, keep_tombstones=not base)
+                    counted.pop("conflicting", None)  # of a change stream nothing else is expected
+                    counters |= counted if running else {"changes": generation.rows, **counted}
+            with self.stages("commit"):
+                self._commit_changes(attempt, generation, ranges, counters, last=last)
+        self._forget(attempt)
+        self.counters = add(self.counters, counters)
+        return records
+
+    def _write(self, attempt: Attempt, ranges: Ranges, *, keep_tombstones: bool) -> tuple[Generation, dict[str, int]]:
+        from assets.unbounded.ordering import without_late
+
+        source, spec = self.source, self.spec
+        what = f"dataset {spec.name!r}"
+        assert source.info.schema is not None
+        records = source.read(self.spark(), ranges)
+        changes = decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
+        # A table that is built anew has forgotten no deletion yet.
+        horizon = None if self._bootstrap.state == "running" else self.manifest.horizon
+        changes, late = without_late(changes, horizon, spec.following.on_bad_change)
+        quarantined = 0
+        if isinstance(spec.following.on_bad_change, DeadLetters):
+            changes, quarantined = self._quarantine(changes, ranges)
+        else:
+            changes = refuse_problems(changes, what)
+        generation, counted = write_generation(
+            self.lake,
+            attempt,
+            self.manifest.next_generation,
+            self._layout(),
+            changes,
+            what=what,
+            order_by=(*spec.key, POSITION, *source.tie_break),
+            keep_tombstones=keep_tombstones,
+            partitioned=source.copartitioned,
+        )
+        counted |= {"quarantined": quarantined} if quarantined else {}
+        counted |= {"late": late()} if late is not None else {}
+        return generation, counted
+
+    def _quarantine(self, changes: DataFrame, ranges: Ranges) -> tuple[DataFrame, int]:
+        """Send changes that can't be applied to the dead letters, once; return the others.
+
+        The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing.
+        """
+        from assets.sources.changes.quarantine import problems_of, send_dead_letters, without_problems
+
+        bad = problems_of(changes)
+        good = without_problems(changes)
+        if bad.isEmpty():
+            return good, 0
+        if self.manifest.quarantining is None:
+            said = {str(ssp): span for ssp, span in ranges.items()}
+            self._keep(self.manifest.after(quarantining=said, change=Change(action="quarantine")))
+        ends = {**by_partition(self.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
+        begun = self._bootstrap.started_at.strftime("%Y%m%dT%H%M%S%f")
+        sent = send_dead_letters(
+            self.systems,
+            self.spec,
+            bad,
+            producer=f"dead-{self.spec.name}-{begun}",
+            sequence=1 + sum(self.source.system.distance(ssp, "0", end) for ssp, end in ends.items()),
+        )
+        return good, sent
+
+    def _commit_changes(
+        self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, last: bool
+    ) -> None:
+        """Commit data and offsets together; deciding again when somebody else only compacted or discarded."""
+        before = self.manifest
+        for tried in range(_TRIES):
+            after = self._after(attempt, generation, ranges, counters, last=last)
+            try:
+                self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=attempt.id)
+            except CommitConflict:
+                self.commit, fresh = self.log.read()
+                if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
+                    self.log.drop(generation)
+                    raise
+                self.manifest = fresh
+            else:
+                if after.version is not None and after.version is not self.manifest.version:
+                    self.sealed.append(after.version.id)
+                self.manifest = after
+                return
+
+    def _after(
+        self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, last: bool
+    ) -> DatasetManifest:
+        """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
+        manifest, bootstrap, now = self.manifest, self._bootstrap, self.now()
+        offsets = manifest.offsets | as_stored({ssp: end for ssp, (_, end) in ranges.items()})
+        after = manifest.after(
+            declaration=self.source.declaration,
+            offsets=offsets,
+            counters=add(manifest.counters, counters),
+            quarantining=None,
+            confirmed_at=self.looked if last and bootstrap.state == "done" else manifest.confirmed_at,
+            decision=self.decision,
+            next_generation=manifest.next_generation + (1 if generation.files or bootstrap.state == "running" else 0),
+            change=Change(action="bootstrap" if bootstrap.state == "running" else "apply"),
+        )
+        if bootstrap.state == "done":
+            if not generation.files:
+                return after
+            assert manifest.version is not None
+            kept = [each for each in manifest.version.generations if each.files]
+            return self._with_version(after, self.commit, attempt, (*kept, generation), counters, offsets)
+        building = (*bootstrap.building, *([generation] if generation.files else []))
+        if not last:
+            return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
+        done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
+        after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
+        whole = building or (generation,)
+        return self._with_version(after, self.commit, attempt, whole, add(self.counters, counters), offsets)
+
+    def _with_version(
+        self,
+        manifest: DatasetManifest,
+        commit: Commit | None,
+        attempt: Attempt,
+        generations: tuple[Generation, ...],
+        counters: Mapping[str, int],
+        offsets: Mapping[str, str],
+    ) -> DatasetManifest:
+        """Return the manifest serving a version of these generations; those that it does not read are retired."""
+        assert manifest.bootstrap is not None
+        number, now, spec = (commit.number if commit else 0) + 1, self.now(), self.spec
+        version = SealedVersion(
+            id=f"v{number:06d}-{attempt.id}",
+            number=number,
+            name=None,
+            sealed_at=now,
+            columns=self.source.schema,
+            key=spec.key,
+            partition_by=spec.partition_by,
+            partitions=spec.partitions,
+            positioned=True,
+            order_by=spec.following.order_by,
+            generations=generations,
+            rows=generations[0].rows if len(generations) == 1 and spec.following.order_by is None else None,
+            offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in offsets.items()},
+            counters=dict(counters),
+        )
+        return retire(manifest, version, now)
+
+    def _keep(self, after: DatasetManifest) -> None:
+        """Commit something beside data and offsets."""
+        self.commit = self.log.commit(self.commit, after, by=self.by)
+        self.manifest = after
+
+    def _confirm(self, decision: Decision) -> None:
+        """Remember that the table was found caught up, where its age counts, and not at each look."""
+        limit, confirmed, now = max_age_of(self.source), self.manifest.confirmed_at, self.looked
+        if limit is None or (confirmed is not None and now - confirmed < limit / 10):
+            return
+        after = self.manifest.after(confirmed_at=now, decision=decision, change=Change(action="confirm"))
+        try:
+            self._keep(after)
+        except CommitConflict:  # somebody else was here, and saw the same
+            self.commit, fresh = self.log.read()
+            self.manifest = fresh or self.manifest
+
+    def _evolve(self) -> None:
+        """Serve the columns that are declared now, where they have changed: the rows that are there stay as they are."""
+        manifest, version = self.manifest, self.manifest.version
+        assert manifest.bootstrap is not None
+        if manifest.bootstrap.state == "running" or version is None or version.columns == self.source.schema:
+            return
+        attempt = self.log.attempt()
+        change = Change(action="evolve", reason=version.columns.difference(self.source.schema))
+        after = manifest.after(declaration=self.source.declaration, decision=self.decision, change=change)
+        offsets = manifest.offsets
+        after = self._with_version(after, self.commit, attempt, version.generations, version.counters, offsets)
+        self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=attempt.id)
+        self.manifest = after
+        self.sealed += [after.version.id] if after.version else []
+
+    def _compact(self) -> None:
+        """Compact inside the advance, where that is due and declared."""
+        if not self.spec.following.compaction.inside_commit:
+            return
+        from assets.unbounded.compaction import compact_due
+
+        with self.stages("compact"):
+            done = compact_due(self.log, self.spec.following.compaction, self.spark, by=self.by)
+        if done is not None:
+            self.manifest = done
+            if done.version is not None:
+                self.sealed.append(done.version.id)
+
+    # -- telling
+
+    def _layout(self) -> BucketLayout:
+        spec = self.spec
+        return layout_of(self.source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
+
+    def _forget(self, attempt: Attempt) -> None:
+        from contextlib import suppress
+
+        with suppress(AdjunctError):  # what stays is garbage for discarding
+            self.lake.store.delete(attempt_key(self.lake, self.spec.name, attempt.id))
+
+    def _tell(self, began: float, done: int, ends: Mapping[SystemStreamPartition, str], last: bool) -> None:
+        """Tell how far the bootstrap is."""
+        system, took = self.source.system, time.monotonic() - began
+        offsets = by_partition(self.manifest.offsets)
+        left = sum(system.distance(ssp, offset, ends[ssp]) for ssp, offset in offsets.items())
+        start = by_partition(self._bootstrap.start)
+        total = sum(system.distance(ssp, start[ssp], ends[ssp]) for ssp in start)
+        detail = f"{_percent(total - left, total)} ({total - left:,} of {total:,} offsets)"
+        if not last and done:
+            detail += f", about {timedelta(seconds=round(took * left / done))} left"
+        self.on_stage(StageEvent(self.spec.name, None, "bootstrap", took, detail))
+
+    def _report(self, action: Action, decision: Decision) -> AdvanceReport:
+        manifest, version = self.manifest, self.manifest.version
+        system = self.source.system
+        offsets = by_partition(manifest.offsets)
+        lag = {str(ssp): system.distance(ssp, offset, self.ends[ssp]) for ssp, offset in offsets.items()}
+        notes = []
+        if decision.action != "continue":
+            notes.append(f"{decision.action}: {decision.reason}")
+        if action == "up-to-date":
+            notes.append("no changes since the last commit")
+        return AdvanceReport(
+            dataset=manifest.name,
+            kind="unbounded",
+            action=action,
+            version=None if version is None else version.id,
+            sealed=tuple(dict.fromkeys(self.sealed)),
+            rows=None if version is None else version.rows,
+            counters=self.counters,
+            offsets=manifest.offsets,
+            lag=lag,
+            decision=decision,
+            seconds=self.stages.seconds,
+            schema=self.source.schema if version is None else version.columns,
+            note="; ".join(notes),
+        )
 
 
-def _build(
-    log: DatasetLog,
-    source: Source,
-    empty: Generation,
-    attempt: Attempt,
-    ranges: Ranges,
-    spark: SparkSession,
-    *,
-    base: bool,
-) -> tuple[Generation, dict[str, int]]:
-    """Write the last change of each key; a base leaves deleted keys out, a delta keeps them as tombstones."""
-    from pyspark.sql import functions as F
-
-    spec = source.spec
-    rows = source.read(spark, ranges)
-    return write_generation(
-        log.lake,
-        attempt,
-        empty.id,
-        layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True),
-        rows.withColumn(POSITION, F.col(OFFSET)),
-        what=f"dataset {log.name!r}",
-        order_by=(*spec.key, POSITION),
-        keep_tombstones=not base,
-        partitioned=source.copartitioned,
-    )
+_NOT_BEGUN = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
 
 
-def _after(
-    source: Source,
-    manifest: DatasetManifest,
-    commit: Commit,
-    attempt: Attempt,
-    generation: Generation,
-    offsets: dict[str, str],
-    counters: dict[str, int],
-    running: bool,
-) -> DatasetManifest:
-    """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
-    assert manifest.bootstrap is not None
-    now = datetime.now(UTC)
-    before = manifest.version
-    bootstrap = manifest.bootstrap
-    if running:
-        bootstrap = bootstrap.model_copy(update={"state": "done", "finished_at": now})
-    totals = add(manifest.counters, counters)
-    if before is not None and not generation.files:
-        return manifest.after(offsets=offsets, counters=totals)
-    number = commit.number + 1
-    version = SealedVersion(
-        id=f"v{number:06d}-{attempt.id}",
-        number=number,
-        name=None,
-        sealed_at=now,
-        columns=source.schema,
-        key=source.spec.key,
-        partition_by=source.spec.partition_by,
-        partitions=source.spec.partitions,
-        positioned=True,
-        generations=(generation,) if before is None else (*before.generations, generation),
-        rows=generation.rows if before is None else None,
-        offsets={ssp: (bootstrap.start[ssp], end) for ssp, end in offsets.items()},
-        counters=counters,
-    )
-    return manifest.after(
-        version=version,
-        offsets=offsets,
-        bootstrap=bootstrap,
-        next_generation=manifest.next_generation + 1,
-        counters=totals,
-    )
+def _told(decision: Decision) -> Change:
+    return Change(action=decision.action, reason=decision.reason)
+
+
+def _same_decision(stored: Decision | None, made: Decision) -> bool:
+    return stored is not None and (stored.action, stored.reason) == (made.action, made.reason)
+
+
+def retire(manifest: DatasetManifest, version: SealedVersion, now: datetime) -> DatasetManifest:
+    """Return the manifest serving `version`; what only earlier versions read stays for these until it is discarded."""
+    before = manifest.version.generations if manifest.version else ()
+    needed = {generation.folder for generation in version.generations}
+    gone = [each for each in before if each.folder not in needed and each.files]
+    retired = [Retired(generation=each.id, folder=each.folder, until=version.number, at=now) for each in gone]
+    return manifest.after(version=version, retired=(*manifest.retired, *retired))
+
+
+def max_offset(source: Source, left: str, right: str) -> str:
+    """Return the later of two offsets."""
+    return left if source.system.compare(left, right) >= 0 else right
+
+
+def _has_rows(manifest: DatasetManifest) -> bool:
+    return manifest.version is not None and any(each.files for each in manifest.version.generations)
+
+
+def _same_progress(before: DatasetManifest, fresh: DatasetManifest) -> bool:
+    """Whether nobody else has read on, or begun anew: then our changes still follow what is there."""
+
+    def facts(manifest: DatasetManifest) -> tuple[object, ...]:
+        return manifest.offsets, manifest.bootstrap, manifest.next_generation, manifest.quarantining
+
+    return facts(before) == facts(fresh)
+
+
+def _percent(done: int, total: int) -> str:
+    return "100%" if done >= total else f"{100 * done // total}%"
 
 
 def _check_order(source: Source) -> None:
     """Refuse an input where two changes of one key may lie in two partitions: nothing orders them there."""
-    if source.one_partition_a_key:
+    if source.one_partition_a_key or source.spec.following.order_by is not None:
         return
     spec, info = source.spec, source.info
     keyed = f"keyed by ({', '.join(info.key)})" if info.key else "not keyed"
@@ -206,39 +604,17 @@ def _check_order(source: Source) -> None:
         f"dataset {spec.name!r} has the key ({', '.join(spec.key)}), and its input {spec.input} is {keyed} over "
         f"{info.partitions} partitions ({info.partitioner}): changes of one key could lie in several partitions, "
         "where nothing says which is newer.",
-        f"Key the stream by columns of ({', '.join(spec.key)}), or give it one partition.",
+        f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare order_by=COLUMN.",
     )
 
 
-def _check_columns(manifest: DatasetManifest, source: Source) -> None:
-    if manifest.version is not None and manifest.version.columns != source.schema:
-        raise DatasetError(
-            f"dataset {source.spec.name!r} holds other columns than are declared now: "
-            f"{manifest.version.columns.difference(source.schema)}. That needs a rebuild.",
-            "Declare it under a new name, which builds it afresh beside the old one, or restore the old columns.",
-        )
+def _check_declared(manifest: DatasetManifest, source: Source, *, anew: bool) -> None:
+    """Refuse another key, spread or input; partitions are a matter of recovery, columns one of evolution.
 
-
-def _report(
-    source: Source,
-    manifest: DatasetManifest,
-    action: Action,
-    counters: Mapping[str, int],
-    stages: Stages,
-    *,
-    made: bool = False,
-) -> AdvanceReport:
-    version = manifest.version
-    return AdvanceReport(
-        dataset=manifest.name,
-        kind="unbounded",
-        action=action,
-        version=None if version is None else version.id,
-        sealed=(version.id,) if made and version is not None else (),
-        rows=None if version is None else version.rows,
-        counters=counters,
-        offsets=manifest.offsets,
-        seconds=stages.seconds,
-        schema=source.schema if version is None else version.columns,
-        note="no changes since the last commit" if action == "up-to-date" else "",
-    )
+    A table that is built `anew` may have any columns.
+    """
+    partitions = {"input_partitions": manifest.declaration.input_partitions}
+    check_declaration(source.spec.name, manifest.declaration, source.declaration.model_copy(update=partitions))
+    running = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+    if manifest.version is not None and not anew and not running:
+        check_evolution(source.spec.name, manifest.version.columns, source.schema, source.spec.key)

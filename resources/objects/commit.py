@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _ATTEMPTS = 6
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
+_UNKNOWN = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,33 @@ class CommitLog:
         """Return the current commit, or None when nothing was committed. Two GETs."""
         found = self._pointer()
         return None if found is None else self._at(*found)
+
+    def head(self) -> Commit | None:
+        """Return where the pointer stands, without looking at the manifest: for who commits after one that is damaged.
+
+        Body, parent, time and author are not known. Raises MalformedDocumentError for a pointer that can't be read.
+        """
+        found = self._pointer()
+        if found is None:
+            return None
+        pointer, etag = found
+        return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN, "", {}, etag)
+
+    def before(self, number: int) -> Iterator[Commit]:
+        """Yield what can be read of the commits before this number, newest first, found by listing the manifests.
+
+        Where several manifests have one number, all but one lost a race, and nothing says which without the commit
+        after them: these numbers are left out, and so are manifests that can't be read.
+        """
+        numbered: dict[int, list[str]] = {}
+        for item in self.store.list(f"{self.prefix}/manifests/"):
+            text = item.key.rsplit("/", 1)[-1].partition("-")[0]
+            if text.isdecimal() and int(text) < number:
+                numbered.setdefault(int(text), []).append(item.key)
+        for _, keys in sorted(numbered.items(), reverse=True):
+            with suppress(MalformedDocumentError, ObjectNotFoundError):
+                if len(keys) == 1:
+                    yield self.read(keys[0])
 
     def read(self, manifest_key: str) -> Commit:
         """Return the commit of this manifest, whatever `CURRENT` says (also when it can't be read).

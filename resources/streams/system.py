@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from resources.errors import ConfigurationError
@@ -38,7 +39,8 @@ class StreamInfo:
 
     `partitioner` is the hash that gave records to partitions: equal counts prove nothing when two streams hash
     differently. `schema` is None where records are raw. `default_offset` says where a reader without a
-    checkpoint begins.
+    checkpoint begins. `compacted` says that the stream keeps the newest record of every key, and `tombstones_kept`
+    for how long it then keeps deletions.
     """
 
     name: str
@@ -47,6 +49,8 @@ class StreamInfo:
     partitioner: Partitioner
     schema: Schema | None
     default_offset: Literal["oldest", "upcoming"] = "oldest"
+    compacted: bool = False
+    tombstones_kept: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,12 @@ class StreamSystem(ABC):
     @abstractmethod
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         """Return how many records the ranges hold; markers take offsets but are no records."""
+
+    def tells_all(self, stream: str) -> bool:
+        """Whether reading the stream from its oldest offset gives the newest record of every key it ever held."""
+        ssps = self.partitions(stream)
+        oldest = self.oldest(ssps)
+        return self.info(stream).compacted or all(oldest[ssp] == "0" for ssp in ssps)
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return this system as it answers questions about one stream now, for a reader that asks several.

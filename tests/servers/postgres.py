@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,20 @@ class PostgresServer:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def logical_server() -> Iterator[PostgresServer]:
+    """A server whose write-ahead log tells of the rows that change."""
+    with running_server("wal_level = logical") as server:
+        yield server
+
+
+@contextmanager
+def running_server(*settings: str) -> Iterator[PostgresServer]:
+    """A server of its own with these lines in its postgresql.conf; skips where its programs are missing."""
     programs = _programs()
     if programs is None:
         reason = "no PostgreSQL server programs (initdb, pg_ctl) in PATH or /usr/lib/postgresql/*/bin"
@@ -73,7 +88,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.chown(folder, "postgres")
     server = PostgresServer(_free_port(), folder / "data", programs, as_user)
     try:
-        _initialise(server)
+        _initialise(server, settings)
         server.start()
         with_guard = f"CREATE ROLE {GUARDED_USER} LOGIN PASSWORD '{GUARDED_PASSWORD}'"
         psql = [*as_user, str(programs / "psql"), "-q", "-h", "127.0.0.1", "-p", str(server.port), "-U", USER]
@@ -85,7 +100,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _initialise(server: PostgresServer) -> None:
+def _initialise(server: PostgresServer, lines: tuple[str, ...]) -> None:
     initdb = [*server.as_user, str(server.programs / "initdb"), "-D", str(server.data)]
     run([*initdb, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
     access = server.data / "pg_hba.conf"
@@ -95,6 +110,7 @@ def _initialise(server: PostgresServer) -> None:
             f"port = {server.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n"
             "fsync = off\nmax_connections = 50\ndeadlock_timeout = 100ms\n"
         )
+        settings.writelines(f"{line}\n" for line in lines)
 
 
 def _programs() -> Path | None:

@@ -1,0 +1,108 @@
+"""How an unbounded dataset follows its change stream: what is declared beside its key and columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from assets.sources.changes.formats import Upserts
+from resources.errors import ConfigurationError
+from resources.names import check_name, split_stream_name
+
+if TYPE_CHECKING:
+    from assets.sources.changes.formats import ChangeFormat
+    from assets.unbounded.initial import InitialLoad
+
+OnLostOffset = Literal["rebuild", "fail", "serve_stale"]
+_CHUNK = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaCompaction:
+    """When the deltas of an unbounded dataset are compacted.
+
+    Minor compaction merges deltas into one, as soon as there are `deltas` of them; major compaction merges all into a
+    new base, as soon as the deltas hold more than `fraction` of the base's rows, or more than `rows` rows: readers
+    broadcast the keys in deltas. `inside_commit=True` compacts inside the advance that made it due; else a schedule
+    does (`<app>_compact` in Dagster, adjunct dataset compact).
+    """
+
+    deltas: int = 8
+    fraction: float = 0.2
+    rows: int = 2_000_000
+    inside_commit: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.deltas, bool) or not isinstance(self.deltas, int) or self.deltas < 2:
+            raise ConfigurationError(
+                f"a compaction policy has deltas={self.deltas!r}: expected 2 or more.", "8 is usual."
+            )
+        if not isinstance(self.fraction, int | float) or isinstance(self.fraction, bool) or self.fraction <= 0:
+            raise ConfigurationError(
+                f"a compaction policy has fraction={self.fraction!r}: expected more than 0.", "0.2 is a fifth."
+            )
+        if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
+            raise ConfigurationError(f"a compaction policy has rows={self.rows!r}: expected 1 or more.", "Change it.")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Changes that can't be applied go to this stream ("lake.weather-dead"), with the reason, and are counted."""
+
+    stream: str
+
+    def __post_init__(self) -> None:
+        split_stream_name(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How a change stream becomes a table.
+
+    `changes` is the form of the records. `order_by` names the column (bigint, int, date or timestamp) whose highest
+    value wins, None for the offset. `keep_tombstones` is how far below the newest value of `order_by` deletions are
+    remembered, in its own unit (microseconds for a timestamp, days for a date); None for ever. `on_bad_change` says
+    what becomes of changes that can't be read or have no key. `initial` is a bulk snapshot to begin with. `max_age`
+    is how long a table stays valid since it was last confirmed caught up. `on_lost_offset` says what happens when
+    the stream does not reach back to the next offset. `persistent=False` keeps the table for one run only. `chunk` is
+    the most records that one commit takes in. `freshness` is what Dagster warns by.
+    """
+
+    changes: ChangeFormat = field(default_factory=Upserts)
+    order_by: str | None = None
+    keep_tombstones: int | None = None
+    on_bad_change: Literal["fail"] | DeadLetters = "fail"
+    initial: InitialLoad | None = None
+    max_age: timedelta | None = None
+    on_lost_offset: OnLostOffset = "rebuild"
+    compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
+    persistent: bool = True
+    chunk: int = _CHUNK
+    freshness: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_bad_change != "fail" and not isinstance(self.on_bad_change, DeadLetters):
+            raise ConfigurationError(
+                f'on_bad_change is {self.on_bad_change!r}: expected "fail" or DeadLetters(STREAM).', "Choose one."
+            )
+        if self.on_lost_offset not in ("rebuild", "fail", "serve_stale"):
+            raise ConfigurationError(
+                f"on_lost_offset is {self.on_lost_offset!r}: expected rebuild, fail or serve_stale.", "Choose one."
+            )
+        if self.order_by is not None:
+            check_name("ordering column", self.order_by.replace(".", "_"))
+        if self.keep_tombstones is not None and (self.order_by is None or self.keep_tombstones < 0):
+            raise ConfigurationError(
+                f"keep_tombstones is {self.keep_tombstones!r} with order_by={self.order_by!r}: it is a distance, 0 or "
+                "more, in the unit of the ordering column.",
+                "Leave it out: by offset, deletions are needed until the next major compaction only.",
+            )
+        for name in ("max_age", "freshness"):
+            value = getattr(self, name)
+            if value is not None and value <= timedelta(0):
+                raise ConfigurationError(f"{name} is {value}: expected more than nothing.", "Change it.")
+        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or self.chunk < 1:
+            raise ConfigurationError(f"chunk is {self.chunk!r}: expected 1 or more records.", "Change it.")
+        if not self.persistent and self.initial is not None:
+            raise ConfigurationError("a table of one run can't begin with a bulk snapshot.", "Drop one of the two.")

@@ -1,0 +1,157 @@
+"""How far a change stream's table is behind its stream: in offsets, records and time (SAMZA-1278)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from assets.sources.opening import by_partition
+from resources.errors import DatasetError, StaleDatasetError
+from resources.names import split_stream_name
+from resources.streams.system import OffsetRange
+
+if TYPE_CHECKING:
+    from assets.dataset import AdjunctDataset
+    from assets.manifest import DatasetManifest
+    from resources.streams.ssp import SystemStreamPartition
+    from resources.streams.system import StreamSystem
+
+# Below this, the time since it was caught up says enough; above, the stream is asked, to within a tenth.
+_EXACT_FROM = timedelta(minutes=1)
+_STEP = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How much of one stream partition is not in the table.
+
+    `offset` is the next one to read and `end` that of the next record to come. `offsets` counts those between them,
+    `records` the records that the stream still holds there, and `lost` the offsets that it does not hold any more.
+    No unread record is older than `seconds`, which is right to within a tenth or a minute, and never more than the time
+    since the table was last known to be caught up; 0 where nothing is unread, None while it has never been caught up.
+    """
+
+    offset: str
+    end: str
+    offsets: int
+    records: int
+    lost: int
+    seconds: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the lag as JSON-able values."""
+        seconds = None if self.seconds is None else round(self.seconds, 1)
+        return {"offsets": self.offsets, "records": self.records, "lost": self.lost, "seconds": seconds}
+
+
+def lag_of(
+    systems: Mapping[str, StreamSystem], manifest: DatasetManifest, *, now: datetime | None = None
+) -> dict[SystemStreamPartition, PartitionLag]:
+    """Return how far what an unbounded dataset serves is behind, by stream partition; reads no records.
+
+    Raises StreamNotFoundError for a stream that is not there any more.
+    """
+    at = _Positions.of(systems, manifest)
+    moment = now or datetime.now(UTC)
+    lags = {}
+    for ssp, offset in at.offsets.items():
+        end, oldest = at.ends[ssp], at.oldest[ssp]
+        behind, lost = at.system.distance(ssp, offset, end), at.system.distance(ssp, offset, oldest)
+        held = OffsetRange(oldest if lost else offset, end)
+        records = at.system.records_between({ssp: held}) if behind else 0
+        seconds = at.seconds_behind(ssp, manifest.confirmed_at, moment) if behind else 0.0
+        lags[ssp] = PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
+    return lags
+
+
+def stale_partitions(
+    systems: Mapping[str, StreamSystem],
+    manifest: DatasetManifest,
+    max_staleness: timedelta,
+    *,
+    now: datetime | None = None,
+) -> list[SystemStreamPartition]:
+    """Return the partitions of which the table lacks something older than `max_staleness`."""
+    at = _Positions.of(systems, manifest)
+    limit = (now or datetime.now(UTC)) - max_staleness
+    behind = [ssp for ssp, offset in at.offsets.items() if at.system.compare(offset, at.ends[ssp]) < 0]
+    return [ssp for ssp in behind if at.unread_before(ssp, limit)]
+
+
+def check_fresh(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    manifest: DatasetManifest,
+    max_staleness: timedelta,
+    now: datetime | None = None,
+) -> None:
+    """Raise StaleDatasetError where the table lacks something older than `max_staleness`, naming what it lacks.
+
+    A table that is behind by younger changes, or idle because its stream is, is fresh.
+    """
+    stale = stale_partitions(systems, manifest, max_staleness, now=now)
+    if not stale:
+        return
+    lags = lag_of(systems, manifest, now=now)
+    ssp = max(stale, key=lambda each: (lags[each].seconds or float("inf"), lags[each].offsets))
+    lag = lags[ssp]
+    age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
+    others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
+    gone = f", of which the stream does not hold {lag.lost:,} any more" if lag.lost else ""
+    raise StaleDatasetError(
+        f"dataset {spec.name!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{gone}{age}, and at most "
+        f"{max_staleness} is allowed{others}.",
+        f"Advance it (materialise its asset, or adjunct dataset advance {spec.name} MODULE:APP) and run this again, or "
+        "allow more: max_staleness=….",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """The stream as it is now, and the next offset of what is served."""
+
+    system: StreamSystem
+    offsets: Mapping[SystemStreamPartition, str]
+    oldest: Mapping[SystemStreamPartition, str]
+    ends: Mapping[SystemStreamPartition, str]
+
+    @classmethod
+    def of(cls, systems: Mapping[str, StreamSystem], manifest: DatasetManifest) -> _Positions:
+        """Look at the stream. While a table is built anew, what is served is the one before it."""
+        name, stream = split_stream_name(manifest.declaration.input)
+        if name not in systems:
+            raise DatasetError(
+                f"dataset {manifest.name!r} follows {manifest.declaration.input}, and no stream system {name!r} is "
+                f"given: there are {', '.join(sorted(systems)) or 'none'}.",
+                "Pass it in systems, as open_system(name, lake) gives it.",
+            )
+        system = systems[name].snapshot(stream)
+        ssps = system.partitions(stream)
+        oldest = system.oldest(ssps)
+        known = by_partition(manifest.offsets)
+        if manifest.bootstrap is not None and manifest.bootstrap.state == "running" and manifest.version is not None:
+            known = by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
+        offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # of a partition that is new nothing was read
+        return cls(system, offsets, oldest, system.upcoming(ssps))
+
+    def seconds_behind(self, ssp: SystemStreamPartition, confirmed_at: datetime | None, now: datetime) -> float | None:
+        """Return an age that no unread record is above: found by halving, since only the inverse can be asked for."""
+        if confirmed_at is None:
+            return None
+        oldest, youngest = max((now - confirmed_at).total_seconds(), 0.0), _EXACT_FROM.total_seconds()
+        if oldest <= youngest or not self.unread_before(ssp, now - _EXACT_FROM):
+            return min(oldest, youngest)
+        while oldest / youngest > _STEP:
+            middle = (oldest * youngest) ** 0.5
+            if self.unread_before(ssp, now - timedelta(seconds=middle)):
+                youngest = middle
+            else:
+                oldest = middle
+        return oldest
+
+    def unread_before(self, ssp: SystemStreamPartition, moment: datetime) -> bool:
+        """Whether the first unread record of a partition that is behind is older than `moment`."""
+        first = self.system.offset_for_timestamp(ssp, int(moment.timestamp() * 1000))
+        return self.system.compare(self.offsets[ssp], first) < 0

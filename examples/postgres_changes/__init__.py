@@ -1,0 +1,1 @@
+"""A PostgreSQL table followed from its first row on: captured by logical decoding, kept as an unbounded dataset."""
