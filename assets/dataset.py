@@ -92,6 +92,10 @@ class AdjunctDataset:
                 f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
                 "Declare it with bounded_dataset, or name a stream.",
             )
+        if self.following.initial is not None and not self.bootstrap:
+            raise self._wrong(
+                "begins with a bulk snapshot, and is not marked for bootstrap", "Drop initial= or bootstrap=False."
+            )
         if self.by_offset and (self.kind != "bounded" or self.stream is None):
             raise self._wrong(
                 f"is keyed by offset, and its input is {self.input}: only versions on a stream have offsets",

@@ -24,8 +24,8 @@ class DeltaCompaction:
 
     Minor compaction merges deltas into one, as soon as there are `deltas` of them; major compaction merges all into a
     new base, as soon as the deltas hold more than `fraction` of the base's rows, or more than `rows` rows: readers
-    broadcast the keys in deltas. `inside_commit=True` compacts inside the advance that made it due; else a schedule
-    does (`<app>_compact` in Dagster, adjunct dataset compact).
+    broadcast the keys in deltas. Of small deltas only the number counts. `inside_commit=True` compacts inside the
+    advance that made it due; else a schedule does (`<app>_compact` in Dagster, adjunct dataset compact).
     """
 
     deltas: int = 8
@@ -106,3 +106,13 @@ class Following:
             raise ConfigurationError(f"chunk is {self.chunk!r}: expected 1 or more records.", "Change it.")
         if not self.persistent and self.initial is not None:
             raise ConfigurationError("a table of one run can't begin with a bulk snapshot.", "Drop one of the two.")
+        if not self.persistent and self.on_bad_change != "fail":
+            raise ConfigurationError(
+                "a table of one run can't have dead letters: each run would send those of the same changes again.",
+                'Declare on_bad_change="fail", or persistent=True.',
+            )
+        if not self.persistent and self.on_lost_offset == "serve_stale":
+            raise ConfigurationError(
+                'a table of one run can\'t have on_lost_offset="serve_stale": nothing is stored that could be served.',
+                "Declare rebuild or fail, or persistent=True.",
+            )

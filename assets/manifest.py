@@ -377,6 +377,12 @@ class DatasetManifest(_Document):
         return DatasetManifest(**{**fields, **changes})
 
 
+def version_number(version: str) -> int:
+    """Return the number in a version's id: an unbounded dataset's commit; 0 for what is no id."""
+    digits = version.removeprefix("v").partition("-")[0]
+    return int(digits) if version.startswith("v") and digits.isascii() and digits.isdecimal() else 0
+
+
 def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
     """Return the manifest in a dataset's commit, or raise MalformedDocumentError saying what is wrong where."""
     try:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from assets.log import NAMES, DatasetLog, members_of, redirect_of, set_log
-from assets.manifest import DatasetManifest, SealedVersion, VersionRef
+from assets.manifest import DatasetManifest, SealedVersion, VersionRef, version_number
 from assets.publishing.build import check_declaration
 from assets.publishing.choosing import require_version
 from assets.publishing.operations import (
@@ -130,16 +130,36 @@ class DatasetStore:
         return found if isinstance(found, Awaiting) else None
 
     def version(self, version: str) -> DatasetView:
-        """Return any retained version by its id, or the newest of a name; a withdrawn one is refused."""
+        """Return any retained version by its id, or the newest of a name; a withdrawn one is refused.
+
+        Raises VersionDiscardedError for a version of an unbounded dataset that can't be read any more.
+        """
         manifest = self.require_manifest()
         if manifest.version is not None and manifest.version.id == version:
             return self._view(manifest.version)
         if manifest.declaration.kind == "unbounded":
+            if version_number(version):
+                check_not_doomed(manifest, version)
             return self._view(self._committed(manifest, version))
         ref = require_version(manifest, version)
         if ref.state == "withdrawn":
             require_version(manifest, ref.id, sealed=True)  # says why, and what to do
         return self._view(self.log.read_version(ref))
+
+    def as_of(self, when: datetime | None = None, *, commit: int | str | None = None) -> DatasetView:
+        """Return what was served at a time (with its zone), or after a commit, by its number or id.
+
+        A time stands for the newest commit at or before it, by the clocks of those who committed. Raises
+        NoSealedVersionError where nothing was served then, and VersionDiscardedError (DatasetError for a bounded
+        dataset), naming what is retained, where it can't be read any more.
+        """
+        from assets.reading.travel import served_at
+
+        current, manifest = self.read()
+        if current is None or manifest is None:
+            raise self._not_found()
+        served = served_at(self.log, current, manifest, when, commit)
+        return self.version(served.id) if manifest.declaration.kind == "bounded" else self._view(served)
 
     def version_of_batch(self, version: str) -> DatasetView:
         """Return the version of this id that an open batch was begun with.
@@ -150,6 +170,8 @@ class DatasetStore:
         try:
             return self.version(version)
         except DatasetError:
+            if self.require_manifest().declaration.kind == "unbounded":
+                return self._view(self._committed(self.require_manifest(), version))
             withdrawn = self.require_manifest().ref(version)
             if withdrawn is not None:
                 return self._view(self.log.read_version(withdrawn))
@@ -165,7 +187,12 @@ class DatasetStore:
         return self.require_manifest().versions
 
     def history(self, limit: int | None = 100) -> list[HistoryEntry]:
-        """Return the newest commits, newest first: what was done to which version, by whom, when and why."""
+        """Return the newest commits, newest first: what was done to which version, by whom, when and why.
+
+        Each says what was served after it, and whether that can still be read.
+        """
+        commits = list(self.log.history(limit))
+        now = commits[0][1] if commits else None
         return [
             HistoryEntry(
                 number=commit.number,
@@ -175,8 +202,9 @@ class DatasetStore:
                 version=manifest.change.version if manifest.change else None,
                 reason=manifest.change.reason if manifest.change else "",
                 served=manifest.version.id if manifest.version else None,
+                readable=now is not None and manifest.version is not None and _is_retained(now, manifest.version.id),
             )
-            for commit, manifest in self.log.history(limit)
+            for commit, manifest in commits
         ]
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
@@ -274,7 +302,8 @@ class DatasetStore:
         if found is None or found.id != version:
             current = manifest.version.id if manifest.version else "none"
             raise DatasetError(
-                f"dataset {self.name!r} has no version {version!r}; the current one is {current}.",
+                f"dataset {self.name!r} has no version {version!r}; the current one is {current}, and those from "
+                f"number {manifest.retained_from} on can be read.",
                 f"See adjunct dataset history {self.name}.",
             )
         return found
@@ -341,6 +370,14 @@ class DatasetStore:
             f"there is no dataset {self.name!r} in {self._lake.url}; there are: {known}.",
             "Check the name and the lake, or advance the dataset a first time.",
         )
+
+
+def _is_retained(manifest: DatasetManifest, version: str) -> bool:
+    """Whether a version that was served once can be read."""
+    if manifest.declaration.kind == "unbounded":
+        return version_number(version) >= manifest.retained_from
+    ref = manifest.ref(version)
+    return ref is not None and ref.state == "sealed"
 
 
 def open_dataset(lake: Lake, name: str) -> DatasetStore:

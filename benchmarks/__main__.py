@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import datasets, diff, main_job, seal, serving
+from benchmarks import bootstrap, datasets, diff, main_job, peers, reading, seal, serving
 
 CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "main-job": lambda chosen: main_job.run(chosen.rounds),
@@ -13,6 +13,9 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "seal": lambda chosen: seal.run(chosen.rounds),
     "serving": lambda chosen: serving.run(chosen.rounds),
     "diff": lambda chosen: diff.run(chosen.rounds),
+    "reading": lambda chosen: reading.run(chosen.rounds),
+    "bootstrap": lambda chosen: bootstrap.run(chosen.rounds),
+    "peers": lambda chosen: peers.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 parser.add_argument("what", nargs="*", choices=list(CHOICES), help="Default: all.")

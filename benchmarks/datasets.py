@@ -17,6 +17,7 @@ from dagster_adjunct import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
@@ -26,15 +27,15 @@ CHUNK = 1_000_000
 SCHEMA = Schema.of(k="string", a="string", b="string", c="bigint", d="double", e="timestamp")
 
 
-def rows(start: int, count: int, version: int) -> pa.Table:
-    """Return rows with keys from `start` on; `version` makes their values differ."""
+def rows(start: int, count: int, version: int, *, keys: np.ndarray | None = None) -> pa.Table:
+    """Return rows with keys from `start` on, or with these; `version` makes their values differ."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    numbers = pa.array(np.arange(start, start + count, dtype=np.int64))
-    text = pc.cast(numbers, pa.string())
-    scattered = pa.array((np.arange(start, start + count, dtype=np.int64) * 2_654_435_761 + version) % 1_000_003)
+    numbers = np.arange(start, start + count, dtype=np.int64) if keys is None else keys
+    text = pc.cast(pa.array(numbers), pa.string())
+    scattered = pa.array((numbers * 2_654_435_761 + version) % 1_000_003)
     return pa.table(
         {
             "k": pc.binary_join_element_wise("key-", text, ""),

@@ -18,6 +18,7 @@ from assets import (  # noqa: E402
     DatasetView,
     abandon_version,
     advance_dataset,
+    advance_unbounded,
     advance_version_set,
     bounded_dataset,
     current_versions,
@@ -48,6 +49,7 @@ from assets.erasing.key_search import KeySearch  # noqa: E402
 from assets.exchange.diff import ChangedEntry, VersionDiff, diff_versions  # noqa: E402
 from assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset  # noqa: E402
 from assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg  # noqa: E402
+from assets.following import DeadLetters, DeltaCompaction  # noqa: E402
 from assets.manifest import Verdict, VersionRef  # noqa: E402
 from assets.policies import DiscardPolicy, VersionPartitions  # noqa: E402
 from assets.publishing.operations import HistoryEntry  # noqa: E402
@@ -57,8 +59,16 @@ from assets.reading.watch import Watch  # noqa: E402
 from assets.report import StageEvent  # noqa: E402
 from assets.retention.discard import DiscardReport  # noqa: E402
 from assets.retention.leases import Lease  # noqa: E402
+from assets.sources.changes.debezium import DebeziumEnvelope  # noqa: E402
+from assets.sources.changes.formats import ChangeFormat, DebeziumUnwrapped, OperationColumn, Upserts  # noqa: E402
 from assets.sources.extractor import KeyValueExtractor, Projection, PythonExtractor  # noqa: E402
 from assets.sources.inputs import Computation, FileSource, QuerySource  # noqa: E402
+from assets.unbounded.compaction import CompactionReport, compact_dataset  # noqa: E402
+from assets.unbounded.initial import InitialLoad, ParquetSnapshot, QuerySnapshot, Snapshot  # noqa: E402
+from assets.unbounded.manager import AdjunctDatasetManager  # noqa: E402
+from assets.unbounded.postgres_snapshot import PostgresSnapshot  # noqa: E402
+from assets.unbounded.rebuild import rebuild_dataset  # noqa: E402
+from assets.unbounded.transient import TransientView  # noqa: E402
 from orchestration import (  # noqa: E402
     AdjunctTranslator,
     Application,
@@ -84,6 +94,7 @@ from orchestration import (  # noqa: E402
 from resources.backends import PostgresTable, SqliteTable, register_backend  # noqa: E402
 from resources.errors import (  # noqa: E402
     AdjunctError,
+    BadChangeError,
     CommitConflict,
     CommitStateUnknown,
     ConfigurationError,
@@ -103,6 +114,7 @@ from resources.errors import (  # noqa: E402
     RecordNotFoundError,
     SchemaMismatchError,
     SourceChangedError,
+    StaleDatasetError,
     StreamExistsError,
     StreamNotFoundError,
     TableAccessError,
@@ -139,24 +151,32 @@ from resources.tables import (  # noqa: E402
 __all__ = [
     "BY_OFFSET",
     "AdjunctDataset",
+    "AdjunctDatasetManager",
     "AdjunctError",
     "AdjunctTranslator",
     "AdvanceReport",
     "Application",
     "ApplicationState",
     "AssetSubject",
+    "BadChangeError",
     "BlockingTable",
     "Candidate",
+    "ChangeFormat",
     "ChangedEntry",
     "CommitConflict",
     "CommitStateUnknown",
     "CompactionPolicy",
+    "CompactionReport",
     "Computation",
     "ConfigurationError",
     "DatasetError",
     "DatasetNotFoundError",
     "DatasetStore",
     "DatasetView",
+    "DeadLetters",
+    "DebeziumEnvelope",
+    "DebeziumUnwrapped",
+    "DeltaCompaction",
     "DiscardPolicy",
     "DiscardReport",
     "ErasureReport",
@@ -166,6 +186,7 @@ __all__ = [
     "Finding",
     "HistoryEntry",
     "IcebergSnapshot",
+    "InitialLoad",
     "KeySearch",
     "KeyValueExtractor",
     "Lake",
@@ -183,13 +204,17 @@ __all__ = [
     "NullKeyError",
     "OffsetOutOfRangeError",
     "OffsetRange",
+    "OperationColumn",
+    "ParquetSnapshot",
     "PartitionCountMismatch",
     "PermanentError",
     "PlanningError",
+    "PostgresSnapshot",
     "PostgresTable",
     "ProducerConflict",
     "Projection",
     "PythonExtractor",
+    "QuerySnapshot",
     "QuerySource",
     "RateLimit",
     "RecordNotFoundError",
@@ -200,10 +225,12 @@ __all__ = [
     "Schema",
     "SchemaMismatchError",
     "ServedDataset",
+    "Snapshot",
     "SourceChangedError",
     "SparkResource",
     "SqliteTable",
     "StageEvent",
+    "StaleDatasetError",
     "StepEvent",
     "StepReport",
     "StreamExistsError",
@@ -216,8 +243,10 @@ __all__ = [
     "TableReadFunction",
     "TableWriteFunction",
     "TransientError",
+    "TransientView",
     "UpdateContract",
     "UpdateMessage",
+    "Upserts",
     "Validator",
     "Verdict",
     "VerifyReport",
@@ -228,10 +257,12 @@ __all__ = [
     "Watch",
     "abandon_version",
     "advance_dataset",
+    "advance_unbounded",
     "advance_version_set",
     "application_state",
     "bounded_dataset",
     "build_definitions",
+    "compact_dataset",
     "current_versions",
     "custom",
     "diff_versions",
@@ -252,6 +283,7 @@ __all__ = [
     "polars_frame",
     "prepare_dagster_home",
     "pyarrow_dataset",
+    "rebuild_dataset",
     "records_checksum",
     "register_backend",
     "register_in_iceberg",

@@ -1,15 +1,19 @@
-"""Which datasets advance together, and how: one by itself, or all members of a version set in one go."""
+"""Which datasets advance together, and how: all members of a version set in one go, independent ones at once."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assets.report import StageEvent, ignore
 from assets.sources.inputs import QuerySource
-from resources.errors import ConfigurationError
+from resources.errors import CommitConflict, ConfigurationError
+from resources.spark_errors import adjunct_error, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
     from resources.streams import StreamSystem
 
 Unit = tuple["AdjunctDataset", ...]
+
+# More at once would share the same cores, and hold more of the cluster's memory.
+_AT_ONCE = 4
 
 
 def units_of(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Unit, ...]:
@@ -43,6 +50,87 @@ def units_of(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Unit, ...]
 def made_by_partition(dataset: AdjunctDataset) -> bool:
     """Whether the dataset's versions are made one by one, as they are asked for: it never advances by itself."""
     return dataset.versions is not None and isinstance(dataset.input, QuerySource)
+
+
+def advances_alone(dataset: AdjunctDataset) -> bool:
+    """Whether a run brings the dataset up to date before its batches: it is stored, and not made by partitions."""
+    return not made_by_partition(dataset) and dataset.following.persistent
+
+
+def advance_units(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    units: Sequence[Unit],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+    on_stage: OnStage = ignore,
+) -> list[AdvanceReport]:
+    """Bring several units up to date at once, in threads of one Spark session; reports in order of declaration.
+
+    A unit that fails keeps no other from advancing: the first error is raised in the end, and names the rest.
+    `on_report` is called in order by this thread, `on_stage` by one thread at a time.
+    """
+    starting, telling = threading.Lock(), threading.Lock()
+
+    def session() -> SparkSession:
+        with starting:
+            return spark()
+
+    def tell(event: StageEvent) -> None:
+        with telling:
+            on_stage(event)
+
+    def advance(unit: Unit) -> list[AdvanceReport]:
+        return advance_together(lake, systems, unit, session, by=by, on_stage=tell)
+
+    reports: list[AdvanceReport] = []
+    errors: list[Exception] = []
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="adjunct-advance")
+    try:
+        futures: list[Future[list[AdvanceReport]]] = [pool.submit(advance, unit) for unit in units]
+        for future in futures:
+            try:
+                done = future.result()
+            except Exception as error:  # noqa: BLE001 - told when the others have ended
+                errors.append(adjunct_error(error) or error)
+            else:
+                for report in done:
+                    on_report(report)
+                reports += done
+    finally:
+        # After Ctrl-C nobody waits for the others: they end with the session.
+        pool.shutdown(wait=False, cancel_futures=True)
+    if errors:
+        first, *others = errors
+        for other in others:
+            first.add_note(f"Also: {first_line(other)}")
+        raise first
+    return reports
+
+
+def follow_meanwhile(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    datasets: Iterable[AdjunctDataset],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+    on_stage: OnStage = ignore,
+) -> None:
+    """Advance those of the datasets that are not marked for bootstrap: they are followed while batches run.
+
+    Nothing is reported where nothing has come, nor where somebody else follows one too: the next batch meets what they
+    have committed.
+    """
+    for dataset in datasets:
+        if dataset.kind == "unbounded" and not dataset.bootstrap and advances_alone(dataset):
+            with suppress(CommitConflict):
+                for report in advance_together(lake, systems, [dataset], spark, by=by, on_stage=on_stage):
+                    if report.changed:
+                        on_report(report)
 
 
 def advance_together(

@@ -7,6 +7,7 @@ the Spark step compiles later.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from assets.dataset import AdjunctDataset
@@ -105,12 +106,20 @@ class Application:
     if TYPE_CHECKING:
 
         @overload
-        def table(self, table: AdjunctDataset) -> DatasetTable: ...  # type: ignore[overload-overlap]
+        def table(  # type: ignore[overload-overlap]
+            self, table: AdjunctDataset, *, max_staleness: timedelta | None = None
+        ) -> DatasetTable: ...
         @overload
         def table(self, table: KeyedTable) -> RemoteTableHandle: ...
 
-    def table(self, table: AdjunctDataset | KeyedTable) -> DatasetTable | RemoteTableHandle:
-        """Declare a table: an adjunct dataset can be joined, a remote table can be sent to."""
+    def table(
+        self, table: AdjunctDataset | KeyedTable, *, max_staleness: timedelta | None = None
+    ) -> DatasetTable | RemoteTableHandle:
+        """Declare a table: an adjunct dataset can be joined, a remote table can be sent to.
+
+        With `max_staleness`, of an unbounded dataset, no batch begins while the table lacks a change that is older: the
+        step fails with StaleDatasetError.
+        """
         name = getattr(table, "name", None)
         if name is None or not hasattr(table, "key"):
             raise ConfigurationError(
@@ -123,8 +132,9 @@ class Application:
                 f"application {self.name!r} declares the table {name!r} twice.",
                 "Keep what the first table() returned; two different tables need different names.",
             )
+        self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
-            dataset = DatasetTable(self, table)
+            dataset = DatasetTable(self, table, max_staleness)
             self._datasets[name] = dataset
             self._refuse_two_ways()
             return dataset
@@ -165,6 +175,12 @@ class Application:
         return self._datasets[name].dataset
 
     @property
+    def max_staleness(self) -> dict[str, timedelta]:
+        """How stale a dataset may be at most when a batch begins, of those that a limit is declared for."""
+        limits = {name: table.max_staleness for name, table in self._datasets.items()}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    @property
     def tables(self) -> dict[str, KeyedTable]:
         """The remote tables by name, as they were declared."""
         return {name: handle.table for name, handle in self._remote_tables.items()}
@@ -198,6 +214,17 @@ class Application:
             if isinstance(operator.spec, SendToStream) and operator.spec.stream == stream:
                 return operator.id
         return None
+
+    def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
+        if limit is None:
+            return
+        what = f"application {self.name!r}: table {name!r} has max_staleness={limit}"
+        if not isinstance(table, AdjunctDataset) or table.kind != "unbounded":
+            raise ConfigurationError(
+                f"{what}, and follows no change stream.", "Leave it out: it is for unbounded datasets."
+            )
+        if limit <= timedelta(0):
+            raise ConfigurationError(f"{what}: expected more than nothing.", "Write how old a missing change may be.")
 
     def _refuse_reading(self, stream: str) -> None:
         """Refuse an input stream that this application writes: its records would come back for ever."""

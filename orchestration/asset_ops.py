@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -23,8 +24,11 @@ from orchestration.metadata import output_metadata, step_metadata, stream_metada
 from resources.spark import SparkResource
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from orchestration.application import Application
     from orchestration.step import StepEvent
+    from resources.objects import Lake
 
 # What the step does, for whoever follows it from outside of Dagster; records carry the event itself.
 _log = logging.getLogger("adjunct.step")
@@ -39,7 +43,8 @@ def outputs_asset(
     """Return the multi-asset of all that an application writes: one run of its step materialises all.
 
     `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
-    than Dagster knows of, that is reported. Before the first batch there is no output to materialise.
+    than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
+    Before the first batch there is no output to materialise.
     """
 
     @multi_asset(
@@ -51,27 +56,39 @@ def outputs_asset(
     def step(
         context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[MaterializeResult[Any]]:
+        from orchestration.advancing import follow_meanwhile
         from orchestration.catalog import systems_for
         from orchestration.run import plan_application
         from orchestration.step import StepContext, run_step
         from orchestration.tables import remember_tables
 
+        run, say = context.run.run_id, context.log.info
+
+        def spark() -> "SparkSession":
+            return adjunct_spark.spark_session
+
+        def report_datasets(lake: "Lake") -> None:
+            for dataset in app.datasets:
+                if dataset.versions is None:
+                    report_served(context, lake, dataset, datasets[dataset.name])
+
         def log(event: "StepEvent") -> None:
-            context.log.info(event.summary())
+            say(event.summary())
             _log.info(event.summary(), extra={"adjunct_event": event})
 
         with clear_failures(context):
             lake = adjunct_lake.open()
             systems = systems_for(app, lake)
             observe(context, lake, systems, inputs)
-            for dataset in app.datasets:
-                if dataset.versions is None:
-                    report_served(context, lake, dataset, datasets[dataset.name])
+            report_datasets(lake)
             planned = plan_application(app, systems)
-            remember_tables(lake, app, by=context.run.run_id)
-            report = run_step(
-                StepContext(lake, systems, app, planned, lambda: adjunct_spark.spark_session, context.run.run_id, log)
+            remember_tables(lake, app, by=run)
+            follow = partial(
+                follow_meanwhile, lake, systems, app.datasets, spark, by=run, on_report=lambda done: say(done.summary())
             )
+            report = run_step(StepContext(lake, systems, app, planned, spark, run, log, between_batches=follow))
+            if report.batches > 1:
+                report_datasets(lake)
             described = {
                 node: stream_metadata(lake, systems, node.name)
                 if node.kind == "stream"

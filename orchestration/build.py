@@ -1,14 +1,24 @@
 """Turns applications into Dagster definitions: assets, a job and a sensor each, and the resources they need."""
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetKey, AssetsDefinition, AssetSpec, Definitions, define_asset_job, in_process_executor
+from dagster import (
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    Definitions,
+    FreshnessPolicy,
+    define_asset_job,
+    in_process_executor,
+)
 
 from assets.sources.inputs import FileSource
 from orchestration.advancing import made_by_partition, units_of
 from orchestration.asset_ops import outputs_asset
+from orchestration.compact_ops import compact_job, compact_schedule
 from orchestration.dataset_ops import DatasetAsset, dataset_assets
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node, outputs_of, source_of, sources_read, unused_datasets
@@ -23,6 +33,8 @@ from resources.spark import SparkResource
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
     from orchestration.application import Application
+
+_SHORTEST_WINDOW = timedelta(minutes=1)
 
 
 def build_definitions(
@@ -40,7 +52,8 @@ def build_definitions(
 
     Per application the job `<application>` runs the whole in one process, on one Spark session, and the sensor
     `<application>_new_records` launches it when input waits. `<application>_discard` discards in its datasets, also
-    on the schedule `<application>_discard_daily`; `<application>_version_action` pins, rolls back, withdraws, forces
+    on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
+    on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, withdraws, forces
     or drops one version. A dataset whose versions are partitions is left out of the application's job; it has the
     job `<dataset>_versions`, and the sensor `<dataset>_new_versions` where a stream or files say which versions
     there are. All sensors and schedules are off until they are switched on.
@@ -69,6 +82,8 @@ def build_definitions(
     }
     discards = [discard_job(each.name, graph.datasets(each.name)) for each in apps if graph.datasets(each.name)]
     bounded = {each.name: [d for d in graph.datasets(each.name) if d.dataset.kind == "bounded"] for each in apps}
+    followed = {each.name: [d for d in graph.datasets(each.name) if d.dataset.kind == "unbounded"] for each in apps}
+    compacts = [compact_job(each, members) for each, members in followed.items() if members]
     partitions = [(asset, partition_job(asset)) for asset in graph.partitioned()]
     lake_resource, spark_resource = _resources(lake)
     return Definitions(
@@ -77,9 +92,10 @@ def build_definitions(
             *jobs.values(),
             *(made for _, made in partitions),
             *discards,
+            *compacts,
             *(version_job(each, members) for each, members in bounded.items() if members),
         ],
-        schedules=[discard_schedule(each) for each in discards],
+        schedules=[*map(discard_schedule, discards), *map(compact_schedule, compacts)],
         sensors=[
             *(new_records_sensor(each, jobs[each.name], own[each.name]) for each in apps if each.name in jobs),
             *(new_versions_sensor(asset, made) for asset, made in partitions if not made_by_partition(asset.dataset)),
@@ -108,13 +124,15 @@ class _Assets:
     def add(self, app: "Application") -> list[AssetKey]:
         """Add an application; return the keys of what its job materialises: its outputs, and its datasets.
 
-        Datasets whose versions are partitions are left out: a job has no partitions for some of its assets only.
+        Datasets whose versions are partitions are left out: a job has no partitions for some of its assets only. So are
+        those that live for one run: the application's step makes them.
         """
         for source in sources_read(app):
             spec = self._spec(app, source)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
-        keys = [datasets[dataset.name] for dataset in app.datasets if dataset.versions is None]
+        made = [dataset for dataset in app.datasets if dataset.versions is None and dataset.following.persistent]
+        keys = [datasets[dataset.name] for dataset in made]
         outputs = {
             output.node: self._spec(app, output.node, [*output.upstream, *unused_datasets(app)])
             for output in outputs_of(app)
@@ -133,13 +151,17 @@ class _Assets:
         return [*keys, *(spec.key for spec in outputs.values())]
 
     def external(self) -> list[AssetSpec]:
-        """Return the streams and files that are read and that none of the applications writes."""
-        return [spec for key, spec in self._read.items() if key not in self._writers]
+        """Return what is read and not made here: streams and files that none of the applications writes, and the
+        datasets that live for one run only, which Dagster shows and does not make.
+        """
+        passing = [asset.spec for asset, _ in self._datasets.values() if not asset.dataset.following.persistent]
+        return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]
 
     def assets(self) -> list[AssetsDefinition]:
         """Return the assets that are made here: datasets, each version set in one, and the applications' outputs."""
         made = []
-        for unit in units_of((asset.dataset for asset, _ in self._datasets.values()), "build_definitions"):
+        stored = (asset.dataset for asset, _ in self._datasets.values() if asset.dataset.following.persistent)
+        for unit in units_of(stored, "build_definitions"):
             members = [self._datasets[dataset.name][0] for dataset in unit]
             partitioned = members[0].dataset.versions is not None
             made.append(partitioned_dataset_asset(members[0]) if partitioned else dataset_assets(members))
@@ -150,8 +172,9 @@ class _Assets:
         return [asset for asset, _ in self._datasets.values() if asset.dataset.versions is not None]
 
     def datasets(self, application: str) -> list[DatasetAsset]:
-        """Return the datasets that this application is the first to declare."""
-        return [asset for asset, owner in self._datasets.values() if owner == application]
+        """Return the stored datasets that this application is the first to declare."""
+        mine = [asset for asset, owner in self._datasets.values() if owner == application]
+        return [asset for asset in mine if asset.dataset.following.persistent]
 
     def _add_dataset(self, app: "Application", dataset: "AdjunctDataset") -> AssetKey:
         source = source_of(dataset)
@@ -179,7 +202,22 @@ class _Assets:
             kinds=names.get_kinds(subject),
             tags=dict(names.get_tags(subject)),
             metadata=_metadata(app, node),
+            freshness_policy=_freshness(app.dataset(node.name)) if node.kind == "dataset" else None,
         )
+
+
+def _freshness(dataset: "AdjunctDataset") -> FreshnessPolicy | None:
+    """Return what Dagster warns by: the table's asset fails to be fresh when nobody has looked for changes so long."""
+    window = dataset.following.freshness
+    if window is None:
+        return None
+    if window < _SHORTEST_WINDOW:
+        raise ConfigurationError(
+            f"dataset {dataset.name!r} declares freshness={window}, and Dagster's shortest window is "
+            f"{_SHORTEST_WINDOW}.",
+            "Declare a longer one; max_staleness= of app.table(…) takes any.",
+        )
+    return FreshnessPolicy.time_window(fail_window=window)
 
 
 def _metadata(app: "Application", node: Node) -> dict[str, Any] | None:

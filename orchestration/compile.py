@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from assets import AdjunctDataset, DatasetView
+    from assets.unbounded.transient import TransientView
     from orchestration.step import StepContext
     from resources.tables import RemoteTable
 
@@ -34,7 +35,7 @@ class BatchInputs:
 
     batch: int
     ranges: Mapping[SystemStreamPartition, OffsetRange]
-    views: Mapping[str, DatasetView | None]
+    views: Mapping[str, DatasetView | TransientView | None]
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:

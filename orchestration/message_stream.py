@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from orchestration import graph
@@ -26,10 +27,11 @@ On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetTable:
-    """An adjunct dataset as a table of one application."""
+    """An adjunct dataset as a table of one application, which may demand that it is not staler than so much."""
 
     application: Application = field(repr=False)
     dataset: AdjunctDataset
+    max_staleness: timedelta | None = None
 
     @property
     def name(self) -> str:

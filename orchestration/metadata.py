@@ -31,7 +31,7 @@ def column_schema(schema: Schema) -> MetadataValue:
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
-    """Return the metadata of a dataset: version, rows, schema, offsets, what was done, what it waits for.
+    """Return the metadata of a dataset: version, rows, schema, offsets, what was decided and done, what it waits for.
 
     Rows are left out where deltas would have to be merged to know them.
     """
@@ -50,6 +50,8 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
         metadata["adjunct/waiting"] = MetadataValue.json(list(report.waiting))
     if report.waiting_since is not None:
         metadata["adjunct/waiting_since"] = MetadataValue.timestamp(report.waiting_since)
+    if report.decision is not None:
+        metadata["adjunct/decision"] = MetadataValue.json(report.decision.model_dump(mode="json"))
     if report.note:
         metadata["adjunct/note"] = report.note
     if report.schema is not None:
@@ -82,6 +84,8 @@ def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str
         "adjunct/lag": MetadataValue.json({str(ssp): lag.to_json() for ssp, lag in lags.items()}),
         "adjunct/lag_records": sum(lag.records for lag in lags.values()),
     }
+    if lost := sum(lag.lost for lag in lags.values()):
+        metadata["adjunct/lost_offsets"] = lost
     return metadata | ({"adjunct/lag_seconds": round(max(seconds), 1)} if len(seconds) == len(lags) else {})
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.batchlog import BatchLog
-from resources.errors import NoSealedVersionError, StreamNotFoundError
+from resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
 from resources.names import split_stream_name
 
 if TYPE_CHECKING:
@@ -67,7 +67,12 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
         if not dataset.bootstrap:
             continue
         store = DatasetStore(lake, dataset)
-        manifest = store.manifest()
+        try:
+            manifest = store.manifest()
+        except MalformedDocumentError:
+            if dataset.kind != "unbounded":
+                raise
+            manifest = None  # a run builds the table anew
         if manifest is not None and manifest.version is not None:
             continue
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from assets import list_datasets
 from assets.retention.discard import DiscardReport
 from assets.retention.discard import discard as discard_sparing
+from assets.unbounded.transient import is_transient
 from orchestration.batchlog import BatchLog, list_applications
 from resources.errors import AdjunctError
 
@@ -66,7 +67,7 @@ def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
         intent = BatchLog(lake, application).read()[1].open
         if intent is not None:
             for dataset, version in intent.versions.items():
-                if version is not None:
+                if version is not None and not is_transient(version):
                     why = f"open batch {intent.batch} of application {application}"
                     needed.setdefault(dataset, {})[version] = why
     return needed

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import AdvanceReport
-from orchestration.advancing import advance_together, made_by_partition, units_of
+from assets.report import OnStage, ignore
+from orchestration.advancing import advance_units, advances_alone, follow_meanwhile, units_of
 from orchestration.catalog import read_catalog
 from orchestration.planner import ExecutionPlan, plan
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What one run did: a report for each dataset that advanced, and the step's."""
+    """What one run did: a report for each dataset that advanced, and the step's.
+
+    A dataset that took in more while batches ran has a further report each time, after those of the beginning.
+    """
 
     datasets: tuple[AdvanceReport, ...]
     step: StepReport
@@ -48,22 +52,29 @@ def run_application(
     *,
     run: str,
     on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
+    on_stage: OnStage = ignore,
     max_batches: int | None = None,
 ) -> RunReport:
-    """Bring every dataset up to date, then run the step until it has caught up.
+    """Bring every dataset up to date, several at once, then run the step until it has caught up.
 
-    A dataset whose versions are made by a query, one for each partition, is read as it is.
-    `run` names this run in commits. `on_event` hears of every dataset and every stage of a batch. Raises what
-    planning, datasets and step raise; whatever was committed before stays, and the next run goes on from it.
+    A dataset whose versions are made by a query, one for each partition, is read as it is. One that is not marked for
+    bootstrap is advanced again between batches, so that each batch meets what has come by then.
+    `run` names this run in commits. `on_event` hears of every dataset and every stage of a batch, `on_stage` of each
+    stage of a dataset, such as the progress of a bootstrap. Raises what planning, datasets and step raise; whatever was
+    committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
     planned = plan_application(app, systems)
-    datasets: list[AdvanceReport] = []
-    alone = [dataset for dataset in app.datasets if not made_by_partition(dataset)]
-    for unit in units_of(alone, f"application {app.name!r}"):
-        reports = advance_together(lake, systems, unit, spark, by=run)
-        for report in reports:
-            on_event(report)
-        datasets += reports
+    units = units_of(filter(advances_alone, app.datasets), f"application {app.name!r}")
+    datasets = advance_units(lake, systems, units, spark, by=run, on_report=on_event, on_stage=on_stage)
     remember_tables(lake, app, by=run)
-    context = StepContext(lake, systems, app, planned, spark, run, on_event, max_batches)
-    return RunReport(tuple(datasets), run_step(context))
+
+    def heard(report: AdvanceReport) -> None:
+        on_event(report)
+        datasets.append(report)
+
+    def follow() -> None:
+        follow_meanwhile(lake, systems, app.datasets, spark, by=run, on_report=heard, on_stage=on_stage)
+
+    context = StepContext(lake, systems, app, planned, spark, run, on_event, max_batches, follow)
+    step = run_step(context)
+    return RunReport(tuple(datasets), step)

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from assets import DatasetStore, DatasetView, current_versions
 from assets.retention.leases import Lease
+from assets.unbounded.freshness import check_fresh
+from assets.unbounded.transient import TransientTable, TransientView, is_transient
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
 from orchestration.planner import ExecutionPlan
-from resources.errors import OffsetOutOfRangeError, VersionDiscardedError
+from resources.errors import OffsetOutOfRangeError, StaleDatasetError, VersionDiscardedError
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from assets import DatasetManifest
     from orchestration.application import Application
     from resources.objects import Commit, Lake
     from resources.streams import StreamSystem
@@ -38,8 +41,9 @@ _TRIES = 5
 class StepEvent:
     """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
 
-    In order: "intent" (records, versions), "output" (output) before each output, "outputs" when all are
-    written, "batch" (records so far, counters) when its end is committed.
+    In order: "table" (report) when a dataset that lives for one run was built or has taken changes in, "intent"
+    (records, versions), "output" (output) before each output, "outputs" when all are written, "batch" (records so far,
+    counters) when its end is committed.
     """
 
     what: str
@@ -50,6 +54,8 @@ class StepEvent:
         """Return the event in one line, for logs."""
         if self.what == "caught-up":
             return f"caught up after batch {self.batch}"
+        if self.what == "table":
+            return str(self.detail["report"].summary())
         said = {
             "intent": "{records:,} records, dataset versions {versions}",
             "output": "writing {output}",
@@ -78,7 +84,11 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a step works with. `run` names who commits; `spark` starts the session when first called."""
+    """What a step works with. `run` names who commits; `spark` starts the session when first called.
+
+    `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
+    by the next batch.
+    """
 
     lake: Lake
     systems: Mapping[str, StreamSystem]
@@ -88,13 +98,15 @@ class StepContext:
     run: str
     on_event: Callable[[StepEvent], None] = lambda event: None
     max_batches: int | None = None
+    between_batches: Callable[[], None] = lambda: None
 
 
 def run_step(context: StepContext) -> StepReport:
     """Run batches until the inputs are read to the offsets that were upcoming, or the limit is met.
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
-    and CommitConflict when another run takes the application over.
+    StaleDatasetError when one is staler than its table allows, and CommitConflict when another run takes the
+    application over.
     """
     step = _Step(context)
     try:
@@ -113,6 +125,8 @@ class _Step:
         self._commit, self._state = self._log.read()
         self._datasets = {d.name: DatasetStore(context.lake, d) for d in context.app.datasets}
         self._views: dict[tuple[str, str], DatasetView] = {}
+        self._manifests: dict[str, DatasetManifest | None] = {}
+        self._tables: dict[str, TransientTable] = {}
         self._leases: dict[str, Lease] = {}
         self.batches = 0
         self._counters: dict[str, dict[str, int]] = {}
@@ -177,28 +191,75 @@ class _Step:
         self._event("output", intent, output=name)
 
     def _plan_batch(self) -> Intent | None:
+        if self.batches:
+            self._context.between_batches()
         versions = self._current()
         starts = self._starts()
         ranges = self._ranges(starts)
         if all(span.start == span.end for span in ranges.values()):
             return None
+        versions = self._hold_served(versions)
+        self._check_fresh()
+        versions |= self._read_on()
         return Intent(
             batch=self._state.batch + 1,
             run=self._context.run,
             clock=datetime.now(UTC),
             ranges=ranges,
-            versions=self._hold_served(versions),
+            versions={dataset.name: versions[dataset.name] for dataset in self._context.app.datasets},
         )
 
     def _current(self) -> dict[str, str | None]:
         """Return the versions served now, those of a version set from one snapshot of it."""
-        found = current_versions(self._context.lake, self._context.app.datasets)
+        app = self._context.app
+        stored = [dataset for dataset in app.datasets if dataset.following.persistent]
+        found = current_versions(self._context.lake, [each for each in stored if each.name not in app.max_staleness])
+        for name in (each.name for each in stored if each.name in app.max_staleness):
+            # Version and offsets of one commit: what is found fresh is what the batch meets.
+            self._manifests[name] = self._datasets[name].manifest()
+            found[name] = self._datasets[name].view_of(self._manifests[name])
         for name, view in found.items():
             if view is not None:
                 self._views[(name, view.version)] = view
             elif self._context.app.dataset(name).bootstrap:
                 self._datasets[name].require_current(self._context.systems)  # says what it waits for
         return {name: None if view is None else view.version for name, view in found.items()}
+
+    def _check_fresh(self) -> None:
+        """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
+        for name, manifest in self._manifests.items():
+            limit = self._context.app.max_staleness[name]
+            if manifest is None or manifest.version is None:
+                raise StaleDatasetError(
+                    f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
+                    f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
+                )
+            check_fresh(self._context.systems, self._context.app.dataset(name), manifest, limit)
+
+    def _read_on(self) -> dict[str, str | None]:
+        """Bring the datasets that live for one run up to date, and return their versions.
+
+        Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
+        open batch from ever ending.
+        """
+        versions: dict[str, str | None] = {}
+        limits = self._context.app.max_staleness
+        for dataset in self._context.app.datasets:
+            if not dataset.following.persistent:
+                table = self._table(dataset.name)
+                report = table.advance(self._context.spark)
+                if report.action != "up-to-date":
+                    self._context.on_event(StepEvent("table", self._state.batch + 1, {"report": report}))
+                if dataset.name in limits:
+                    table.check_fresh(limits[dataset.name])
+                versions[dataset.name] = report.version
+        return versions
+
+    def _table(self, name: str) -> TransientTable:
+        if name not in self._tables:
+            last = self._state.last.intent.versions.get(name) if self._state.last else None
+            self._tables[name] = TransientTable(self._context.systems, self._context.app.dataset(name), last=last)
+        return self._tables[name]
 
     def _hold_served(self, versions: dict[str, str | None]) -> dict[str, str | None]:
         """Lease these versions, or those that took the place of one that was discarded since; return what is leased."""
@@ -216,7 +277,7 @@ class _Step:
         """Lease what this batch reads, before its intent says so; from then on the open intent keeps it as well."""
         for name, version in versions.items():
             held = self._leases.get(name)
-            if version is None or (held is not None and version in held.versions):
+            if version is None or is_transient(version) or (held is not None and version in held.versions):
                 continue
             try:
                 self._leases[name] = Lease.acquire(self._context.lake, name, [version], holder=self._context.run)
@@ -232,10 +293,14 @@ class _Step:
         """Let go of the versions that were read."""
         for lease in self._leases.values():
             lease.release()
+        for table in self._tables.values():
+            table.release()
 
-    def _view(self, name: str, version: str | None) -> DatasetView | None:
+    def _view(self, name: str, version: str | None) -> DatasetView | TransientView | None:
         if version is None:
             return None
+        if is_transient(version):
+            return self._table(name).view_of(version, self._context.spark)
         if (name, version) not in self._views:
             self._views[(name, version)] = self._datasets[name].version_of_batch(version)
         return self._views[(name, version)]

@@ -148,6 +148,30 @@ class Schema:
         return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))
 
 
+_WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+
+
+def widens(narrow: str, wide: str) -> bool:
+    """Whether every value of the first type is exactly one of the second, and Spark reads files of it as the second.
+
+    Whole numbers into longer ones, float into double, decimals into ones with as many or more digits on both sides
+    of the point; whole numbers up to int also into double, and into decimals with room for them: 10 digits before
+    the point, 20 for bigint, as Spark asks for.
+    """
+    if narrow == wide:
+        return True
+    from_decimal, to_decimal = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    room = int(to_decimal[1]) - int(to_decimal[2]) if to_decimal else 0
+    if from_decimal:
+        more = room >= int(from_decimal[1]) - int(from_decimal[2])
+        return to_decimal is not None and more and int(to_decimal[2]) >= int(from_decimal[2])
+    if narrow in _WHOLE:
+        if to_decimal:
+            return room >= (20 if narrow == "bigint" else 10)
+        return _WHOLE.get(wide, 0) > _WHOLE[narrow] or (wide == "double" and narrow != "bigint")
+    return (narrow, wide) == ("float", "double")
+
+
 def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
     """Refuse key columns that can't be compared exactly (design section 5 and rule 11)."""
     for name in columns:

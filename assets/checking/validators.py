@@ -38,6 +38,7 @@ _MISTAKES = (
     TypeError,
     ImportError,
     SyntaxError,
+    OSError,  # a file or service that the validator asks: the version is not to blame
 )
 _NAME = re.compile(r"[A-Za-z0-9_]{1,200}")
 _logger = logging.getLogger(__name__)

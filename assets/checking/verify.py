@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from assets.reading.stored import StoredFile, files_of
+from resources.bucketing.evolved import columns_problem
 from resources.bucketing.files import encode_key
 from resources.errors import ManifestMismatchError, ObjectNotFoundError
 
@@ -122,9 +123,8 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
     opened, file = stored.open(), stored.file
     if opened.metadata.num_rows != file.rows:
         return [f"it has {opened.metadata.num_rows:,} rows, the manifest lists {file.rows:,}"]
-    if not opened.schema_arrow.remove_metadata().equals(layout.arrow_schema()):
-        found = ", ".join(f"{field.name} {field.type}" for field in opened.schema_arrow)
-        return [f"its columns are {found}"]
+    if problem := columns_problem(opened.schema_arrow, layout):
+        return [problem]
     if not layout.key:
         return []
     last: pa.Table | None = None

@@ -6,6 +6,8 @@
     delete    what is doomed and nobody holds; keys in past commits, verdicts and reasons are cleared
     prove     every object of the dataset is opened and searched
 
+Of an unbounded dataset it is generations that are rewritten, in one new version (`generations.py`).
+
 Repeat it until its report is complete: a run that died is taken up, and what was leased goes later. It can't reach
 what is not the dataset's: its input, outputs of applications that joined it, Dagster's own history. A later
 delivery that holds a key brings it back.
@@ -17,14 +19,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from assets.erasing.generations import Regenerating
 from assets.erasing.key_search import KeySearch, search_keys
 from assets.erasing.key_set import KeySet
 from assets.erasing.leftovers import clear_past, delete_superseded
 from assets.erasing.replacing import Replacing
+from assets.erasing.rewriting import Rewritten
 from assets.log import DatasetLog
 from assets.retention.discard import Judged, Roots, delete_doomed
 from assets.retention.leases import store_now
-from resources.errors import ConfigurationError, DatasetError, DatasetNotFoundError
+from resources.errors import ConfigurationError, DatasetNotFoundError
 from resources.schema import Field
 
 if TYPE_CHECKING:
@@ -33,22 +37,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A version that held some of the keys, and the one that took its place. `rows` is how many entries went."""
-
-    old: str
-    new: str
-    name: str | None
-    state: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class ErasureReport:
     """What one erasure did. `keys` is how many were asked for; they themselves stand nowhere in it.
 
     `redacted` counts documents from which keys were cleared, `deleted` the objects that were deleted. `pending` is
     what still holds a key because somebody uses it, and who. `not_erased` names what is not the dataset's to erase.
+    Of an unbounded dataset `retained_from` is the number of the first version that can be read now.
     """
 
     dataset: str
@@ -61,6 +55,7 @@ class ErasureReport:
     pending: tuple[Judged, ...]
     proof: KeySearch
     not_erased: tuple[str, ...]
+    retained_from: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -70,7 +65,9 @@ class ErasureReport:
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
         rows = sum(each.rows for each in self.rewritten)
-        said = [f"dataset {self.dataset}: {self.keys} key(s), {rows} entries of {len(self.rewritten)} versions erased"]
+        of = "entries of {} versions" if self.retained_from is None else "rows of {} generations"
+        said = [f"dataset {self.dataset}: {self.keys} key(s), {rows} {of.format(len(self.rewritten))} erased"]
+        said += [f"versions from {self.retained_from} on can be read"] if self.retained_from is not None else []
         said += [f"{self.proof.objects} objects with {self.proof.rows:,} rows searched"]
         if self.complete:
             return "; ".join([*said, "none of the keys is left"])
@@ -93,21 +90,22 @@ class ErasureReport:
 def forget(
     lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str, roots: Roots = dict
 ) -> ErasureReport:
-    """Take these keys, given as for `get`, out of everything that a bounded dataset stores, and prove it by a search.
+    """Take these keys, given as for `get`, out of everything that a dataset stores, and prove it by a search.
 
     `roots` gives, by version id, why applications still need a version (their open batches), as for `discard`.
     Readers of the old versions keep them until they let go; the report names them, and a later erasure or discard
-    deletes what they held. Raises DatasetNotFoundError, SchemaMismatchError (a key of another type), DatasetError
-    for an unbounded dataset, and ManifestMismatchError where a damaged file can't be rewritten: nothing is erased
-    then.
+    deletes what they held. Of an unbounded dataset, versions before the erasure that read a generation with a key can't
+    be read any more; its stream still holds the keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of
+    another type), and ManifestMismatchError where a damaged file can't be rewritten: nothing is erased then.
     """
     log = DatasetLog(lake, dataset)
-    wanted = _wanted(_manifest(log), keys, reason, by)
-    work = Replacing(log, wanted, by)
+    manifest = _manifest(log)
+    wanted = _wanted(manifest, keys, reason, by)
+    unbounded = manifest.declaration.kind == "unbounded"
+    work = Regenerating(log, wanted, by) if unbounded else Replacing(log, wanted, by)
     manifest = work.commit(reason)
     spared, objects = delete_doomed(log, manifest, roots, store_now(lake, dataset), by=by)
     superseded = delete_superseded(log)
-    made = work.made(manifest)
     past = clear_past(log, wanted)
     proof = search_keys(log, wanted)
     return ErasureReport(
@@ -115,14 +113,13 @@ def forget(
         keys=len(wanted),
         reason=reason,
         by=by,
-        rewritten=tuple(
-            Rewritten(each.old.id, each.new.id, each.new.name, each.new.state, each.rows) for each in made if each.rows
-        ),
-        redacted=past + sum(not each.rows for each in made),
+        rewritten=work.rewritten(manifest),
+        redacted=past + work.reworded(manifest),
         deleted=len(objects) + superseded,
         pending=tuple(each for each in (*spared, *work.leftovers.builds) if _explains(each, proof)),
         proof=proof,
         not_erased=_not_erased(lake, manifest),
+        retained_from=manifest.retained_from if unbounded else None,
     )
 
 
@@ -143,11 +140,6 @@ def _manifest(log: DatasetLog) -> DatasetManifest:
 
 def _wanted(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str) -> KeySet:
     what = f"dataset {manifest.name!r}"
-    if manifest.declaration.kind != "bounded":
-        raise DatasetError(
-            f"{what} is unbounded: its entries follow a change stream, and only bounded datasets can forget keys.",
-            "Send tombstones for the keys on its stream; versions made before them keep the keys until they go.",
-        )
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
         raise ConfigurationError(f"{what} is to forget no keys.", "Name one or more.")
@@ -175,7 +167,17 @@ def _explains(held: Judged, proof: KeySearch) -> bool:
 
 
 def _not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
-    left = [f"the input: {manifest.declaration.input}", "outputs of applications that joined this dataset"]
+    source = manifest.declaration.input
+    left = [f"the input: {source}", "outputs of applications that joined this dataset"]
+    if manifest.bootstrap is not None:
+        left[0] += (
+            ", whose records hold the keys until its retention drops them; a rebuild brings the keys back, unless "
+            "tombstones for them were sent or their records are gone"
+        )
+        if manifest.bootstrap.loaded:
+            left.append("the bulk snapshot that the dataset was loaded from")
+        if manifest.counters.get("quarantined"):
+            left.append(f"dead letters: {manifest.counters['quarantined']:,} changes were sent there")
     if lake.url.startswith("s3://"):
         left.append(f"older object versions in {lake.url}, if the bucket keeps them")
     return tuple(left)

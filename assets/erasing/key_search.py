@@ -147,11 +147,21 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> tuple[in
 def _unlisted_files(log: DatasetLog, there: set[str]) -> list[Sighting]:
     """Find files of retained versions that are not there: nobody can say what they held."""
     manifest = log.read()[1]
-    lost = []
-    for ref in manifest.versions if manifest else ():
-        if ref.document is None:
-            continue
-        for generation in log.read_version(ref).generations:
-            keys = [f"{generation.folder}/{file.name}" for file in generation.files]
-            lost += [Sighting(key, f"version {ref.id} lists it, and it is missing") for key in keys if key not in there]
-    return lost
+    if manifest is None:
+        return []
+    listed = [
+        (f"version {ref.id}", log.read_version(ref).generations)
+        for ref in manifest.versions
+        if ref.document is not None
+    ]
+    if manifest.declaration.kind == "unbounded" and manifest.version is not None:
+        listed.append((f"version {manifest.version.id}", manifest.version.generations))
+    if manifest.bootstrap is not None:
+        listed.append(("the table that is being built", manifest.bootstrap.building))
+    return [
+        Sighting(key, f"{what} lists it, and it is missing")
+        for what, generations in listed
+        for generation in generations
+        for file in generation.files
+        if (key := f"{generation.folder}/{file.name}") not in there
+    ]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from assets.erasing.key_set import KeySet
 
 CLEARED = "(cleared by an erasure)"
+_REASONS = ("reason", "why")
 _VERDICT = {"name", "passed", "message", "facts"}
 _FILE = {"bucket", "name", "rows", "sha256"}
 
@@ -38,7 +39,7 @@ def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
         return {**value, "message": CLEARED, "facts": {}} if named else value
     return {
         name: CLEARED
-        if name == "reason" and isinstance(each, str) and keys.named_in(each)
+        if name in _REASONS and isinstance(each, str) and keys.named_in(each)
         else redacted(each, keys, all_ranges=all_ranges)
         for name, each in value.items()
     }

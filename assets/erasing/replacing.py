@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from assets.erasing.leftovers import Leftovers, find_leftovers
 from assets.erasing.redaction import redacted
-from assets.erasing.rewriting import files_with, rewrite_without
+from assets.erasing.rewriting import Rewritten, files_with, rewrite_without
 from assets.manifest import Change, DatasetManifest, Pin, SealedVersion, VersionRef
 from assets.publishing.attempts import AttemptRenewal, attempt_key
+from assets.reading.stored import files_of
 from assets.retention.discard import reachable
 from resources.errors import CommitConflict, DatasetError, ManifestMismatchError
 
@@ -72,6 +73,15 @@ class Replacing:
             "Run the erasure again when the dataset is quiet.",
         )
 
+    def rewritten(self, manifest: DatasetManifest) -> tuple[Rewritten, ...]:
+        """Return the versions that were rewritten, of those that this manifest holds."""
+        made = [each for each in self.made(manifest) if each.rows]
+        return tuple(Rewritten(each.old.id, each.new.id, each.new.name, each.new.state, each.rows) for each in made)
+
+    def reworded(self, manifest: DatasetManifest) -> int:
+        """Return how many versions only got another document."""
+        return sum(not each.rows for each in self.made(manifest))
+
     def made(self, manifest: DatasetManifest) -> list[Replacement]:
         """Return the replacements that this manifest holds."""
         documents = {ref.document for ref in manifest.versions}
@@ -106,7 +116,7 @@ class Replacing:
         return manifest is not None and any(each.document == ref.document for each in manifest.versions)
 
     def _replacement(self, ref: VersionRef, sealed: SealedVersion) -> Replacement | None:
-        affected = files_with(self.log, sealed, self.keys)
+        affected = files_with(files_of(self.log.lake.store, self.log.name, sealed), sealed.layout, self.keys)
         attempt, new = None, sealed
         if affected:
             attempt = self.log.attempt()

@@ -103,7 +103,23 @@ def whole_files(view: DatasetView) -> list[StoredFile]:
             "them.",
             "Read it by frame() or get(), or compact the dataset and hand over the version that this makes.",
         )
-    return files_of(view.store, view.dataset, sealed)
+    files = files_of(view.store, view.dataset, sealed)
+    if sealed.positioned and files:
+        _check_columns(view, files[0])
+    return files
+
+
+def _check_columns(view: DatasetView, file: StoredFile) -> None:
+    """Refuse files that were written before columns were added or widened: other engines read them otherwise."""
+    stored = file.open().schema_arrow
+    wanted = view.schema.to_arrow()
+    older = [field.name for field in wanted if field.name not in stored.names or stored.field(field.name) != field]
+    if older:
+        raise DatasetError(
+            f"dataset {view.dataset!r}, version {view.version}: its files were written before {', '.join(older)} had "
+            "the type that is declared now, or was there, and other engines would read them otherwise.",
+            "Read it by frame() or get(), or hand over the version that the next major compaction makes.",
+        )
 
 
 def _quoted(name: str) -> str:

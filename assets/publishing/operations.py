@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One commit of a dataset: what was done to which version, by whom, when and why, and what was served after."""
+    """One commit of a dataset: what was done to which version, by whom, when and why, and what was served after.
+
+    `readable` says whether that version is retained.
+    """
 
     number: int
     at: datetime
@@ -30,6 +33,7 @@ class HistoryEntry:
     version: str | None
     reason: str
     served: str | None
+    readable: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON-able values."""

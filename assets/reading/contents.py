@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from assets.exchange.compare import key_codes
 from assets.manifest import POSITION, TOMBSTONE
 from assets.reading.stored import StoredFile, files_of
+from resources.bucketing.evolved import as_laid_out, columns_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,15 +46,12 @@ def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Tabl
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = layout.arrow_schema()
     file = pq.ParquetFile(pa.BufferReader(stored.store.get(stored.key).data))
-    found = file.schema_arrow
     if file.metadata.num_rows != stored.file.rows:
         raise stored.damaged(f"it has {file.metadata.num_rows} rows")
-    if (found.names, found.types) != (schema.names, schema.types):
-        columns = ", ".join(f"{field.name} {field.type}" for field in found)
-        raise stored.damaged(f"its columns are {columns}")
-    return file.read(use_threads=threads)
+    if problem := columns_problem(file.schema_arrow, layout):
+        raise stored.damaged(problem)
+    return as_laid_out(file.read(use_threads=threads).replace_schema_metadata(), layout)
 
 
 def _newest(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:

@@ -93,6 +93,7 @@ class KeyFiles:
         self.id = generation.id
         self._layout, self._cache = layout, cache
         self._place = f"{store.url}/{generation.folder}"
+        self._as = layout.ddl  # a version whose columns have changed since reads the same files as others do, otherwise
         self._key = tuple(layout.schema.field(name) for name in layout.key)
         self._plain = tuple(to_plain(field.type) for field in self._key)
         self._files = {
@@ -164,7 +165,7 @@ class KeyFiles:
             rows = file.reading(lambda: decode_group(footer.metadata, group, data, self._layout))
             return rows, rows.size
 
-        return self._cache.get((self._place, file.file.bucket, group), load)
+        return self._cache.get((self._place, self._as, file.file.bucket, group), load)
 
     def _footer(self, file: StoredFile) -> Footer:
         def load() -> tuple[Footer, int]:

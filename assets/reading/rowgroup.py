@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from resources.bucketing.evolved import as_laid_out
 from resources.plain import Plain, to_plain
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: Buc
     source = pa.PythonFile(_Window(data, start), mode="r")
     file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
     table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
-    if not table.schema.equals(layout.arrow_schema()):
-        raise pa.ArrowInvalid(f"its columns are {', '.join(f'{f.name} {f.type}' for f in table.schema)}")
-    return RowGroup(table.combine_chunks(), layout)
+    return RowGroup(as_laid_out(table, layout).combine_chunks(), layout)
 
 
 class _Window(io.RawIOBase):

@@ -6,9 +6,10 @@ A view holds its manifest, so what it reads never changes, whatever is sealed af
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import reduce
 from itertools import groupby
-from operator import itemgetter
+from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assets.manifest import POSITION, TOMBSTONE, SealedVersion
@@ -77,40 +78,54 @@ class DatasetView:
         """Return all entries, with the columns of `schema`.
 
         A partitioned dataset is a bucketed scan: a join on its partition columns, or on its key, has no exchange
-        on this side. With deltas, superseded rows are dropped by a broadcast join (design, rule 8). Raises
+        on this side. With deltas, superseded rows are dropped where they are scanned. Raises
         ManifestMismatchError when the stored files are not exactly those of the manifest.
         """
         from resources.bucketing.read import bucketed_frame
 
         rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
-        base, *deltas = [generation.id for generation in self.sealed.generations]
-        if deltas:
-            rows = self._merged(rows, base)
+        if self.sealed.positioned:
+            rows = self._merged(rows)
         return rows.select(*[_column(name) for name in self.schema.names])
 
-    def _merged(self, rows: DataFrame, base: int) -> DataFrame:
+    def _merged(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
 
-        The keys in deltas, each with its winning position, are broadcast; whatever row of such a key is not the
-        winner is dropped where it is scanned. Merging is by (position, generation), as rule 7 asks.
+        A key is unique within a generation, so the generation of its newest row tells that row. The keys in deltas,
+        each with that generation (none where the newest row deletes), are broadcast, and what other generations say
+        of them is dropped where it is scanned: positions are read of deltas only, and rows stay in their buckets.
         """
         from pyspark.sql import functions as F
 
-        changed = rows.where(_column(_GENERATION) != base)
+        base, *deltas = self.sealed.generations
+        changes = sum(delta.rows for delta in deltas)
+        if changes:
+            shared = F.broadcast if changes <= _BROADCAST_ROWS else _as_it_is
+            newest = shared(self._newest(rows, base.id, shared))
+            rows = rows.join(newest, self._same_key() & (F.col(_GENERATION) != F.col(_NEWEST)), "left_anti")
+        if any(_LEFT_OUT not in file.stats for file in base.files):
+            rows = rows.where(~F.col(TOMBSTONE))
+        return rows
+
+    def _newest(self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        """Return the keys in deltas, each with the generation of its newest row by (position, generation)."""
+        from pyspark.sql import functions as F
+
+        changed = rows.where(F.col(_GENERATION) != base)
         if not self.sealed.partition_by:
             changed = changed.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
-        keys = [f"__key_{index}" for index in range(len(self._key))]
-        winners = (
-            changed.groupBy(*[_column(field.name).alias(key) for field, key in zip(self._key, keys, strict=True)])
-            .agg(F.max(F.struct(POSITION, _GENERATION)).alias("__winner"))
-            .select(*keys, F.col(f"__winner.{POSITION}").alias(_AT), F.col(f"__winner.{_GENERATION}").alias(_IN))
-        )
-        condition = F.lit(True)
-        for field, key in zip(self._key, keys, strict=True):
-            condition = condition & (_column(field.name) == F.col(key))
-        joined = rows.join(F.broadcast(winners), condition, "left")
-        wins = (F.col(POSITION) == F.col(_AT)) & (F.col(_GENERATION) == F.col(_IN))
-        return joined.where((F.col(_AT).isNull() | wins) & ~F.col(TOMBSTONE))
+        keys = [_column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
+        if self.sealed.order_by is not None:  # a change that comes late may be older than the base's row
+            changed = rows.join(shared(changed.select(*keys).distinct()), self._same_key(), "left_semi")
+        found = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
+        generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NONE).otherwise(F.col(f"{_NEWEST}.{_GENERATION}"))
+        return found.withColumn(_NEWEST, generation)
+
+    def _same_key(self) -> Column:
+        from pyspark.sql import functions as F
+
+        pairs = [_column(field.name) == F.col(f"__key_{index}") for index, field in enumerate(self._key)]
+        return reduce(and_, pairs)
 
     # -- by key
 
@@ -199,7 +214,15 @@ class DatasetView:
 
 
 _GENERATION = "__gen"
-_AT, _IN = "__winning_position", "__winning_generation"
+_NEWEST, _NONE = "__newest", -1
+_LEFT_OUT = "deleted"
+"""What the writer counts where it leaves tombstones out; of other files the column is read."""
+_BROADCAST_ROWS = 2_000_000
+"""Above so many rows in deltas, their keys are not broadcast: each bucket is merged by sorting."""
+
+
+def _as_it_is(frame: DataFrame) -> DataFrame:
+    return frame
 
 
 def _column(name: str) -> Column:

@@ -6,7 +6,8 @@
     clear     one commit takes what is deleted off the list
     sweep     records of builds that ended long ago, and commit manifests that are long past
 
-A run that dies anywhere leaves the list of the doomed, from which the next one goes on.
+A run that dies anywhere leaves the list of the doomed, from which the next one goes on. Of an unbounded dataset,
+generations go that only versions read which the policy lets go (retention/generations.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.log import DatasetLog, set_log
-from assets.manifest import Change, DatasetManifest, VersionRef
+from assets.manifest import Change, DatasetManifest, VersionRef, version_number
 from assets.policies import DiscardPolicy
 from assets.publishing.attempts import RUNNING, attempts
 from assets.publishing.choosing import order_of
 from assets.publishing.operations import expire_pin, expire_pins
+from assets.retention.generations import oldest_kept, plan_retired
 from assets.retention.leases import LeaseInfo, all_leases, store_now
 from resources.errors import DatasetNotFoundError
 
@@ -49,26 +51,37 @@ class Found:
 
     `folders` are those of attempts, with the time of the newest object or renewal; `documents` those of versions.
     `running` are the ids of attempts whose builds are going on: their record was renewed a short while ago.
+    `commits` are the times of an unbounded dataset's commits, by number.
     """
 
     now: datetime
     folders: Mapping[str, datetime] = field(default_factory=dict)
     documents: Mapping[str, datetime] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
+    commits: Mapping[int, datetime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardPlan:
-    """Which versions go and which stay, and what no version needs, each with the reason."""
+    """Which versions go and which stay, and what no version needs, each with the reason.
+
+    Of an unbounded dataset they are the folders of retired generations, and `retained_from` is the number of the
+    first version that can be read when they have gone.
+    """
 
     go: tuple[Judged, ...]
     stay: tuple[Judged, ...]
     garbage: tuple[Judged, ...]
+    retained_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardReport:
-    """What one discard did, or with `dry_run` would do. `spared` is doomed, and held by somebody for now."""
+    """What one discard did, or with `dry_run` would do. `spared` is doomed, and held by somebody for now.
+
+    Of an unbounded dataset, `discarded` and `kept` are folders of generations that its current version does not read,
+    and `retained_from` is the number of the first version that can be read.
+    """
 
     dataset: str
     dry_run: bool
@@ -79,11 +92,14 @@ class DiscardReport:
     objects: int = 0
     bytes: int = 0
     unpinned: str | None = None
+    retained_from: int | None = None
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
         would = "would discard" if self.dry_run else "discarded"
-        said = [f"dataset {self.dataset}: {would} {len(self.discarded)} version(s)"]
+        what = "version(s)" if self.retained_from is None else "generation(s)"
+        said = [f"dataset {self.dataset}: {would} {len(self.discarded)} {what}"]
+        said += [f"versions from {self.retained_from} on can be read"] if self.discarded and self.retained_from else []
         said += [f"{len(self.garbage)} leftover(s)"] if self.garbage else []
         said += [f"{self.objects:,} objects of {self.bytes:,} bytes deleted"] if self.objects else []
         said += [f"{len(self.spared)} spared"] if self.spared else []
@@ -103,8 +119,12 @@ def plan_discard(
     leases: Sequence[LeaseInfo],
     roots: Mapping[str, str],
     found: Found,
+    kept_from: int = 0,
 ) -> DiscardPlan:
-    """Decide what goes and what stays, from values alone. `roots` says of version ids why they are needed."""
+    """Decide what goes and what stays, from values alone. `roots` says of version ids why they are needed.
+
+    `kept_from` is the number of the oldest version that an unbounded dataset keeps for being new.
+    """
     newest = _newest(manifest, policy)
     held = _held(leases, roots, found.now)
     go, stay = [], []
@@ -132,15 +152,22 @@ def plan_discard(
         for folder, at in sorted({**found.folders, **found.documents}.items())
         if folder not in reached and folder not in manifest.doomed and at <= limit and not _is_running(folder, found)
     ]
-    return DiscardPlan(tuple(go), tuple(stay), tuple(garbage))
+    if manifest.declaration.kind == "bounded":
+        return DiscardPlan(tuple(go), tuple(stay), tuple(garbage))
+    plan = plan_retired(manifest, policy, held, kept_from, found.commits, found.now)
+    go, stay = ([Judged(each.folder, None, why) for each, why in judged] for judged in (plan.go, plan.stay))
+    return DiscardPlan(tuple(go), tuple(stay), tuple(garbage), plan.retained_from)
 
 
 def reachable(manifest: DatasetManifest) -> set[str]:
-    """Return the folders and documents that the retained versions need."""
+    """Return the folders and documents that the retained versions need, and a bootstrap that is not done."""
     reached = {folder for ref in manifest.versions for folder in ref.folders}
     reached |= {ref.document for ref in manifest.versions if ref.document is not None}
     if manifest.version is not None:
         reached |= {generation.folder for generation in manifest.version.generations}
+    reached |= {retired.folder for retired in manifest.retired}
+    if manifest.bootstrap is not None:
+        reached |= {generation.folder for generation in manifest.bootstrap.building}
     return reached
 
 
@@ -163,13 +190,17 @@ def discard(
     if dataset not in manifests:
         raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
     policy = policy or manifests[dataset].declaration.discard
-    found = _look(log)
+    unbounded = manifests[dataset].declaration.kind == "unbounded"
+    found = _look(log, commits=unbounded)
     manifest = expire_pin(log, manifests[dataset], found.now)
     pinned = manifests[dataset].pin
     unpinned = pinned.version if pinned is not None and manifest.pin is None else None
     if dry_run:
-        plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), found)
-        return DiscardReport(dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned)
+        kept_from = oldest_kept(log, manifest, policy) if manifest.retired else 0
+        plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), found, kept_from)
+        return DiscardReport(
+            dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned, retained_from=plan.retained_from
+        )
     expire_pins(log, manifests, found.now, by=by)
 
     plan = DiscardPlan((), (), ())
@@ -178,10 +209,18 @@ def discard(
         nonlocal plan, found
         if not {ref.document for ref in fresh.versions if ref.document is not None} <= found.documents.keys():
             found = _look(log)  # a version was published since: how old it is, only the store can say
-        plan = plan_discard(fresh, policy, all_leases(lake, dataset), roots(), found)
+        kept_from = oldest_kept(log, fresh, policy) if fresh.retired else 0
+        plan = plan_discard(fresh, policy, all_leases(lake, dataset), roots(), found, kept_from)
         gone = {judged.what for judged in plan.go}
         if not gone and not plan.garbage:
             return None
+        if unbounded:
+            return fresh.after(
+                retired=tuple(retired for retired in fresh.retired if retired.folder not in gone),
+                retained_from=plan.retained_from,
+                doomed=tuple(dict.fromkeys([*fresh.doomed, *(judged.what for judged in (*plan.go, *plan.garbage))])),
+                change=Change(action="discard", reason=f"{len(gone)} generations, {len(plan.garbage)} leftovers"),
+            )
         leaving = [ref for ref in fresh.versions if ref.id in gone]
         entries = [entry for ref in leaving for entry in (*ref.folders, ref.document) if entry is not None]
         return fresh.after(
@@ -194,7 +233,10 @@ def discard(
     spared, objects = delete_doomed(log, after, roots, found.now, by=by)
     objects += _sweep(log, after, found, policy, roots)
     sizes = sum(item.size for item in objects)
-    return DiscardReport(dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned)
+    return DiscardReport(
+        dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned,
+        plan.retained_from,
+    )  # fmt: skip
 
 
 def delete_doomed(
@@ -264,9 +306,12 @@ def _spared(
     """Return what is doomed and still held."""
     held = _held(leases, roots, now)
     reached = reachable(manifest)
+    # Of an unbounded dataset nothing says any more which of them an earlier version reads: it holds all.
+    unbounded = manifest.declaration.kind == "unbounded"
+    earlier = {version for version in held if unbounded and version_number(version) < manifest.retained_from}
     spared = []
     for entry in manifest.doomed:
-        why = next((reason for version, reason in held.items() if _is_of(version, entry)), "")
+        why = next((reason for version, reason in held.items() if version in earlier or _is_of(version, entry)), "")
         if entry in reached:
             why = "a version reaches it"  # never by our own hand; better garbage than a hole
         if why:
@@ -279,7 +324,7 @@ def _is_of(version: str, entry: str) -> bool:
     return version == "*" or version.partition("-")[2] in entry
 
 
-def _look(log: DatasetLog) -> Found:
+def _look(log: DatasetLog, *, commits: bool = False) -> Found:
     store, prefix = log.lake.store, log.prefix
     now = store_now(log.lake, log.name)
     folders: dict[str, datetime] = {}
@@ -294,7 +339,16 @@ def _look(log: DatasetLog) -> Found:
         if attempt.renewed > now - RUNNING:
             running.add(attempt.id)
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
-    return Found(now, folders, documents, frozenset(running))
+    committed: dict[int, datetime] = {}
+    for item in store.list(f"{prefix}/manifests/") if commits else ():
+        number = _number_of(item)
+        committed[number] = max(item.modified, committed.get(number, item.modified))
+    return Found(now, folders, documents, frozenset(running), committed)
+
+
+def _number_of(manifest: ObjectInfo) -> int:
+    """Return the number of the commit whose manifest an object is."""
+    return int(manifest.key.rsplit("/", 1)[1].partition("-")[0])
 
 
 def _delete(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
@@ -326,7 +380,10 @@ def _sweep(
     if set_name is not None:
         logs.append(set_log(log.lake, set_name))
     for each in logs:
-        objects += [item for item in _past(each, limit) if not any(_is_of(version, item.key) for version in held)]
+        past = [item for item in _past(each, limit) if not any(_is_of(version, item.key) for version in held)]
+        if manifest.declaration.kind == "unbounded":
+            past = [item for item in past if _number_of(item) < manifest.retained_from]
+        objects += past
     store.delete_many([item.key for item in objects])
     return objects
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from assets.log import DatasetLog
+from assets.manifest import version_number
 from resources.errors import (
     AdjunctError,
     DatasetNotFoundError,
@@ -214,6 +215,13 @@ def store_now(lake: Lake, dataset: str) -> datetime:
 
 def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
     """Refuse a version that is not retained, or that is being deleted."""
+    if manifest.declaration.kind == "unbounded" and version_number(version) < manifest.retained_from:
+        raise VersionDiscardedError(
+            f"dataset {manifest.name!r}: version {version} has been discarded; those from number "
+            f"{manifest.retained_from} on can be read.",
+            f"See adjunct dataset history {manifest.name}. A policy that keeps more keeps earlier versions longer: "
+            "discard=DiscardPolicy(keep=…, grace=…).",
+        )
     ref = manifest.ref(version)
     gone = ref is None if manifest.declaration.kind == "bounded" else False
     if gone or (ref is not None and set(ref.folders) & set(manifest.doomed)):

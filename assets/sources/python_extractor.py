@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from resources.errors import ConfigurationError, DatasetError
 from resources.schema import Field, Schema, arrow_type
 from resources.spark_errors import wrapped
-from resources.streams.system import META, META_DDL, OFFSET, PARTITION, TOMBSTONE
+from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,18 +34,17 @@ _DECIMAL, _INTEGER = (Decimal, int), (int,)
 
 
 def extracted(records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str) -> DataFrame:
-    """Return the entries of these records, with all columns of `schema` and those of META."""
+    """Return the entries of these records, with all columns of `schema` and those of the records that begin `__`."""
     from pyspark.sql import functions as F
 
     load(extractor, what)  # a name that can't be imported here will not be in a task either: say so without one
     names = records.columns
     by_position = records.toDF(*[f"c{index}" for index in range(len(names))])
-    given = [*schema.names, *META]
-    ddl = ", ".join(f"c{index} {field.type}" for index, field in enumerate(schema.fields))
-    meta = META_DDL
-    for index, name in enumerate(META, len(schema.names)):
-        meta = meta.replace(f"`{name}`", f"c{index}")
-    frame = by_position.mapInArrow(_task(extractor, names, schema, what), f"{ddl}, {meta}")
+    marks = _marks(names)
+    given = [*schema.names, *marks]
+    types = [field.type for field in schema.fields] + [records.schema[name].dataType.simpleString() for name in marks]
+    ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
+    frame = by_position.mapInArrow(_task(extractor, names, schema, what), ddl)
     return frame.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate(given)])
 
 
@@ -83,7 +82,7 @@ def _entries(
     batches: Iterator[pa.RecordBatch], extractor: PythonExtractor, names: list[str], schema: Schema, what: str
 ) -> Iterator[pa.RecordBatch]:
     function = load(extractor, what)
-    data = [name for name in names if name not in META]
+    data = [name for name in names if name not in _marks(names)]
     for batch in batches:
         table = _named(batch, names)
         taken: list[int] = []
@@ -98,6 +97,11 @@ def _entries(
             taken += [row] * len(made)
         places = [f"{what}: {_place(marks[row])}" for row in taken]
         yield _batch(table, taken, entries, schema, extractor.factory, places)
+
+
+def _marks(names: list[str]) -> list[str]:
+    """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
+    return [name for name in names if name.startswith("__")]
 
 
 def _named(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
@@ -149,8 +153,8 @@ def _batch(
     import pyarrow as pa
 
     columns = [_column([entry[field.name] for entry in entries], field, factory, places) for field in schema.fields]
-    marks = table.select(list(META)).take(pa.array(taken, pa.int64())).combine_chunks()
-    columns += [_one(marks.column(name)) for name in META]
+    marks = table.select(_marks(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
+    columns += [_one(column) for column in marks.columns]
     return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
 
 

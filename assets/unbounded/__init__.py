@@ -3,6 +3,8 @@
 follow       one advance: recover, bootstrap, apply changes, commit
 recovery     what a run does with the table that it finds
 initial      a bulk snapshot to begin with
+transient    a table that lives for one run
+manager      which stream feeds which datasets
 compaction   deltas into one, or all into a new base
 """
 

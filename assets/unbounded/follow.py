@@ -97,7 +97,7 @@ class _Follower:
         self.log = DatasetLog(self.lake, self.spec.name)
         with self.stages("collect"):
             self.source = Source.of(self.systems, self.spec)
-            _check_order(self.source)
+            check_order(self.source)
             self.commit, manifest, damage = self.log.read_or_newest()
             self.looked = self.now()
             self.ends = self.source.system.upcoming(self.source.ssps)
@@ -181,8 +181,8 @@ class _Follower:
             change=_told(decision),
         )
         if state != "running":
-            after = self._with_version(after, self.commit, attempt, (attempt.generation(number),), {}, as_stored(start))
             after = after.after(next_generation=number + 1)
+            after = self._with_version(after, self.commit, attempt, (attempt.generation(number),), {}, as_stored(start))
             self.sealed += [after.version.id] if after.version else []
         self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=attempt.id)
         self._forget(attempt)
@@ -203,31 +203,37 @@ class _Follower:
 
     def _load(self, attempt: Attempt, number: int) -> tuple[Generation, dict[SystemStreamPartition, str]]:
         """Write the bulk snapshot as a base; return it, with the position from which the stream goes on."""
+        from contextlib import closing
+
         from pyspark.sql import functions as F
 
+        from assets.unbounded.initial import as_frame, check_position
         from assets.unbounded.ordering import position_of
         from resources.streams.system import TOMBSTONE
 
-        initial, source = self.spec.following.initial, self.source
+        initial, source, spark = self.spec.following.initial, self.source, self.spark()
         assert initial is not None
-        snapshot = initial.load(self.spec, source.schema, source.ssps, self.spark())
-        rows = snapshot.rows
-        order = self.spec.following.order_by
-        ordered = order is not None and order in source.schema.names
-        position = position_of(rows, order) if ordered and order else F.lit(_INITIAL_POSITION).cast("bigint")
-        rows = rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False))
-        with AttemptRenewal(self.lake, self.spec.name, attempt.id, self.by):
-            generation, counted = write_generation(
-                self.lake,
-                attempt,
-                number,
-                self._layout(),
-                rows,
-                what=f"dataset {self.spec.name!r}, bulk snapshot",
-                order_by=(*self.spec.key, POSITION),
-                keep_tombstones=False,
-                partitioned=False,
-            )
+        what = f"dataset {self.spec.name!r}: {initial.describe()}"
+        with closing(initial.load(self.spec, source.schema, source.ssps, spark)) as snapshot:
+            start = check_position(snapshot, source, what)
+            with (
+                as_frame(snapshot, source.schema, what, self.log, spark, self.by) as rows,
+                AttemptRenewal(self.lake, self.spec.name, attempt.id, self.by),
+            ):
+                order, first = self.spec.following.order_by, F.lit(_INITIAL_POSITION).cast("bigint")
+                ordered = order is not None and order in source.schema.names
+                position = F.coalesce(position_of(rows, order), first) if ordered and order else first
+                generation, counted = write_generation(
+                    self.lake,
+                    attempt,
+                    number,
+                    self._layout(),
+                    rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False)),
+                    what=f"dataset {self.spec.name!r}, bulk snapshot",
+                    order_by=(*self.spec.key, POSITION),
+                    keep_tombstones=False,
+                    partitioned=False,
+                )
         if counted["superseded"]:
             raise DatasetError(
                 f"dataset {self.spec.name!r}: {counted['superseded']:,} rows of the bulk snapshot have a key "
@@ -235,7 +241,7 @@ class _Follower:
                 "Nothing was published. Correct the snapshot, or the key.",
             )
         self.counters = add(self.counters, {"loaded": generation.rows})
-        return generation, dict(snapshot.position)
+        return generation, start
 
     # -- applying changes
 
@@ -474,7 +480,7 @@ class _Follower:
             self.manifest = fresh or self.manifest
 
     def _evolve(self) -> None:
-        """Serve the columns that are declared now, where they have changed: the rows that are there stay as they are."""
+        """Serve the columns that are declared now, where they have changed; the rows there stay as they are."""
         manifest, version = self.manifest, self.manifest.version
         assert manifest.bootstrap is not None
         if manifest.bootstrap.state == "running" or version is None or version.columns == self.source.schema:
@@ -585,7 +591,9 @@ def _same_progress(before: DatasetManifest, fresh: DatasetManifest) -> bool:
     """Whether nobody else has read on, or begun anew: then our changes still follow what is there."""
 
     def facts(manifest: DatasetManifest) -> tuple[object, ...]:
-        return manifest.offsets, manifest.bootstrap, manifest.next_generation, manifest.quarantining
+        running = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+        horizon = None if running else manifest.horizon  # what was late must be looked at again where it moved
+        return manifest.offsets, manifest.bootstrap, manifest.next_generation, manifest.quarantining, horizon
 
     return facts(before) == facts(fresh)
 
@@ -594,7 +602,7 @@ def _percent(done: int, total: int) -> str:
     return "100%" if done >= total else f"{100 * done // total}%"
 
 
-def _check_order(source: Source) -> None:
+def check_order(source: Source) -> None:
     """Refuse an input where two changes of one key may lie in two partitions: nothing orders them there."""
     if source.one_partition_a_key or source.spec.following.order_by is not None:
         return

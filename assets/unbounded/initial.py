@@ -1,25 +1,54 @@
-"""A bulk snapshot to begin with: the table as it was at a recorded position of its change stream."""
+"""A bulk snapshot to begin with: the table as it was at a recorded position of its change stream.
+
+A change that is in the snapshot may come again on the stream, which changes nothing in the end. None may be missing
+from both, so a position is always found out before the rows are looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from uuid import uuid4
+
+from assets.publishing.attempts import AttemptRenewal, attempt_key
+from resources.errors import AdjunctError, ConfigurationError, DatasetError, OffsetOutOfRangeError
+from resources.schema import widens
+from resources.spark_errors import first_line
+from resources.streams.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from assets.dataset import AdjunctDataset
+    from assets.log import DatasetLog
+    from assets.sources.opening import Source
+    from resources.objects.lake import Lake
     from resources.schema import Schema
-    from resources.streams.ssp import SystemStreamPartition
+
+Position = Mapping[str, str]
+_POSITION_FILE = "position.json"
+_STAGED_BYTES = 128 * 1024 * 1024
+
+
+def _nothing_to_close() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Rows with the dataset's columns, and the next offset to read of each partition of its stream."""
+    """Rows with the dataset's columns, and the next offset to read of each partition of its stream.
 
-    rows: DataFrame
+    `rows` may have more columns, which are left out, and narrower types. Arrow tables are read once, in order.
+    `close` is called when they have been, or when something is wrong.
+    """
+
+    rows: DataFrame | Iterable[pa.Table]
     position: Mapping[SystemStreamPartition, str]
+    close: Callable[[], None] = _nothing_to_close
 
 
 @runtime_checkable
@@ -38,3 +67,227 @@ class InitialLoad(Protocol):
     def describe(self) -> str:
         """Return what it is, in one line, without secrets."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSnapshot:
+    """Parquet files: one, or all `*.parquet` in a folder, at a path, `file:///…` or `s3://BUCKET/PREFIX`.
+
+    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or names a JSON object with the
+    same that lies beside the files.
+    """
+
+    url: str
+    position: Position | str = _POSITION_FILE
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            raise ConfigurationError("a Parquet snapshot has no url.", "Name the file, or the folder of the files.")
+        _freeze(self, self.position)
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        what = f"dataset {spec.name!r}: {self.describe()}"
+        position = self._recorded(what, spark) if isinstance(self.position, str) else dict(self.position)
+        reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
+        rows = _reading(what, lambda: reader.parquet(_for_spark(self.url)))
+        return Snapshot(rows, positions(what, position, ssps))
+
+    def describe(self) -> str:
+        return f"Parquet files at {self.url}"
+
+    @property
+    def _is_file(self) -> bool:
+        return self.url.endswith(".parquet")
+
+    def _recorded(self, what: str, spark: SparkSession) -> Position:
+        folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
+        place = f"{folder}/{self.position}" if folder else str(self.position)
+        rows = _reading(what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
+        try:
+            found = json.loads(rows[0].value) if rows else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise DatasetError(
+                f"{what}: {place} holds no JSON object.",
+                'Write it as {"system.stream.0": "OFFSET", …}, one entry for each partition.',
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySnapshot:
+    """What Spark answers to SQL, or what a function of the session returns: tables of other formats, JDBC.
+
+    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or is a function that does; it
+    is called before the query is run.
+    """
+
+    sql: str | None = None
+    query: Callable[[SparkSession], DataFrame] | None = None
+    position: Position | Callable[[], Position] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sql is None) == (self.query is None) or not self.position:
+            raise ConfigurationError(
+                "a query snapshot needs exactly one of sql and query, and a position.",
+                'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
+            )
+        _freeze(self, self.position)
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        what = f"dataset {spec.name!r}: {self.describe()}"
+        assert self.position is not None
+        position = positions(what, self.position() if callable(self.position) else self.position, ssps)
+        sql, query = self.sql, self.query
+        rows = _reading(what, lambda: query(spark) if query is not None else spark.sql(str(sql)))
+        if not hasattr(rows, "mapInArrow"):
+            raise DatasetError(f"{what} returned a {type(rows).__name__}.", "Return a Spark DataFrame.")
+        return Snapshot(rows, position)
+
+    def describe(self) -> str:
+        return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"
+
+
+def positions(what: str, given: Any, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+    """Return a position with all partitions of the stream. Raises DatasetError naming those missing or unknown.
+
+    A partition is named in full ("lake.accounts.0") or by its number; `given` is a mapping, or pairs.
+    """
+    wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
+    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    found = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
+    unknown = sorted(str(name) for name, _ in pairs if str(name) not in wanted)
+    missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(found))
+    if missing or unknown or len(found) != len(pairs):
+        said = [f"{', '.join(missing)} missing"] if missing else []
+        said += [f"{', '.join(unknown)} unknown"] if unknown else []
+        raise DatasetError(
+            f"{what}: its position must give the next offset of every partition of the stream, each once: "
+            f"{'; '.join(said) or 'a partition stands twice'}.",
+            "Record the offset at which the stream goes on for each partition, also for those without records.",
+        )
+    return found
+
+
+def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:
+    """Return the snapshot's position, if it is of every partition and still on the stream.
+
+    Raises DatasetError and OffsetOutOfRangeError.
+    """
+    position = positions(what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps)
+    oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
+    for ssp, offset in position.items():
+        if source.system.compare(offset, oldest[ssp]) < 0:
+            raise OffsetOutOfRangeError(
+                f"{what} was taken at offset {offset} of {ssp}, and the stream holds nothing before {oldest[ssp]} any "
+                "more: the changes between the two are lost.",
+                "Take a new snapshot. A longer retention of the stream keeps this from happening.",
+            )
+        if source.system.compare(offset, upcoming[ssp]) > 0:
+            raise OffsetOutOfRangeError(
+                f"{what} was taken at offset {offset} of {ssp}, and the stream ends at {upcoming[ssp]}.",
+                "Correct the position: it is the offset of the first change that the snapshot may lack.",
+            )
+    return position
+
+
+def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
+    """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
+    from assets.sources.entries import column
+
+    found = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    names = rows.columns
+    wrong = [f"{name} is missing" for name in schema.names if name not in found]
+    wrong += [
+        f"{field.name} is {found[field.name]}, expected {field.type}"
+        for field in schema.fields
+        if field.name in found and not widens(found[field.name], field.type)
+    ]
+    wrong += [f"{name} stands twice" for name in schema.names if names.count(name) > 1]
+    if wrong:
+        raise DatasetError(
+            f"{what} has other columns than the dataset: {'; '.join(wrong)}.",
+            "Select, name and cast the columns of the snapshot as the dataset has them.",
+        )
+    return rows.select(*[column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
+
+
+@contextmanager
+def as_frame(
+    snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
+) -> Iterator[DataFrame]:
+    """Give the rows of a snapshot as a frame with these columns, while the context lasts.
+
+    Arrow tables are put in the lake meanwhile, where all of Spark's executors see them.
+    """
+    from pyspark.sql import DataFrame
+
+    if isinstance(snapshot.rows, DataFrame):
+        yield fitted(snapshot.rows, schema, what)
+        return
+    attempt = log.attempt()
+    folder = f"{attempt.folder}/{attempt.id}"
+    with AttemptRenewal(log.lake, log.name, attempt.id, by):
+        try:
+            rows = _staged(log.lake, folder, snapshot.rows, spark)
+            yield fitted(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
+        finally:
+            with suppress(AdjunctError):  # what can't be deleted now is garbage for discarding
+                log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
+    with suppress(AdjunctError):
+        log.lake.store.delete(attempt_key(log.lake, log.name, attempt.id))
+
+
+def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
+    """Write tables below a folder of the lake, and return them as a frame; None where there are none."""
+    import pyarrow.parquet as pq
+
+    path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
+    number, writer = 0, None
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            if path.stat().st_size >= _STAGED_BYTES:
+                number, writer = _uploaded(lake, folder, path, number, writer), None
+        if writer is not None:
+            number, writer = _uploaded(lake, folder, path, number, writer), None
+    finally:
+        if writer is not None:
+            writer.close()
+        path.unlink(missing_ok=True)
+    return spark.read.parquet(lake.store.spark_uri(folder)) if number else None
+
+
+def _uploaded(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
+    writer.close()
+    lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
+    path.unlink(missing_ok=True)
+    return number + 1
+
+
+def _freeze(declared: Any, position: Any) -> None:
+    """Make a declaration hashable: it is part of a dataset's."""
+    if isinstance(position, Mapping):
+        pairs = sorted((str(ssp), str(offset)) for ssp, offset in position.items())
+        object.__setattr__(declared, "position", tuple(pairs))
+
+
+def _reading(what: str, read: Callable[[], Any]) -> Any:
+    from pyspark.errors import PySparkException
+
+    try:
+        return read()
+    except PySparkException as error:
+        raise DatasetError(
+            f"{what} can't be read: {first_line(error)}", "Correct the declaration, or its source."
+        ) from (error)
+
+
+def _for_spark(url: str) -> str:
+    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url

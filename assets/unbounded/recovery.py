@@ -5,8 +5,8 @@
     not marked                  create        recreate empty, from the last offset continue
 
 A table is valid when its manifest and objects are whole, its stream has the same partitions, its offsets are still on
-the stream, and it is younger than `max_age` since it was last confirmed caught up. One that is being built goes on; where
-it can't, it begins again, whether the dataset is marked or not: what is served meanwhile is not given up for it.
+the stream, and it is younger than `max_age` since it was last confirmed caught up. One that is being built goes
+on; where it can't, it begins again, whether the dataset is marked or not: what is served is not given up for it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def decide(spec: AdjunctDataset, found: Found, now: datetime) -> Decision:
         raise OffsetOutOfRangeError(
             f"dataset {spec.name!r} can't be continued: {found.problem}: retention has passed it.",
             "Deliver the lost changes again, or rebuild it from a complete source: adjunct dataset rebuild "
-            f"{spec.name} --reason …. A longer retention of the stream keeps this from happening.",
+            f"{spec.name} MODULE:APP --reason …. A longer retention of the stream keeps this from happening.",
         )
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     if found.store in ("valid", "building"):
@@ -178,7 +178,7 @@ def _check_not_made_anew(source: Source, offsets: Offsets, upcoming: Offsets) ->
                 f"dataset {source.spec.name!r} has read {ssp} up to offset {offset}, and the stream ends at "
                 f"{upcoming[ssp]}.",
                 "The stream was deleted and made anew: rebuild the dataset from it (adjunct dataset rebuild "
-                f"{source.spec.name} --reason …), or declare it under a new name.",
+                f"{source.spec.name} MODULE:APP --reason …), or declare it under a new name.",
             )
 
 

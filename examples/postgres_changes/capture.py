@@ -13,13 +13,20 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct import Lake, LakeStreams, OffsetRange, Schema, SystemStreamPartition
-from examples.postgres_changes.envelopes import commit_of, events, position_of, snapshot_value, transaction_events
+from examples.postgres_changes.envelopes import (
+    Event,
+    commit_of,
+    events,
+    position_of,
+    snapshot_value,
+    transaction_events,
+)
 from examples.postgres_changes.pgoutput import Transaction, transactions
 from examples.postgres_changes.slot import Rows, Slot
 
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     import psycopg
 
 VALUE = "value"
+POSITION_FILE = "position.json"
 _LOOK = 100_000
 _NOWHERE = (0, 0)
 
@@ -60,6 +68,19 @@ class TableCapture:
             self._streams.create(self.ends, schema=value, partitions=1)
         self.slot.create()
 
+    def start_with_snapshot(self, folder: Path) -> datetime:
+        """Start, with a snapshot in `folder` where the slot is new; return when the snapshot was finished.
+
+        A new slot knows nothing of what was committed before it: only a snapshot that was taken after it does.
+        """
+        position = folder / POSITION_FILE
+        if not self.slot.exists():
+            position.unlink(missing_ok=True)
+        self.start()
+        if not position.exists():
+            self.snapshot(folder)
+        return datetime.fromtimestamp(position.stat().st_mtime, UTC)
+
     def read(self, until: int | None = None) -> int:
         """Append all that is committed now (below the log position `until`); return how many changes were new."""
         appended, whole = 0, False
@@ -70,15 +91,20 @@ class TableCapture:
         return appended
 
     def snapshot(self, folder: Path) -> dict[SystemStreamPartition, str]:
-        """Write the table as it is at one moment into `folder`/rows.parquet; return the offsets of that moment.
+        """Write the table as it is at one moment, and return the stream's offsets of that moment.
 
-        What was committed before the moment is below these offsets of the stream, and what comes later is not.
+        What was committed before the moment is below these offsets, and what comes later is not. The rows are in
+        `folder`/rows.parquet, the offsets in `folder`/position.json, as ParquetSnapshot reads them.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        said = folder / POSITION_FILE
+        said.unlink(missing_ok=True)  # it is written last: rows without it are of a snapshot that was cut off
         with self.slot.moment(self._schema.names) as (moment, rows):
             self._write(folder / "rows.parquet", rows)
             self.read(until=moment)
-            return self._streams.upcoming(self._streams.partitions(self.stream))
+            position = self._streams.upcoming(self._streams.partitions(self.stream))
+        said.write_text(json.dumps({str(ssp): offset for ssp, offset in position.items()}), encoding="utf-8")
+        return position
 
     def snapshot_into_stream(self) -> int:
         """Append the table as it is at one moment, as Debezium begins; return how many rows.
@@ -100,29 +126,33 @@ class TableCapture:
         whole = len(messages) < _LOOK
         found = list(transactions(messages))
         taken = [one for one in found if one.commit_lsn < end]
-        appended = self._append_changes(taken)
-        self._append_ends(taken)
+        appended = self._append_all(taken)
         whole = whole or len(taken) < len(found)
         self.slot.advance(connection, end if whole else taken[-1].end_lsn)
         return appended, whole
 
-    def _append_changes(self, taken: Sequence[Transaction]) -> int:
+    def _append_all(self, taken: Sequence[Transaction]) -> int:
+        """Append what of these transactions is not on the stream; return how many changes that were."""
+        told = [(one, list(events(one, self.key))) for one in taken]
         places = map(position_of, self._last_values(self.stream))
         reached = max((place for place in places if place is not None), default=_NOWHERE)
-        new = [one for transaction in taken for one in events(transaction, self.key) if one.position > reached]
+        new = [event for _, happened in told for event in happened if event.position > reached]
         before = self._records(self.stream)
+        self._append_ends(told, reached)
         for at in range(0, len(new), self.most):
-            records = [record for one in new[at : at + self.most] for record in one.records()]
+            part = new[at : at + self.most]
+            records = [record for event in part for record in event.records()]
             keys, values = [key for key, _ in records], [value for _, value in records]
             before += self._append(self.stream, keys, values, before)
+            self._append_ends(told, part[-1].position)
         return len(new)
 
-    def _append_ends(self, taken: Sequence[Transaction]) -> None:
-        """Say which transactions are whole. Only now, when all that they changed is on the stream."""
+    def _append_ends(self, told: Sequence[tuple[Transaction, Sequence[Event]]], reached: tuple[int, int]) -> None:
+        """Say which transactions are whole, now that all that happened up to here is on the stream."""
         if self.ends is None:
             return
-        reached = max((commit_of(json.loads(value)["id"]) for value in self._last_values(self.ends)), default=0)
-        new = [one for one in taken if one.changes and one.commit_lsn > reached]
+        last = max((commit_of(json.loads(value)["id"]) for value in self._last_values(self.ends)), default=0)
+        new = [one for one, happened in told if happened and happened[-1].position <= reached and one.commit_lsn > last]
         values = [value for one in new for value in transaction_events(one, self.key)]
         self._append(self.ends, [{}] * len(values), values, self._records(self.ends))
 

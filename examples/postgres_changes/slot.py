@@ -31,6 +31,10 @@ class Slot:
     table: str
     name: str
 
+    def exists(self) -> bool:
+        with self.connected() as connection:
+            return _found(connection, "pg_replication_slots", "slot_name", self.name)
+
     def create(self) -> None:
         """Make publication and slot where they are missing. From here on no change is lost."""
         with self.connected() as connection:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from assets.report import StageEvent, ignore
 from orchestration.cli.load import load_application
 from orchestration.cli.output import as_json, lake_url, show_json, show_line
 from orchestration.cli.versions import who
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from assets import AdjunctDataset, AdvanceReport
+    from assets.report import OnStage
     from orchestration.application import Application
     from resources.objects import Lake
 
@@ -52,13 +54,14 @@ def advance(
             "--make-current is given without --partition.", "Give the partition's name, or roll back to its version."
         )
     app = load_application(reference)
-    unit = _unit(app, name)
+    unit = unit_of(app, name)
     lake = open_lake(lake_url)
     person = who(by)
     systems = systems_of(unit, lake)
     with session_scope(master=master, lake_url=lake.url) as spark:
         if partition is None:
-            reports = advance_together(lake, systems, unit, spark, by=person)
+            shown = bootstraps_shown(json_output)
+            reports = advance_together(lake, systems, unit, spark, by=person, on_stage=shown)
         else:
             _check_partitions(unit)
             reports = [
@@ -85,21 +88,30 @@ def advance_all(
     *,
     by: str,
     on_report: Callable[[AdvanceReport], None],
+    on_stage: OnStage = ignore,
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
-    from orchestration.advancing import advance_together, made_by_partition, units_of
+    from orchestration.advancing import advance_units, advances_alone, made_by_partition, units_of
     from orchestration.catalog import systems_of
 
-    alone = [dataset for dataset in app.datasets if not made_by_partition(dataset)]
-    reports: list[AdvanceReport] = []
-    for unit in units_of(alone, f"application {app.name!r}"):
-        for report in advance_together(lake, systems_of(unit, lake), unit, spark, by=by):
-            on_report(report)
-            reports.append(report)
-    return reports, [dataset.name for dataset in app.datasets if dataset not in alone]
+    alone = [dataset for dataset in app.datasets if advances_alone(dataset)]
+    units = units_of(alone, f"application {app.name!r}")
+    systems = systems_of(alone, lake)
+    reports = advance_units(lake, systems, units, spark, by=by, on_report=on_report, on_stage=on_stage)
+    return reports, [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
 
 
-def _unit(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
+def bootstraps_shown(json_output: bool) -> OnStage:
+    """Return what prints how far a bootstrap is, and nothing where one document is asked for."""
+
+    def show(event: StageEvent) -> None:
+        if event.stage == "bootstrap" and not json_output:
+            show_line(event.summary())
+
+    return show
+
+
+def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     """Return what advances together with the dataset of this name."""
     from orchestration.advancing import units_of
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli import upkeep, versions
+from orchestration.cli import followed, upkeep, versions
 from orchestration.cli.advance import advance
 from orchestration.cli.keys import entry_keys, leading_values
 from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_record, show_table
 from resources.errors import ConfigurationError, MalformedDocumentError
 
 if TYPE_CHECKING:
-    from assets import DatasetView
+    from assets import DatasetStore, DatasetView
 
 
 @click.group()
@@ -22,7 +23,7 @@ def dataset() -> None:
     """Adjunct datasets of the lake."""
 
 
-for command in (advance, *versions.COMMANDS, *upkeep.COMMANDS):
+for command in (advance, *followed.COMMANDS, *versions.COMMANDS, *upkeep.COMMANDS):
     dataset.add_command(command)
 
 
@@ -59,21 +60,30 @@ def list_all(lake_url: str | None, json_output: bool) -> None:
             show_line(f"{item['name']} is unreadable: {item['unreadable']}")
 
 
+_as_of = click.option(
+    "--as-of", metavar="TIME", help="What was served then: an ISO time with its zone, or a commit's number or id."
+)
+
+
 @dataset.command()
 @click.argument("name")
 @click.argument("version", required=False)
+@_as_of
 @lake_url
 @as_json
-def show(name: str, version: str | None, lake_url: str | None, json_output: bool) -> None:
+def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
     from assets import open_dataset
     from resources.objects import open_lake
 
-    store = open_dataset(open_lake(lake_url), name)
-    if version is not None:
-        versions.show_version(store, version, json_output=json_output)
+    lake = open_lake(lake_url)
+    store = open_dataset(lake, name)
+    if version is not None or as_of is not None:
+        versions.show_version(store, _chosen(store, version, as_of).version, json_output=json_output)
         return
     facts = store.describe()
+    if facts["declaration"]["kind"] == "unbounded":
+        facts["lag"] = followed.lag_facts(lake, store.require_manifest())
     if json_output:
         show_json(facts)
         return
@@ -88,6 +98,8 @@ def show(name: str, version: str | None, lake_url: str | None, json_output: bool
         show_facts("waiting", facts["awaited"])
     if facts["offsets"]:
         show_facts("next offsets", facts["offsets"])
+    if facts.get("lag"):
+        followed.show_lag(facts["lag"])
     if facts.get("versions"):
         versions.show_versions(store)
     show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
@@ -97,11 +109,14 @@ def show(name: str, version: str | None, lake_url: str | None, json_output: bool
 @click.argument("name")
 @click.argument("key", nargs=-1, required=True)
 @click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
+@_as_of
 @lake_url
 @as_json
-def get(name: str, key: tuple[str, ...], version: str | None, lake_url: str | None, json_output: bool) -> None:
+def get(
+    name: str, key: tuple[str, ...], version: str | None, as_of: str | None, lake_url: str | None, json_output: bool
+) -> None:
     """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order."""
-    view = _view(lake_url, name, version)
+    view = _view(lake_url, name, version, as_of)
     found = [(each, view.get_text(each)) for each in entry_keys(name, view.sealed.key, key)]
     if json_output:
         show_json([{"key": each, "version": view.version, "entry": entry} for each, entry in found])
@@ -118,6 +133,7 @@ def get(name: str, key: tuple[str, ...], version: str | None, lake_url: str | No
 @click.option("--to", "end", multiple=True, metavar="KEY", help="The key to stop before, or its leading values.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many entries.")
 @click.option("--version", "version", metavar="VERSION", help="An id or name instead of the version that is served.")
+@_as_of
 @lake_url
 @as_json
 def items(
@@ -127,11 +143,12 @@ def items(
     end: tuple[str, ...],
     limit: int,
     version: str | None,
+    as_of: str | None,
     lake_url: str | None,
     json_output: bool,
 ) -> None:
     """List entries in the order of their keys: all, those that begin with a prefix, or a range."""
-    view = _view(lake_url, name, version)
+    view = _view(lake_url, name, version, as_of)
     if prefix and (start or end):
         raise ConfigurationError("both --prefix and a range are given.", "Give --prefix, or --from and --to.")
     fields = [view.schema.field(column) for column in view.sealed.key]
@@ -152,9 +169,23 @@ def items(
     show_table(f"{name} (version {view.version})", columns, rows)
 
 
-def _view(lake_url: str | None, name: str, version: str | None) -> DatasetView:
+def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> DatasetView:
     from assets import open_dataset
     from resources.objects import open_lake
 
-    store = open_dataset(open_lake(lake_url), name)
-    return store.require_current() if version is None else store.version(version)
+    return _chosen(open_dataset(open_lake(lake_url), name), version, as_of)
+
+
+def _chosen(store: DatasetStore, version: str | None, as_of: str | None) -> DatasetView:
+    """Return the version that is meant: the one served where nothing is said."""
+    if version is not None and as_of is not None:
+        raise ConfigurationError("both a version and --as-of are given.", "Give one of them.")
+    if as_of is None:
+        return store.require_current() if version is None else store.version(version)
+    if as_of.isdecimal():
+        return store.as_of(commit=int(as_of))
+    try:
+        moment = datetime.fromisoformat(as_of)
+    except ValueError:
+        return store.as_of(commit=as_of)
+    return store.as_of(moment)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestration.cli import datasets, streams, tables
-from orchestration.cli.advance import advance_all, has_datasets_only
+from orchestration.cli.advance import advance_all, bootstraps_shown, has_datasets_only
 from orchestration.cli.load import load_application
 from orchestration.cli.output import as_json, console, guarded, lake_url, show_json, show_line, show_table
 from resources.errors import ConfigurationError
@@ -83,6 +83,7 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
             spark,
             run=run_id,
             on_event=lambda event: None if json_output else show_line(event.summary()),
+            on_stage=bootstraps_shown(json_output),
             max_batches=max_batches,
         )
     if json_output:
@@ -103,7 +104,8 @@ def _advance_only(
         if not json_output:
             show_line(report.summary())
 
-    reports, partitioned = advance_all(lake, app, spark, by=run, on_report=say)
+    shown = bootstraps_shown(json_output)
+    reports, partitioned = advance_all(lake, app, spark, by=run, on_report=say, on_stage=shown)
     if json_output:
         show_json({"datasets": [report.to_json() for report in reports], "step": None})
         return

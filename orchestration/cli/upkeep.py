@@ -143,7 +143,7 @@ def forget(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Erase entries from all that a bounded dataset stores, and prove it by a search; for good.
+    """Erase entries from all that a dataset stores, and prove it by a search; for good.
 
     One KEY an entry; with a key of several columns, that many KEYs an entry. Ends with exit code 1 while something
     still holds a key: repeat it then.
@@ -167,8 +167,9 @@ def forget(
     texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, each) for each in texts]
     if not yes:
-        versions = len(store.versions())
-        click.confirm(f"Erase {len(keys)} key(s) from {versions} version(s) of {name}, for good?", abort=True, err=True)
+        bounded = declared.kind == "bounded"
+        where = f"{len(store.versions())} version(s)" if bounded else "every generation"
+        click.confirm(f"Erase {len(keys)} key(s) from {where} of {name}, for good?", abort=True, err=True)
     report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
     if json_output:
         show_json(report.to_json())

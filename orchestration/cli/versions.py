@@ -132,7 +132,7 @@ def history(name: str, limit: int, lake_url: str | None, json_output: bool) -> N
     if json_output:
         show_json(entries)
         return
-    columns = ["number", "at", "by", "action", "version", "reason", "served"]
+    columns = ["number", "at", "by", "action", "version", "reason", "served", "readable"]
     show_table(f"history of {name}", columns, [[entry[column] for column in columns] for entry in entries])
 
 

@@ -124,28 +124,45 @@ async def connect(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConne
     try:
         connection = await psycopg.AsyncConnection.connect(autocommit=True, **settings)
     except psycopg.Error as error:
-        said = _without_secrets(str(error), settings)
-        place = where(settings)
-        if any(words in said for words in _FOR_NOW):
-            raise TableUnavailableError(
-                f"{label}: PostgreSQL at {place} takes no connections now ({said}).",
-                "It is tried again; if that goes on, look at the server.",
-            ) from None
-        if any(words in said for words in _FOR_GOOD):
-            raise TableAccessError(
-                f"{label}: PostgreSQL at {place} refused the login ({said}).",
-                "Check user, password and database of the connection, and the server's pg_hba.conf.",
-            ) from None
-        raise ServerUnreachableError(
-            f"{label}: can't connect to PostgreSQL at {place} ({said}).",
-            "Check that the server runs, listens on this address, and can be reached from here.",
-        ) from None
+        raise _no_connection(error, label, settings) from None
     try:
         await connection.execute("SET TIME ZONE 'UTC'")
     except psycopg.Error as error:
         await connection.close()
         raise translated(error, label, where(settings)) from error
     return connection
+
+
+def connect_blocking(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
+    """A connection whose transactions read one snapshot and change nothing. Raises as `connect` does."""
+    import psycopg
+
+    try:
+        connection = psycopg.connect(**settings)
+    except psycopg.Error as error:
+        raise _no_connection(error, label, settings) from None
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
+    return connection
+
+
+def _no_connection(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> AdjunctError:
+    said = _without_secrets(str(error), settings)
+    place = where(settings)
+    if any(words in said for words in _FOR_NOW):
+        return TableUnavailableError(
+            f"{label}: PostgreSQL at {place} takes no connections now ({said}).",
+            "It is tried again; if that goes on, look at the server.",
+        )
+    if any(words in said for words in _FOR_GOOD):
+        return TableAccessError(
+            f"{label}: PostgreSQL at {place} refused the login ({said}).",
+            "Check user, password and database of the connection, and the server's pg_hba.conf.",
+        )
+    return ServerUnreachableError(
+        f"{label}: can't connect to PostgreSQL at {place} ({said}).",
+        "Check that the server runs, listens on this address, and can be reached from here.",
+    )
 
 
 def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:

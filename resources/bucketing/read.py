@@ -8,6 +8,7 @@ files that Spark sees are compared with the manifest's.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 GENERATION = "__gen"
 _TABLES_KEPT = 64
 _tables: dict[str, dict[str, None]] = {}
+_one_at_a_time = threading.Lock()
 
 
 def bucketed_frame(
@@ -38,23 +40,24 @@ def bucketed_frame(
         f"|{g.id}:{g.folder}" for g in wanted
     )
     name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
-    known = _tables.setdefault(spark.sparkContext.applicationId, {})
-    if name in known:
-        # Used again, so it is the last to be dropped: a frame's table must be there when its plan is made.
-        known.pop(name, None)
-    else:
-        _create(spark, store, name, layout, wanted)
-        try:
-            _check_files(spark, name, what, wanted)
-        except BaseException:
-            spark.sql(f"DROP TABLE IF EXISTS {name}")
-            raise
-    known[name] = None
-    while len(known) > _TABLES_KEPT:
-        oldest = next(iter(known))
-        known.pop(oldest, None)
-        spark.sql(f"DROP TABLE IF EXISTS {oldest}")
-    return spark.table(name)
+    with _one_at_a_time:  # datasets advance in threads of one session, and any of them may drop the oldest table
+        known = _tables.setdefault(spark.sparkContext.applicationId, {})
+        if name in known:
+            # Used again, so it is the last to be dropped: a frame's table must be there when its plan is made.
+            known.pop(name, None)
+        else:
+            _create(spark, store, name, layout, wanted)
+            try:
+                _check_files(spark, name, what, wanted)
+            except BaseException:
+                spark.sql(f"DROP TABLE IF EXISTS {name}")
+                raise
+        known[name] = None
+        while len(known) > _TABLES_KEPT:
+            oldest = next(iter(known))
+            known.pop(oldest, None)
+            spark.sql(f"DROP TABLE IF EXISTS {oldest}")
+        return spark.table(name)
 
 
 def _create(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, unbounded_dataset, version_set
+from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
 from assets.checking.validators import Candidate, Finding, custom
 from assets.checking.verify import verify_version
 from assets.dataset import AdjunctDataset
@@ -612,10 +612,6 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
     refused(ConfigurationError, "does not say a reason", reason=" ")
     refused(ConfigurationError, "does not say who does it", by="")
     refused(ConfigurationError, "the reason of an erasure names a key", reason=f"{SECRET} asked for it")
-    people.stream("changes", SCHEMA, ["person"], 2)
-    follower = unbounded_dataset("follower", input="lake.changes", key="person", broadcast=True)
-    people.advance(follower)
-    refused(DatasetError, "'follower' is unbounded.*tombstones", dataset="follower")
 
 
 # -- against a model

@@ -197,7 +197,7 @@ def test_other_columns_need_a_rebuild(world: World) -> None:
         "weather", input="lake.weather", key=["origin", "hour"], partition_by="origin", partitions=4,
         columns=["origin", "hour"],
     )  # fmt: skip
-    with pytest.raises(DatasetError, match="temp is missing"):
+    with pytest.raises(DatasetError, match=r"temp \(double\) is removed"):
         world.advance(spec)
 
 

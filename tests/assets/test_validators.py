@@ -253,6 +253,7 @@ MISTAKES = [
     TypeError("unsupported operand"),
     ModuleNotFoundError("No module named 'makers'"),
     SyntaxError("invalid syntax"),
+    ConnectionRefusedError(111, "Connection refused"),
 ]
 
 

@@ -15,7 +15,7 @@ from resources.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PATH = re.compile(r"(source|transaction)\.\w+|ts_(ms|us|ns)")
+_PATH = re.compile(r"source\.\w+|ts_(ms|us|ns)")
 _ENVELOPE = "a Debezium envelope"
 AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
 

@@ -9,10 +9,10 @@ used: databases fill the rest of it, or not, as they are configured.
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING
 
 from assets.sources.changes.formats import ORDER, PROBLEM, TRUNCATE, named, shown, unknown_operation
+from assets.sources.changes.json_values import NUMBER, raw_form, value_of
 from assets.sources.extractor import companions
 from resources.schema import Field, Schema
 from resources.streams.system import META, TOMBSTONE
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 _TEXT, _UNREAD, _PARSED, _BAD = "__text", "__unread", "__parsed", "__bad"
 _OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
 _RAW_BEFORE, _WHERE, _CHANGE, _ROW = "__raw_before", "__where", "__change", "__row"
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_NUMBER, _DATE = r"^-?\d{1,18}$", r"^\d{4}-\d\d-\d\d$"
-_ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?)$"
-_LAST_MILLI = 253_402_300_799_999  # the end of the year 9999
-_EXACT_DIGITS = 15
+_POSITION = r"^-?\d{1,19}$"
 
 
 def changes_of(
@@ -47,7 +43,8 @@ def changes_of(
     from pyspark.sql import functions as F
 
     path = order_by if order_by is not None and order_by not in schema.names else None
-    old = Schema(tuple(field for field in schema.fields if field.name in key or field.name == order_by))
+    needed = tuple(field for field in schema.fields if field.name in key or field.name == order_by)
+    old = Schema(needed or schema.fields)  # an extractor may compute the whole key
     own = [name for name in key if name in records.columns]
     records = texts_of(declared, records, what)
     kept = companions(records)
@@ -71,7 +68,7 @@ def changes_of(
     problem = _problem(declared, schema, old, key, own, comparable)
     changes = _changes(schema, old, key).alias(_CHANGE)
     others = [F.col(name) for name in kept if name not in (TOMBSTONE, _TEXT, _UNREAD)]
-    order = F.when(F.col(_WHERE).rlike(_NUMBER), F.col(_WHERE).try_cast("bigint")) if path else None
+    order = F.when(F.col(_WHERE).rlike(_POSITION), F.col(_WHERE).try_cast("bigint")) if path else None
     told = read.select("*", problem.alias(PROBLEM))
     made = told.select(*others, *([order.alias(ORDER)] if order is not None else []), F.explode(changes).alias(_CHANGE))
     return made.select(
@@ -121,7 +118,7 @@ def _block(schema: Schema, old: Schema, path: str | None) -> StructType:
     """Return what is read of an envelope."""
     from pyspark.sql.types import StringType, StructType
 
-    block = StructType().add("op", StringType()).add("after", _raw(schema)).add("before", _raw(old))
+    block = StructType().add("op", StringType()).add("after", raw_form(schema)).add("before", raw_form(old))
     if path:
         first, *rest = path.split(".")
         leaf: DataType = StringType()
@@ -136,17 +133,6 @@ def _top(block: StructType) -> StructType:
     from pyspark.sql.types import StringType, StructType
 
     return StructType([*block.fields]).add("payload", block).add(_BAD, StringType())
-
-
-def _raw(schema: Schema) -> StructType:
-    from pyspark.sql.types import BooleanType, DoubleType, FloatType, LongType, StringType, StructType
-
-    native: dict[str, DataType] = {"boolean": BooleanType(), "float": FloatType(), "double": DoubleType()}
-    native |= dict.fromkeys(_INTEGERS, LongType())
-    block = StructType()
-    for field in schema.fields:
-        block = block.add(field.name, native.get(field.type, StringType()))
-    return block
 
 
 def _part(*path: str) -> Column:
@@ -166,67 +152,10 @@ def _converted(declared: DebeziumEnvelope, schema: Schema, raw: str) -> Column:
     """Return the row with the types of `schema`; null where there is no row, and each value that does not fit."""
     from pyspark.sql import functions as F
 
-    values = [_value(declared, field, F.col(raw)[field.name]).alias(field.name) for field in schema.fields]
+    values = [
+        value_of(declared, field, F.col(raw)[field.name], F.col(_TEXT)).alias(field.name) for field in schema.fields
+    ]
     return F.when(F.col(raw).isNotNull(), F.struct(*values))
-
-
-def _value(declared: DebeziumEnvelope, field: Field, raw: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    if field.type in _INTEGERS:
-        return raw.try_cast(field.type)
-    if field.type == "date":
-        days = F.when(raw.rlike(r"^-?\d{1,7}$"), F.date_from_unix_date(raw.try_cast("int")))
-        return F.coalesce(days, F.when(raw.rlike(_DATE), raw.try_cast("date")))
-    if field.type == "timestamp":
-        written = F.when(raw.rlike(_ISO), raw.try_cast("timestamp"))
-        if declared.timestamps is None:
-            return written
-        factor = 1000 if declared.timestamps == "millis" else 1
-        number = F.when(raw.rlike(_NUMBER), raw.try_cast("bigint"))
-        last = _LAST_MILLI * 1000 // factor
-        return F.coalesce(F.when(F.abs(number) <= last, F.timestamp_micros(number * factor)), written)
-    if field.type == "binary":
-        return F.try_to_binary(raw, F.lit("base64"))
-    if field.type.startswith("decimal"):
-        return _decimal(declared, field, raw)
-    return raw
-
-
-def _decimal(declared: DebeziumEnvelope, field: Field, raw: Column) -> Column:
-    """Return a decimal as it was sent, never rounded: JSON numbers of many digits are not exact any more here."""
-    from pyspark.sql import functions as F
-
-    scale = int(field.type.rstrip(")").split(",")[1])
-    if declared.format == "json" and declared.decimals == "precise":
-        raw = F.udf(_plain_decimals(scale), "string", useArrow=True)(raw)
-        return raw.try_cast(field.type)
-    fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
-    plain = raw.rlike(rf"^[+-]?\d+{fraction}$")
-    digits = F.length(F.regexp_replace(raw, r"[^\d]", ""))
-    quoted = F.instr(F.col(_TEXT), F.concat(F.lit('"'), raw, F.lit('"'))) > 0
-    exact = (digits <= _EXACT_DIGITS) | ~raw.contains(".") | quoted
-    return F.when(plain & exact, raw.try_cast(field.type))
-
-
-def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own decorator has no types either
-    def plain(text: str | None) -> str | None:
-        return None if text is None else unscaled_text(text, scale)
-
-    return plain
-
-
-def unscaled_text(text: str, scale: int) -> str | None:
-    """Return the decimal that base64 of a big-endian, unscaled number stands for; None for what is none."""
-    try:
-        number = int.from_bytes(base64.b64decode(text, validate=True), "big", signed=True)
-    except ValueError:
-        return None
-    if not text:
-        return None
-    digits = str(abs(number)).zfill(scale + 1)
-    sign = "-" if number < 0 else ""
-    return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else f"{sign}{digits}"
 
 
 # -- what a record says
@@ -255,8 +184,8 @@ def _problem(
             (op == "d") & F.col(_RAW_BEFORE).isNull(),
             F.lit("a delete without the row before it: nothing says which row (REPLICA IDENTITY is NOTHING?)"),
         ),
-        *[F.when(writes, _misfit(declared, field, _RAW, _AFTER)) for field in schema.fields],
-        *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields],
+        *[F.when(writes, _misfit(declared, field, _RAW, _AFTER)) for field in schema.fields if field.type not in _READ],
+        *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
         *[F.when(writes, _unavailable(declared, field)) for field in schema.fields if field.type in _UNKNOWABLE],
     ]
     if own:
@@ -271,26 +200,47 @@ def _problem(
 
 
 _UNKNOWABLE = ("string", "binary")
+_READ = ("string", "boolean", "bigint", "float", "double")  # as from_json gives them: what does not fit is told by it
 
 
 def _unread(schema: Schema, old: Schema) -> Column:
-    """Return why Spark could not read a text: no JSON, a value of another type, or something else than an envelope."""
+    """Return why Spark could not read a text: no JSON, a value of another type, or something else than an envelope.
+
+    Read again, as texts by name: one expression however many columns there are, and evaluated for such texts only.
+    """
     from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
 
-    def texts(columns: Schema) -> StructType:
-        return StructType([StructField(field.name, StringType()) for field in columns.fields])
+    text, shape = shown(F.col(_TEXT)), "after map<string,string>, before map<string,string>"
+    form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {_BAD} string"
+    again = F.from_json(F.col(_TEXT), form, {"columnNameOfCorruptRecord": _BAD})
 
-    block = StructType().add("after", texts(schema)).add("before", texts(old))
-    again = F.from_json(F.col(_TEXT), _top(block), {"columnNameOfCorruptRecord": _BAD})
-    payload = again["payload"]
-    reasons = [F.when(F.try_parse_json(F.col(_TEXT)).isNull(), F.concat(F.lit("not JSON: "), shown(F.col(_TEXT))))]
-    for part, raw, columns in (("after", _RAW, schema), ("before", _RAW_BEFORE, old)):
-        for field in columns.fields:
-            said = F.when(payload.isNotNull(), payload[part][field.name]).otherwise(again[part][field.name])
-            lost = said.isNotNull() & F.col(raw)[field.name].isNull()
-            reasons.append(F.when(lost, _told(field, said)))
-    return F.coalesce(*reasons, F.concat(F.lit("not a Debezium envelope: "), shown(F.col(_TEXT))))
+    def said(read: Column) -> Column:
+        payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
+        return F.coalesce(_lost(payload["after"], _RAW, schema), _lost(payload["before"], _RAW_BEFORE, old))
+
+    return F.coalesce(
+        F.when(F.try_parse_json(F.col(_TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
+        F.transform(F.array(again), said)[0],
+        F.concat(F.lit("not a Debezium envelope: "), text),
+    )
+
+
+def _lost(said: Column, raw: str, schema: Schema) -> Column:
+    """Return which of the columns that are said could not be read as what they are declared."""
+    from pyspark.sql import functions as F
+
+    types = F.create_map(*[F.lit(part) for field in schema.fields for part in (field.name, field.type)])
+    read = F.coalesce(F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array())
+    lost = F.filter(
+        F.map_entries(said),
+        lambda entry: (
+            F.map_contains_key(types, entry["key"]) & entry["value"].isNotNull() & ~F.array_contains(read, entry["key"])
+        ),
+    )
+    first = F.get(lost, F.lit(0))
+    kind = F.element_at(types, first["key"])
+    told = F.concat(F.lit("column '"), first["key"], F.lit("' is "), shown(first["value"]), F.lit(", declared "), kind)
+    return F.when(F.size(lost) > 0, told)
 
 
 def _told(field: Field, said: Column) -> Column:
@@ -305,7 +255,7 @@ def _misfit(declared: DebeziumEnvelope, field: Field, raw: str, converted: str) 
     said = F.col(raw)[field.name].cast("string")
     told = _told(field, said)
     if field.type == "timestamp" and declared.timestamps is None:
-        told = F.concat(told, F.when(said.rlike(_NUMBER), F.lit("; timestamps= says what it counts")).otherwise(""))
+        told = F.concat(told, F.when(said.rlike(NUMBER), F.lit("; timestamps= says what it counts")).otherwise(""))
     return F.when(F.col(raw)[field.name].isNotNull() & F.col(converted)[field.name].isNull(), told)
 
 

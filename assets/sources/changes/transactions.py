@@ -7,7 +7,7 @@ partitions; what is held back this way may make further transactions incomplete,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,36 +94,24 @@ def whole_transactions(
     assert isinstance(declared, DebeziumEnvelope)
     what = f"dataset {spec.name!r} (input {spec.input})"
     found = _looked_at(declared, source, spark, ranges, what)
-    seen = {
-        (row["transaction"], row[PARTITION]): Part(row["first"], row["last"], row["count"])
-        for row in found
-        if row["transaction"] is not None
-    }
+    seen = _parts(found)
     if not seen:
         return ranges
     spare = sum(row["count"] for row in found if not row["readable"])
-    since: dict[str, int] = {}
-    for row in found:
-        if (name := row["transaction"]) is not None:
-            since[name] = min(row["since"], since.get(name, row["since"]))
-    ended = ends_of(declared, systems, spark, since, what)
-    expected = dict(ended.expected)
+    since = _since(found)
+    expected = dict(ends_of(declared, systems, spark, since, what).expected)
     counts = counts_of(seen)
     oldest = source.system.oldest(list(ranges))
-    starts = {ssp: start for ssp, (start, _) in ranges.items()}
-    cut_off = max((_first(found, ssp) for ssp in ranges if starts[ssp] == oldest[ssp] != "0"), default=-1)
-    for name, count in ended.expected.items():
-        if counts[name] < count and since[name] <= cut_off:
-            expected[name] = counts[name]  # the rest of it was dropped by the stream's retention
+    trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
+    for name in _cut_off(found, trimmed) & expected.keys():
+        expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
     for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
         short = {name for name in expected if counts[name] + spare < expected[name]}
         wider = {ssp: (_lower(source.system, before[ssp], start), end) for ssp, (start, end) in ranges.items()}
         if short and wider != ranges:
-            again = _looked_at(declared, source, spark, wider, what)
-            for name, count in counts_of({(row["transaction"], row[PARTITION]): row for row in again}).items():
-                if name in short and count >= expected[name]:
-                    expected[name] = counts[name]
+            again = counts_of(_parts(_looked_at(declared, source, spark, wider, what)))
+            expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, spare=spare)
     return {
@@ -131,11 +119,11 @@ def whole_transactions(
     }
 
 
-def counts_of(seen: Mapping[tuple[str, int], Any]) -> dict[str, int]:
+def counts_of(seen: Mapping[tuple[str, int], Part]) -> dict[str, int]:
     """Return how many changes of each transaction there are in all partitions."""
     counts: dict[str, int] = {}
     for (transaction, _), part in seen.items():
-        counts[transaction] = counts.get(transaction, 0) + (part.count if isinstance(part, Part) else part["count"])
+        counts[transaction] = counts.get(transaction, 0) + part.count
     return counts
 
 
@@ -157,9 +145,35 @@ def _looked_at(declared: DebeziumEnvelope, source: Source, spark: SparkSession, 
     )
 
 
-def _first(found: Iterable[Row], ssp: SystemStreamPartition) -> int:
-    """Return the time of a partition's first record (ms)."""
-    return min((row["since"] for row in found if row[PARTITION] == ssp.partition), default=-1)
+def _parts(found: Iterable[Row]) -> dict[tuple[str, int], Part]:
+    return {
+        (row["transaction"], row[PARTITION]): Part(row["first"], row["last"], row["count"])
+        for row in found
+        if row["transaction"] is not None and row["readable"]
+    }
+
+
+def _since(found: Iterable[Row]) -> dict[str, int]:
+    """Return when each transaction was first seen (ms)."""
+    since: dict[str, int] = {}
+    for row in found:
+        if (name := row["transaction"]) is not None and row["readable"]:
+            since[name] = min(row["since"], since.get(name, row["since"]))
+    return since
+
+
+def _cut_off(found: Sequence[Row], trimmed: Collection[int]) -> set[str]:
+    """Return transactions that may have begun in what the stream's retention has dropped of these partitions.
+
+    That is what stands first in one of them, or is older than that: then it is from another partition.
+    """
+    firsts = [
+        min((row for row in found if row[PARTITION] == partition), key=lambda row: int(row["first"]))
+        for partition in {row[PARTITION] for row in found} & set(trimmed)
+    ]
+    until = max((row["since"] for row in firsts), default=0)
+    names = {row["transaction"] for row in firsts} - {None}
+    return names | {name for name, at in _since(found).items() if at < until}
 
 
 def _lower(system: StreamSystem, one: str, other: str) -> str:

@@ -162,6 +162,10 @@ def test_a_projection_gets_the_rows_and_never_those_that_could_not_be_read(spark
         ({"order_by": "source.lsn"}, "order_by is 'source.lsn'"),
         ({"order_by": "name"}, "the column 'name', which is string: expected an integer, a date or a timestamp"),
         ({"changes": DebeziumEnvelope("id BIGINT", value="op"), "order_by": "source.a.b"}, "order_by is 'source.a.b'"),
+        (
+            {"changes": DebeziumEnvelope("id BIGINT", value="op"), "order_by": "transaction.total_order"},
+            "order_by is 'transaction.total_order'",
+        ),
     ],
 )
 def test_a_stream_that_can_not_be_of_the_declared_form_is_refused_with_the_dataset(

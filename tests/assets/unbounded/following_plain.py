@@ -33,8 +33,8 @@ Content = dict[str, int]
 def follow_without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in an advance until the patch is undone."""
     patch.setattr(Source, "read", _read)
-    patch.setattr(follow, "decode_changes", lambda spec, records, stream, entries: _positioned(records))
-    patch.setattr(follow, "refuse_problems", lambda changes, what: changes)
+    patch.setattr(follow, "decode_changes", lambda spec, records, *_, **__: _positioned(records))
+    patch.setattr(follow, "refuse_problems", lambda changes, *_, **__: changes)
     patch.setattr(follow, "write_generation", _write)
 
 
@@ -66,9 +66,7 @@ class ShapedStreams(LakeStreams):
     def info(self, stream: str) -> StreamInfo:
         info, shape = super().info(stream), self.shape
         partitions = shape.partitions or info.partitions
-        return replace(
-            info, partitions=partitions, compacted=shape.compacted, tombstones_kept=shape.tombstones_kept
-        )
+        return replace(info, partitions=partitions, compacted=shape.compacted, tombstones_kept=shape.tombstones_kept)
 
 
 @dataclass

@@ -293,3 +293,17 @@ def test_an_expiry_is_a_duration_or_a_time_with_its_zone() -> None:
 def test_an_expiry_that_is_neither_or_has_passed_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--expires"):
         expiry(text, NOW)
+
+
+def test_what_was_served_at_a_time_or_after_a_commit_is_read_by_as_of(world: World) -> None:
+    entries = {entry["version"]: entry for entry in told(world, "history", "planes") if entry["action"] == "seal"}
+    first, second = (entries[version] for version in sorted(entries)[:2])
+    assert [entry["readable"] for entry in told(world, "history", "planes")] == [True, True, True]
+    for as_of in (first["at"], str(first["number"])):
+        found = told(world, "get", "planes", "N2", "--as-of", as_of)
+        assert (found[0]["version"], found[0]["entry"]["seats"]) == (first["served"], 2)
+    assert told(world, "items", "planes", "--as-of", second["at"])["version"] == second["served"]
+    assert told(world, "show", "planes", "--as-of", first["at"])["id"] == first["served"]
+    assert "nothing was served at 2000-01-01" in refused(world, "get", "planes", "N2", "--as-of", "2000-01-01T00:00Z")
+    assert "without its zone" in refused(world, "get", "planes", "N2", "--as-of", "2026-01-01")
+    assert "both a version and --as-of" in refused(world, "get", "planes", "N2", "--version", "v1", "--as-of", "1")

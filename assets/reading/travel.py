@@ -1,0 +1,145 @@
+"""Time travel: which version was served at a time, or after a commit, and whether it can still be read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, NoReturn
+
+from assets.manifest import SealedVersion, parse_manifest
+from assets.retention.leases import check_not_doomed
+from resources.errors import (
+    ConfigurationError,
+    DatasetError,
+    NoSealedVersionError,
+    ObjectNotFoundError,
+    VersionDiscardedError,
+)
+
+if TYPE_CHECKING:
+    from assets.log import DatasetLog
+    from assets.manifest import DatasetManifest
+    from resources.objects.commit import Commit
+
+
+def served_at(
+    log: DatasetLog, current: Commit, manifest: DatasetManifest, when: datetime | None, commit: int | str | None
+) -> SealedVersion:
+    """Return what was served at a time, or after a commit (its number or id); `manifest` is that of the current one.
+
+    Times are those of the commits, by the clocks of those who made them. Raises DatasetError for a commit that is not
+    there, NoSealedVersionError where nothing was served yet, and VersionDiscardedError where it can't be read any more.
+    """
+    if (when is None) == (commit is None):
+        raise ConfigurationError(
+            f"dataset {log.name!r} is to be read as of {'nothing' if when is None else 'a time and a commit'}.",
+            "Give a time, or commit=NUMBER or ID.",
+        )
+    if when is not None and when.tzinfo is None:
+        raise ConfigurationError(
+            f"dataset {log.name!r} is to be read as of {when}, a time without its zone.", "Give one: tzinfo=UTC."
+        )
+    asked = f"after commit {commit}" if when is None else f"at {when:%Y-%m-%d %H:%M:%S %Z}"
+    if manifest.declaration.kind == "bounded":
+        found = _in_history(log, when, commit)
+        if found is None or found.version is None:
+            raise NoSealedVersionError(
+                f"dataset {log.name!r}: nothing was served {asked}, as far back as its history goes.",
+                f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
+            )
+        return found.version
+    past = _Past(log, current, manifest)
+    then = past.by_commit(commit) if commit is not None else past.before(when) if when is not None else None
+    if then is None or then.version is None:
+        past.refuse(asked)
+    check_not_doomed(manifest, then.version.id)
+    return then.version
+
+
+def _in_history(log: DatasetLog, when: datetime | None, asked: int | str | None) -> DatasetManifest | None:
+    for commit, manifest in log.history():
+        if commit.created_at <= when if when is not None else asked in (commit.number, commit.id):
+            return manifest
+    return None
+
+
+@dataclass
+class _Past:
+    """The commits of an unbounded dataset that can be read: listed once, and looked into where they are asked for."""
+
+    log: DatasetLog
+    current: Commit
+    manifest: DatasetManifest
+    read: dict[int, Commit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys: dict[int, list[str]] = {}
+        for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
+            number = int(item.key.rsplit("/", 1)[1].partition("-")[0])
+            self.keys.setdefault(number, []).append(item.key)
+        bounds = self.manifest.retained_from, self.current.number
+        self.numbers = [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
+        self.read[self.current.number] = self.current
+
+    def at(self, number: int) -> Commit:
+        """Return a commit by its number. An attempt that lost may have left a manifest of the same number."""
+        if number not in self.read:
+            keys = self.keys[number]
+            if len(keys) > 1:
+                keys = [self.log.log.manifest_key(number, str(self.at(number + 1).parent))]
+            try:
+                self.read[number] = self.log.log.read(keys[0])
+            except ObjectNotFoundError as error:
+                raise VersionDiscardedError(
+                    f"dataset {self.log.name!r}: commit {number} was discarded just now.", "Ask again for what is left."
+                ) from error
+        return self.read[number]
+
+    def manifest_at(self, number: int) -> DatasetManifest:
+        return parse_manifest(self.log.name, self.at(number))
+
+    def before(self, when: datetime) -> DatasetManifest | None:
+        place = bisect_right(self.numbers, when, key=lambda number: self.at(number).created_at)
+        return self.manifest_at(self.numbers[place - 1]) if place else None
+
+    def by_commit(self, asked: int | str) -> DatasetManifest | None:
+        """Return the manifest of a commit that is readable. Raises DatasetError for one that never was."""
+        if isinstance(asked, str):
+            ours = (each for each in self.numbers if any(_is_of(key, asked) for key in self.keys[each]))
+            number = next((each for each in ours if self.at(each).id == asked), None)
+        else:
+            number = asked if asked in self.numbers else None
+            if number is None and 1 <= asked < self.manifest.retained_from:
+                return None
+        if number is None:
+            raise DatasetError(
+                f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are numbered "
+                f"{self.numbers[0]} to {self.numbers[-1]}.",
+                f"See adjunct dataset history {self.log.name}.",
+            )
+        return self.manifest_at(number)
+
+    def refuse(self, asked: str) -> NoReturn:
+        """Say that nothing can be read as of what was asked for, and what the oldest is that can be."""
+        name = self.log.name
+        place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
+        if place == len(self.numbers):
+            raise NoSealedVersionError(
+                f"dataset {name!r} has no version to read yet: its bootstrap is not finished.", "Advance the dataset."
+            )
+        commit = self.at(self.numbers[place])
+        oldest = f"the oldest that can be read was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
+        oldest += f"{commit.number}"
+        if self.manifest.retained_from > 1:
+            raise VersionDiscardedError(
+                f"dataset {name!r}: what was served {asked} has been discarded; {oldest}.",
+                f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…).",
+            )
+        raise NoSealedVersionError(
+            f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}."
+        )
+
+
+def _is_of(key: str, commit_id: str) -> bool:
+    return key.endswith(f"-{commit_id}.json")

@@ -1,0 +1,46 @@
+"""Building a table anew because somebody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from assets.publishing.operations import explained
+from assets.report import OnStage, ignore
+from assets.unbounded.follow import advance_unbounded
+from resources.errors import DatasetError
+from resources.spark_errors import unwrapped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.report import AdvanceReport
+    from resources.objects.lake import Lake
+    from resources.streams.system import StreamSystem
+
+
+@unwrapped()
+def rebuild_dataset(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    spark: Callable[[], SparkSession],
+    *,
+    reason: str,
+    by: str,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Build an unbounded dataset anew from its stream's oldest offset, or from its bulk snapshot.
+
+    It is built beside the table that is served, which stays until the new one has reached its target, and may have
+    other columns. A run that ends before is gone on with by the next advance. Raises DatasetError for a bounded
+    dataset, and where the stream does not tell of every key any more; ConfigurationError without a reason.
+    """
+    if spec.kind != "unbounded":
+        raise DatasetError(
+            f"dataset {spec.name!r} is bounded: its versions are delivered, not followed.",
+            "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
+        )
+    explained("rebuild", spec.name, reason, by)
+    return advance_unbounded(lake, systems, spec, spark, by=by, rebuild=reason, on_stage=on_stage)

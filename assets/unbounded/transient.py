@@ -1,0 +1,323 @@
+"""Tables of one run: the newest change of each key, kept in Spark's memory and stored nowhere (SAMZA-1278).
+
+    no store is ever found     marked for bootstrap: built from the stream's oldest offset up to its ends
+                               not marked: goes on from the last offset that its application has read
+
+A version of such a table is a text, "offsets-1:" and the ranges of the stream that it was made of. Whoever reads these
+ranges again gets the same table, so a batch that a crash has cut off can be run again as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from assets.manifest import POSITION, Decision
+from assets.report import AdvanceReport, Stages
+from assets.sources.changes.decode import decode_changes, refuse_problems
+from assets.sources.entries import column
+from assets.sources.opening import Ranges, Source, as_stored
+from assets.unbounded.follow import check_order, max_offset
+from resources.errors import (
+    AdjunctError,
+    DatasetError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+    StaleDatasetError,
+)
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.report import Action
+    from resources.schema import Schema
+    from resources.streams.system import StreamSystem
+
+_KIND, _FORM = "offsets-", "offsets-1:"
+_STORED = TypeAdapter(dict[str, tuple[str, str]])
+_HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
+
+
+def is_transient(version: str) -> bool:
+    """Whether a version is that of a table of one run."""
+    return version.startswith(_KIND)
+
+
+def version_of(ranges: Ranges) -> str:
+    """Return the version that stands for the changes in these ranges."""
+    said = {str(ssp): list(ranges[ssp]) for ssp in sorted(ranges)}
+    return _FORM + json.dumps(said, separators=(",", ":"))
+
+
+def ranges_of(dataset: str, version: str) -> Ranges:
+    """Return the ranges that a version stands for. Raises MalformedDocumentError for any other text."""
+    try:
+        if not version.startswith(_FORM):
+            raise ValueError(f"it does not begin with {_FORM}")
+        ranges = _STORED.validate_json(version.removeprefix(_FORM))
+        return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
+    except (ValueError, AdjunctError) as error:
+        said = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise MalformedDocumentError(
+            f"dataset {dataset!r} lives for one run, and {version!r} is no version of it: {said}.",
+            "Run the application with the release that wrote its batch log, or a newer one.",
+        ) from error
+
+
+class TransientView:
+    """One version of a table of one run, in Spark's memory until it is released. `rows` are its entries."""
+
+    def __init__(self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int) -> None:
+        self.dataset, self.schema, self.ranges, self.rows = dataset, schema, ranges, rows
+        self.version = version_of(ranges)
+        self.kept = kept
+
+    def __repr__(self) -> str:
+        return f"TransientView({self.dataset!r}, {self.version!r})"
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return all entries, with the columns of `schema`.
+
+        Bucket i of a partitioned dataset is partition i, so that a join on its partition columns, or on its key, has no
+        exchange on this side; a broadcast one is one partition, which all tasks get a copy of.
+        """
+        return self.kept.where(f"NOT {TOMBSTONE}").select(*[column(name) for name in self.schema.names])
+
+    def release(self) -> None:
+        """Give the memory back; the view can't be read any more."""
+        rdd = self.kept._jdf.queryExecution().logical().rdd()
+        # What RDD.unpersist does, without its warning that nothing can be computed again: nobody will ask for it.
+        rdd.context().unpersistRDD(rdd.id(), False)
+
+
+class TransientTable:
+    """One dataset with `persistent=False`, during one run of an application: built, kept current, released.
+
+    `last` is the version that the application's last batch met: a table that is not marked for bootstrap goes on from
+    its ends, else from the stream's default offset.
+    """
+
+    def __init__(self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None) -> None:
+        self.spec = spec
+        self.view: TransientView | None = None
+        self._systems, self._last = systems, last
+        self._opened: Source | None = None
+
+    @property
+    def _source(self) -> Source:
+        # Opened once: a run meets the columns and partitions that it began with.
+        if self._opened is None:
+            self._opened = Source.of(self._systems, self.spec)
+            check_order(self._opened)
+        return self._opened
+
+    def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
+        """Build the table, or take in what has come since, up to the stream's upcoming offsets as they are now.
+
+        The view before is released when the new one is there. Raises BadChangeError and NullKeyError for changes that
+        can't be applied, DatasetError where a bootstrap lacks changes, and OffsetOutOfRangeError where the stream does
+        not reach back and that is declared to fail.
+        """
+        source, before, stages = self._source, self.view, Stages(self.spec.name)
+        with stages("collect"):
+            upcoming = source.system.upcoming(source.ssps)
+            starts, decision = self._starts(upcoming) if before is None else (_ends(before.ranges), _goes_on())
+            fresh = self._whole(starts, upcoming, spark)
+            records = source.count(fresh) if fresh else 0
+        action: Action = "up-to-date"
+        if before is None or fresh:
+            action = "applied" if before is not None else "bootstrapped"
+            since = {ssp: start for ssp, (start, _) in before.ranges.items()} if before is not None else starts
+            ranges = {ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp]) for ssp in source.ssps}
+            if before is not None and not records:  # markers take offsets, and change nothing
+                self.view = TransientView(self.spec.name, source.schema, ranges, before.kept, before.rows)
+            else:
+                with stages("build"):
+                    self.view = self._build(spark(), fresh if records else {}, ranges, before)
+                if before is not None:
+                    before.release()
+        assert self.view is not None
+        ends = _ends(self.view.ranges)
+        return AdvanceReport(
+            dataset=self.spec.name,
+            kind="unbounded",
+            action=action,
+            version=self.view.version,
+            rows=self.view.rows,
+            counters={"read": records},
+            offsets=as_stored(ends),
+            lag={str(ssp): source.system.distance(ssp, end, upcoming[ssp]) for ssp, end in ends.items()},
+            decision=decision,
+            seconds=stages.seconds,
+            schema=source.schema,
+            note=f"{decision.action}: {decision.reason}" if before is None else "",
+        )
+
+    def view_of(self, version: str, spark: Callable[[], SparkSession]) -> TransientView:
+        """Return the view of this version, from the ranges that it names; the table goes on from there.
+
+        Raises OffsetOutOfRangeError where the stream does not hold them any more.
+        """
+        if self.view is not None and self.view.version == version:
+            return self.view
+        source, ranges = self._source, ranges_of(self.spec.name, version)
+        if set(ranges) != set(source.ssps):
+            raise DatasetError(
+                f"dataset {self.spec.name!r}: an open batch was begun with the offsets of "
+                f"{', '.join(map(str, sorted(ranges)))}, and its input is {self.spec.input} with {len(source.ssps)} "
+                "partitions.",
+                "Declare the input that the batch was begun with until it has ended.",
+            )
+        oldest = source.system.oldest(source.ssps)
+        for ssp, (start, end) in ranges.items():
+            if start != end and source.system.compare(start, oldest[ssp]) < 0:
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
+                    f"and the oldest that the stream still holds is {oldest[ssp]}: the batch can't be run again as it "
+                    "was.",
+                    "Deliver the lost changes again into a new stream and run the application under a new name. A "
+                    "longer retention of the stream, or persistent=True, keeps this from happening.",
+                )
+        filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
+        before = self.view
+        self.view = self._build(spark(), filled if filled and source.count(filled) else {}, ranges, None)
+        if before is not None:
+            before.release()
+        return self.view
+
+    def check_fresh(self, max_staleness: timedelta, *, now: datetime | None = None) -> None:
+        """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
+        assert self.view is not None
+        system = self._source.system
+        limit = (now or datetime.now(UTC)) - max_staleness
+        upcoming = system.upcoming(self._source.ssps)
+        for ssp, end in _ends(self.view.ranges).items():
+            first = system.offset_for_timestamp(ssp, int(limit.timestamp() * 1000))
+            if system.compare(end, upcoming[ssp]) < 0 and system.compare(end, first) < 0:
+                raise StaleDatasetError(
+                    f"dataset {self.spec.name!r} is stale: it has read {ssp} up to offset {end} of {upcoming[ssp]}, "
+                    f"and what comes next is older than {max_staleness}.",
+                    "What waits there belongs to a transaction that is not whole: deliver the rest of it, or allow "
+                    "more: max_staleness=….",
+                )
+
+    def release(self) -> None:
+        """Give the memory back: the run is over."""
+        if self.view is not None:
+            self.view.release()
+            self.view = None
+
+    def _starts(
+        self, upcoming: Mapping[SystemStreamPartition, str]
+    ) -> tuple[dict[SystemStreamPartition, str], Decision]:
+        """Return where a new table begins, and why."""
+        source = self._source
+        oldest = source.system.oldest(source.ssps)
+        if self.spec.bootstrap:
+            if not source.system.tells_all(source.info.name):
+                raise DatasetError(
+                    f"dataset {self.spec.name!r} lives for one run and is bootstrapped in each, and its input "
+                    f"{self.spec.input} does not hold all changes: retention has dropped the oldest, and the stream is "
+                    "not compacted by key.",
+                    "Declare persistent=True, deliver the whole table into the stream again, or declare "
+                    "bootstrap=False, which goes on without what is lost.",
+                )
+            return oldest, _decided("bootstrap", "it lives for one run, and is built anew in each")
+        default = oldest if source.info.default_offset == "oldest" else dict(upcoming)
+        last = self._last_ends()
+        lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
+        reason = "it lives for one run, and goes on from " + ("the last offset" if last else "the default offset")
+        if lost:
+            ssp = lost[0]
+            problem = f"{ssp} holds nothing before {oldest[ssp]} any more, and it goes on at {last[ssp]}"
+            if self.spec.following.on_lost_offset == "fail":
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r} can't be continued: {problem}: retention has passed it.",
+                    'Deliver the lost changes again, or declare on_lost_offset="rebuild", which goes on without '
+                    "them. A longer retention of the stream keeps this from happening.",
+                )
+            reason += f"; {problem}"
+        starts = {
+            ssp: default[ssp] if ssp not in last else max_offset(source, last[ssp], oldest[ssp]) for ssp in source.ssps
+        }
+        return starts, _decided("create", reason)
+
+    def _last_ends(self) -> dict[SystemStreamPartition, str]:
+        """Return up to where the application has read, of the partitions that there are."""
+        if self._last is None or not is_transient(self._last):
+            return {}
+        ends = _ends(ranges_of(self.spec.name, self._last))
+        return {ssp: ends[ssp] for ssp in self._source.ssps if ssp in ends}
+
+    def _whole(
+        self,
+        starts: Mapping[SystemStreamPartition, str],
+        upcoming: Mapping[SystemStreamPartition, str],
+        spark: Callable[[], SparkSession],
+    ) -> Ranges:
+        """Return what is to be read next, of whole transactions where these are declared."""
+        system = self._source.system
+        ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
+        if not ranges or not getattr(self.spec.following.changes, "transactions", None):
+            return ranges
+        from assets.sources.changes.transactions import whole_transactions
+
+        return whole_transactions(self.spec, self._systems, spark(), self._source, ranges)
+
+    def _build(self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientView | None) -> TransientView:
+        """Return the view of `ranges`, which are those of the view before and the fresh ones."""
+        schema = self._source.schema
+        rows = self._changes(spark, fresh)
+        if before is not None:
+            rows = before.kept.unionByName(rows)
+        # What was read from a stream can be planned only while its table is in the session's catalogue, which keeps
+        # the newest. What is checkpointed is rows alone, however many batches it lives through.
+        kept = self._newest(rows).localCheckpoint()
+        return TransientView(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
+
+    def _changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
+        spec, source = self.spec, self._source
+        names = (*source.schema.names, *_HIDDEN)
+        if not ranges:
+            # Rows that Spark does not know to be none: their partitioning would be optimised away.
+            ddl = f"{source.schema.ddl()}, {POSITION} BIGINT, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
+            return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
+        assert source.info.schema is not None  # Source.of refuses raw records
+        records = source.read(spark, ranges)
+        changes = decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
+        return refuse_problems(changes, f"dataset {spec.name!r}").select(*[column(name) for name in names])
+
+    def _newest(self, rows: DataFrame) -> DataFrame:
+        """Return the newest change of each key, in the dataset's buckets; by offset, without those that delete."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        spec = self.spec
+        if spec.partitions is None:
+            rows = rows.repartition(1)
+        else:
+            rows = rows.repartition(spec.partitions, *[column(name) for name in spec.partition_by])
+        newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
+        same_key = Window.partitionBy(*[column(name) for name in spec.key]).orderBy(*newest_first)
+        newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
+        # By a column's order a deletion must beat what comes after it with a lower value.
+        return newest if spec.following.order_by is not None else newest.where(f"NOT {TOMBSTONE}")
+
+
+def _ends(ranges: Ranges) -> dict[SystemStreamPartition, str]:
+    return {ssp: end for ssp, (_, end) in ranges.items()}
+
+
+def _decided(action: Literal["bootstrap", "create"], reason: str) -> Decision:
+    return Decision(action=action, store="none", reason=reason, at=datetime.now(UTC))
+
+
+def _goes_on() -> Decision:
+    return Decision(action="continue", store="valid", reason="this run has built it", at=datetime.now(UTC))

@@ -1,0 +1,64 @@
+"""Follows a PostgreSQL table: python -m examples.postgres_changes, again and again.
+
+ACCOUNTS_DSN says where the database is. The first run takes a snapshot and bootstraps the dataset `accounts` from it,
+in the lake `lake`; every further run applies what was committed since. --drop ends it: a slot that nobody reads would
+keep PostgreSQL from deleting its log. A run after that begins anew, and readers keep the old table until it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from dagster_adjunct import (
+    DatasetStore,
+    DebeziumEnvelope,
+    LakeStreams,
+    ParquetSnapshot,
+    advance_unbounded,
+    open_lake,
+    session_scope,
+    unbounded_dataset,
+)
+from examples.postgres_changes.capture import TableCapture
+from examples.postgres_changes.slot import Slot
+
+COLUMNS = "id BIGINT, owner STRING, balance BIGINT"
+SNAPSHOT = Path("accounts-snapshot")
+
+accounts = unbounded_dataset(
+    "accounts",
+    input="lake.accounts",
+    key="id",
+    partitions=4,
+    changes=DebeziumEnvelope(COLUMNS, transactions="lake.accounts-ends", collection="public.accounts"),
+    initial=ParquetSnapshot(str(SNAPSHOT)),
+)
+
+
+def main() -> None:
+    dsn = os.environ.get("ACCOUNTS_DSN")
+    if not dsn:
+        sys.exit("ACCOUNTS_DSN is not set: expected a DSN like postgresql://user:password@host/database.")
+    lake = open_lake("lake")
+    slot = Slot(dsn, "public.accounts", "adjunct_accounts")
+    if "--drop" in sys.argv:
+        slot.drop()
+        return
+    capture = TableCapture(slot, lake, "accounts", COLUMNS, key=("id",), ends="accounts-ends")
+    taken = capture.start_with_snapshot(SNAPSHOT)
+    print("captured", capture.read())  # noqa: T201
+    store = DatasetStore(lake, accounts)
+    manifest = store.manifest()
+    older = manifest is not None and manifest.bootstrap is not None and manifest.bootstrap.started_at < taken
+    rebuild = "the slot was made anew" if older else None
+    with session_scope(lake_url=lake.url) as spark:
+        systems = {"lake": LakeStreams(lake)}
+        report = advance_unbounded(lake, systems, accounts, spark, by="walk-through", rebuild=rebuild)
+        print(report.action, report.counters.get("loaded", 0), report.counters.get("read", 0))  # noqa: T201
+        store.require_current().frame(spark()).orderBy("id").show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Changes that can't be applied: the job fails at one, or they go to the dead letters, once each."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import pytest
+
+from assets.following import DeadLetters
+from assets.sources.changes.debezium import DebeziumEnvelope
+from assets.sources.changes.decode import refuse_problems
+from assets.sources.changes.formats import OperationColumn
+from assets.sources.changes.quarantine import DEAD_LETTERS, problems_of, send_dead_letters, without_problems
+from resources.errors import BadChangeError, DatasetError, ProducerConflict
+from resources.schema import Schema
+from resources.spark_errors import unwrapped
+from tests.assets.changes.changing import VALUES, dataset, frame_of, send, stream
+from tests.assets.conftest import World
+
+RECORDS = Schema.of(id="bigint", op="string", data="binary")
+DEAD = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("lake.dead"))
+
+
+def test_a_bad_change_fails_the_job_and_is_named(sparkling: World) -> None:
+    stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
+    changes = refuse_problems(frame_of(sparkling, dataset(changes=OperationColumn())), "dataset 'table'")
+    assert "__problem" not in changes.columns
+    with pytest.raises(BadChangeError) as caught, unwrapped():
+        changes.write.format("noop").mode("overwrite").save()
+    assert caught.value.problem == (
+        "dataset 'table': the change at offset 1 of partition 0 can't be applied: unknown operation 'x'."
+    )
+    assert "on_bad_change=DeadLetters(STREAM)" in caught.value.next_step
+
+
+def test_an_advance_that_meets_a_bad_change_commits_nothing(sparkling: World) -> None:
+    stream(sparkling, VALUES, [('{"op":"c","after":{"id":1}}',)])
+    spec = dataset(changes=DebeziumEnvelope("id BIGINT"))
+    sparkling.advance(spec)
+    send(sparkling, [('{"op":"c","after":{"id":2}}',), ('{"op":"c","after":{"id":"x"}}',)])
+    with pytest.raises(BadChangeError, match="offset 2 of partition 0 can't be applied: column 'id' is 'x'"):
+        sparkling.advance(spec)
+    assert sparkling.view(spec).get(2) is None
+
+
+def test_dead_letters_have_the_place_the_reason_and_the_record(sparkling: World) -> None:
+    stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (None, "c", None)])
+    changes = frame_of(sparkling, DEAD)
+    bad = problems_of(changes)
+    assert [row["id"] for row in without_problems(changes).collect()] == [1]
+    sent = send_dead_letters(sparkling.systems, DEAD, bad, producer="dead-table", sequence=3)
+    assert sent == 2
+    assert sparkling.streams.info("dead").schema == DEAD_LETTERS
+    letters = sparkling.streams.read_arrow(sparkling.streams.whole("dead"), DEAD_LETTERS.names).to_pylist()
+    told = [{name: letter[name] for name in DEAD_LETTERS.names if name not in ("value", "at")} for letter in letters]
+    assert told == [
+        {"dataset": "table", "stream": "lake.changes", "partition": 0, "offset": 1, "reason": "unknown operation 'x'"},
+        {"dataset": "table", "stream": "lake.changes", "partition": 0, "offset": 2, "reason": "null key column 'id'"},
+    ]
+    assert [json.loads(letter["value"]) for letter in letters] == [
+        {"id": 2, "op": "x", "data": "Ag=="},
+        {"id": None, "op": "c", "data": None},
+    ]
+    assert all(dt.datetime.now(dt.UTC) - letter["at"] < dt.timedelta(minutes=5) for letter in letters)
+
+
+def test_dead_letters_are_sent_once_however_often_they_are_sent(sparkling: World) -> None:
+    stream(sparkling, RECORDS, [(1, "x", None)])
+    for _ in range(2):
+        bad = problems_of(frame_of(sparkling, DEAD))
+        assert send_dead_letters(sparkling.systems, DEAD, bad, producer="dead-table", sequence=3) == 1
+    assert sparkling.streams.read_arrow(sparkling.streams.whole("dead")).num_rows == 1
+    send(sparkling, [(2, "x", None)])
+    with pytest.raises(ProducerConflict):
+        send_dead_letters(
+            sparkling.systems, DEAD, problems_of(frame_of(sparkling, DEAD)), producer="dead-table", sequence=3
+        )
+
+
+def test_a_record_is_one_dead_letter_whatever_number_of_its_changes_is_bad(sparkling: World) -> None:
+    moved = {"op": "u", "before": {"id": None, "n": 1}, "after": {"id": None, "n": 2}}
+    stream(sparkling, VALUES, [(json.dumps(moved),)])
+    form = DebeziumEnvelope("id BIGINT, n BIGINT")
+    spec = dataset(key=["id", "n"], changes=form, on_bad_change=DeadLetters("lake.dead"))
+    changes = frame_of(sparkling, spec)
+    assert changes.count() == 2
+    assert [row["reason"] for row in problems_of(changes).collect()] == ["null key column 'id'"]
+
+
+def test_a_stream_that_is_something_else_takes_no_dead_letters(sparkling: World) -> None:
+    stream(sparkling, RECORDS, [(1, "x", None)])
+    sparkling.streams.create("dead", schema=VALUES, partitions=1)
+    bad = problems_of(frame_of(sparkling, DEAD))
+    with pytest.raises(DatasetError, match=r"lake\.dead, which is no stream of dead letters: dataset is missing"):
+        send_dead_letters(sparkling.systems, DEAD, bad, producer="dead-table", sequence=3)
+    elsewhere = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("other.dead"))
+    with pytest.raises(DatasetError, match="no stream system 'other'"):
+        send_dead_letters(sparkling.systems, elsewhere, bad, producer="dead-table", sequence=3)
+
+
+def test_an_advance_sets_bad_changes_aside_and_counts_them(sparkling: World) -> None:
+    stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02")])
+    report = sparkling.advance(DEAD)
+    assert report.counters["quarantined"] == 1
+    assert sparkling.view(DEAD).get(1) == {"id": 1, "data": b"\x01"}
+    send(sparkling, [(2, "c", b"\x03"), (None, "c", None)])
+    assert sparkling.advance(DEAD).counters["quarantined"] == 1
+    assert sparkling.view(DEAD).get(2) == {"id": 2, "data": b"\x03"}
+    assert sparkling.streams.read_arrow(sparkling.streams.whole("dead")).num_rows == 2

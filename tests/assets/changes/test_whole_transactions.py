@@ -1,0 +1,250 @@
+"""Transactions of the source become visible whole: the cut against brute force, and with Debezium's streams."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assets.sources.changes.debezium import DebeziumEnvelope
+from assets.sources.changes.transactions import Part, cut_at_incomplete, whole_transactions
+from assets.sources.opening import Source
+from resources.errors import DatasetError, SchemaMismatchError
+from resources.schema import Schema
+from resources.streams import LakeStreams, Retention
+from tests.assets.changes.changing import VALUES, dataset, send, stream
+from tests.assets.conftest import World
+
+FORM = DebeziumEnvelope("id BIGINT", transactions="lake.tx", collection="public.accounts")
+SPEC = dataset(changes=FORM, order_by="source.lsn")
+KEYED = Schema.of(id="bigint", value="string")
+Partitions = dict[int, list[str | None]]
+
+
+# -- the cut
+
+
+def parts_of(partitions: Partitions) -> dict[tuple[str, int], Part]:
+    found: dict[tuple[str, int], Part] = {}
+    for partition, records in partitions.items():
+        for transaction in set(records) - {None}:
+            at = [offset for offset, each in enumerate(records) if each == transaction]
+            found[str(transaction), partition] = Part(at[0], at[-1], len(at))
+    return found
+
+
+def furthest(partitions: Partitions, complete: dict[str, int]) -> dict[int, int]:
+    """Try all ends, and return the furthest at which each transaction is in with all its changes or with none."""
+    totals = Counter(each for records in partitions.values() for each in records if each is not None)
+    best: dict[int, int] = {}
+    for ends in product(*(range(len(records) + 1) for records in partitions.values())):
+        taken = Counter(
+            each
+            for records, end in zip(partitions.values(), ends, strict=True)
+            for each in records[:end]
+            if each is not None
+        )
+        whole = all(complete.get(each) == count == totals[each] for each, count in taken.items())
+        if whole and sum(ends) > sum(best.values(), -1):
+            best = dict(zip(partitions, ends, strict=True))
+    return best
+
+
+RECORDS = st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=5)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=3), st.dictionaries(st.sampled_from("abc"), st.booleans()))
+def test_the_cut_is_the_furthest_at_which_every_transaction_is_whole(
+    records: list[list[str | None]], ended: dict[str, bool]
+) -> None:
+    partitions = dict(enumerate(records))
+    totals = Counter(each for part in records for each in part)
+    complete = {each: totals[each] + (0 if arrived else 1) for each, arrived in ended.items() if totals[each]}
+    ends = {partition: len(part) for partition, part in partitions.items()}
+    assert cut_at_incomplete(parts_of(partitions), complete, ends) == furthest(partitions, complete)
+
+
+def test_what_is_held_back_holds_back_what_stands_behind_it_in_other_partitions() -> None:
+    partitions: Partitions = {0: [None, "open", "a"], 1: ["a", "b"], 2: ["b", None, "c"], 3: ["c", "d"], 4: ["d"]}
+    complete = {"a": 2, "b": 2, "c": 2, "d": 2}
+    ends = {partition: len(records) for partition, records in partitions.items()}
+    assert cut_at_incomplete(parts_of(partitions), complete, ends) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
+    partitions[0] = [None, "a", "open"]
+    assert cut_at_incomplete(parts_of(partitions), complete, ends) == {0: 2, 1: 2, 2: 3, 3: 2, 4: 1}
+
+
+def test_changes_that_can_not_be_read_may_be_those_that_are_missing() -> None:
+    seen = parts_of({0: ["a", None]})
+    assert cut_at_incomplete(seen, {"a": 2}, {0: 2}) == {0: 0}
+    assert cut_at_incomplete(seen, {"a": 2}, {0: 2}, spare=1) == {0: 2}
+    assert cut_at_incomplete(seen, {}, {0: 2}, spare=1) == {0: 0}, "one that has not ended is never whole"
+
+
+# -- streams
+
+
+def change(transaction: str | None, number: int, key: int = 0) -> str:
+    block = None if transaction is None else {"id": transaction, "total_order": number, "data_collection_order": number}
+    after = {"id": key}
+    return json.dumps({"op": "c", "after": after, "source": {"lsn": number}, "transaction": block})
+
+
+def begin(transaction: str) -> str:
+    return json.dumps({"status": "BEGIN", "id": transaction, "event_count": None, "data_collections": None, "ts_ms": 1})
+
+
+def end(transaction: str, count: int, collection: str = "public.accounts") -> str:
+    counts = [
+        {"data_collection": "public.other", "event_count": 99},
+        {"data_collection": collection, "event_count": count},
+    ]
+    return json.dumps({"status": "END", "id": transaction, "event_count": count + 99, "data_collections": counts})
+
+
+def say(world: World, *events: str) -> None:
+    if "tx" not in world.streams.list_streams():
+        world.streams.create("tx", schema=VALUES, partitions=1)
+    send(world, [(event,) for event in events], "tx")
+
+
+def cut(world: World, start: int = 0) -> dict[int, tuple[str, str]]:
+    """Return what is left of the whole stream from an offset on, by partition."""
+    source = Source.of(world.systems, SPEC)
+    whole = world.streams.whole("changes")
+    ranges = {ssp: (str(start), span.end) for ssp, span in whole.items() if int(span.end) > start}
+    found = whole_transactions(SPEC, world.systems, world.spark(), source, ranges)
+    return {ssp.partition: span for ssp, span in found.items()}
+
+
+def changes(world: World, *values: str) -> None:
+    if "changes" not in world.streams.list_streams():
+        stream(world, VALUES, [])
+    send(world, [(value,) for value in values])
+
+
+def test_a_transaction_waits_for_its_end_and_for_all_its_changes(sparkling: World) -> None:
+    changes(sparkling, change(None, 0), change("5", 1), change("5", 2), change("6", 1))
+    say(sparkling, begin("5"), begin("6"))
+    assert cut(sparkling) == {0: ("0", "1")}
+    say(sparkling, end("5", 2))
+    assert cut(sparkling) == {0: ("0", "3")}
+    assert cut(sparkling, 3) == {}, "a range with nothing left drops out"
+    say(sparkling, json.dumps({"schema": {}, "payload": json.loads(end("6", 2))}))
+    assert cut(sparkling) == {0: ("0", "3")}
+    changes(sparkling, change("6", 2), change("7", 1))
+    assert cut(sparkling) == {0: ("0", "5")}
+
+
+def test_a_transaction_is_whole_in_all_partitions_or_in_none(sparkling: World) -> None:
+    rows = [(key, change("1" if key < 8 else "2", key + 1, key)) for key in range(16)]
+    stream(sparkling, KEYED, rows, key=["id"], partitions=4)
+    say(sparkling, begin("1"), end("1", 8), begin("2"))
+    source = Source.of(sparkling.systems, SPEC)
+    whole = {ssp: (span.start, span.end) for ssp, span in sparkling.streams.whole("changes").items()}
+    found = whole_transactions(SPEC, sparkling.systems, sparkling.spark(), source, whole)
+    rows_in = source.read(sparkling.spark(), found).collect()
+    assert sorted(row["id"] for row in rows_in) == list(range(8))
+
+
+def test_records_without_a_transaction_wait_for_nothing(sparkling: World) -> None:
+    changes(sparkling, change(None, 0), change(None, 1))
+    assert cut(sparkling) == {0: ("0", "2")}, "not even for a transaction stream"
+
+
+def test_changes_that_come_again_are_counted_once_and_may_be_a_part(sparkling: World) -> None:
+    again = [change("5", 1), change("5", 2), change("5", 2), change("5", 3)]
+    changes(sparkling, *again)
+    say(sparkling, begin("5"), end("5", 4))
+    assert cut(sparkling) == {}, "four records, three changes"
+    changes(sparkling, change("5", 4))
+    assert cut(sparkling) == {0: ("0", "5")}
+    changes(sparkling, change("5", 3), change("5", 4))
+    assert cut(sparkling, 5) == {0: ("5", "7")}, "the others were taken in before"
+    assert cut(sparkling, 2) == {0: ("2", "7")}, "and so where a range begins inside of a transaction"
+
+
+def test_a_change_that_can_not_be_read_does_not_hold_its_transaction_back_for_ever(sparkling: World) -> None:
+    changes(sparkling, change("5", 1), "nonsense", change("5", 3))
+    say(sparkling, begin("5"), end("5", 3))
+    assert cut(sparkling) == {0: ("0", "3")}
+
+
+def test_a_table_that_its_transactions_do_not_name_is_an_error(sparkling: World) -> None:
+    changes(sparkling, change("5", 1))
+    say(sparkling, begin("5"), end("5", 1, "public.account"))
+    with pytest.raises(
+        DatasetError, match=r"counts changes of public\.account, public\.other, and none of 'public\.acc"
+    ):
+        cut(sparkling)
+
+
+def test_a_stream_that_has_no_events_in_json_is_refused(sparkling: World) -> None:
+    changes(sparkling, change("5", 1))
+    sparkling.streams.create("tx", schema=Schema.of(id="string"), partitions=1)
+    with pytest.raises(SchemaMismatchError, match="records are id string: expected a column value STRING"):
+        cut(sparkling)
+
+
+def appended(world: World, name: str, at: datetime, sequence: int, values: Sequence[str]) -> LakeStreams:
+    """Append as of another time."""
+    streams = LakeStreams(world.lake, clock=lambda: at)
+    streams.append(name, pa.table({"value": pa.array(values)}), producer="past", sequence=sequence)
+    return streams
+
+
+@pytest.fixture
+def hours_ago() -> Callable[[float], datetime]:
+    now = datetime.now(UTC)
+    return lambda hours: now - timedelta(hours=hours)
+
+
+def test_what_was_said_long_before_is_found_too(sparkling: World, hours_ago: Any) -> None:
+    sparkling.streams.create("tx", schema=VALUES, partitions=1)
+    appended(sparkling, "tx", hours_ago(5), 1, [begin("5"), end("5", 1)])
+    changes(sparkling, change("5", 1))
+    say(sparkling, begin("9"))
+    assert cut(sparkling) == {0: ("0", "1")}
+
+
+def test_a_transaction_that_its_stream_has_dropped_is_an_error(sparkling: World, hours_ago: Any) -> None:
+    retention = Retention(max_age=timedelta(hours=2))
+    sparkling.streams.create("tx", schema=VALUES, partitions=1, retention=retention)
+    sparkling.streams.create("changes", schema=VALUES, partitions=1)
+    appended(sparkling, "tx", hours_ago(5), 1, [begin("5"), end("5", 1)])
+    appended(sparkling, "changes", hours_ago(5), 1, [change("5", 1)])
+    appended(sparkling, "tx", hours_ago(1), 2, [begin("6")])
+    assert cut(sparkling) == {0: ("0", "1")}
+    sparkling.streams.maintain("tx")
+    with pytest.raises(DatasetError, match=r"lake\.tx does not reach back to transaction '5'"):
+        cut(sparkling)
+
+
+def test_a_transaction_whose_beginning_the_input_has_dropped_does_not_wait_for_it(
+    sparkling: World, hours_ago: Any
+) -> None:
+    retention = Retention(max_age=timedelta(hours=2))
+    sparkling.streams.create("changes", schema=VALUES, partitions=1, retention=retention)
+    appended(sparkling, "changes", hours_ago(5), 1, [change("5", 1)])
+    appended(sparkling, "changes", hours_ago(1), 2, [change("5", 2), change("6", 1)])
+    say(sparkling, begin("5"), end("5", 2), begin("6"), end("6", 2))
+    sparkling.streams.maintain("changes")
+    assert cut(sparkling, 1) == {0: ("1", "2")}
+
+
+def test_an_advance_commits_whole_transactions_only(sparkling: World) -> None:
+    changes(sparkling, change("5", 1, 1), change("5", 2, 2), change("6", 3, 3))
+    say(sparkling, begin("5"), end("5", 2), begin("6"))
+    sparkling.advance(SPEC)
+    assert sorted(key for key in (1, 2, 3) if sparkling.view(SPEC).get(key)) == [1, 2]
+    changes(sparkling, change("6", 4, 4))
+    say(sparkling, end("6", 2))
+    sparkling.advance(SPEC)
+    assert sorted(key for key in (1, 2, 3, 4) if sparkling.view(SPEC).get(key)) == [1, 2, 3, 4]

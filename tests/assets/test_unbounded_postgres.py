@@ -1,0 +1,180 @@
+"""A table in a real PostgreSQL, changed by clerks all the time, and the dataset that follows it: the two are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import AdjunctDataset, DatasetStore, DatasetView, unbounded_dataset
+from assets.following import DeltaCompaction
+from assets.sources.changes.debezium import DebeziumEnvelope
+from assets.unbounded.initial import ParquetSnapshot
+from examples.postgres_changes.capture import TableCapture
+from resources.streams import LakeStreams
+from tests.assets.conftest import World
+from tests.servers.pgchanges import COLUMNS, SUM, Bank
+from tests.servers.postgres import PostgresServer
+
+pytestmark = [pytest.mark.server, pytest.mark.spark]
+
+NAMES = [part.split()[0] for part in COLUMNS.split(", ")]
+COMPACTED = DeltaCompaction(deltas=2)
+ENVELOPE = DebeziumEnvelope(COLUMNS, decimals="string")
+
+
+@pytest.fixture
+def bank(logical_server: PostgresServer) -> Iterator[Bank]:
+    bank = Bank(logical_server)
+    bank.open()
+    yield bank
+    bank.close()
+
+
+def capture_of(bank: Bank, world: World, **more: Any) -> TableCapture:
+    return TableCapture(bank.slot, world.lake, "accounts", COLUMNS, ("id",), **more)
+
+
+def accounts(name: str = "accounts", **more: Any) -> AdjunctDataset:
+    return unbounded_dataset(
+        name, input="lake.accounts", key="id", partitions=4, **{"changes": ENVELOPE, "compaction": COMPACTED, **more}
+    )
+
+
+def plain(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in NAMES)
+
+
+def expected(bank: Bank) -> dict[int, tuple[Any, ...]]:
+    return {row[0]: row for row in bank.rows(", ".join(NAMES))}
+
+
+def by_spark(world: World, view: DatasetView) -> dict[int, tuple[Any, ...]]:
+    columns = [f"unix_micros({name}) AS {name}" if name == "opened" else name for name in NAMES]
+    rows = [row.asDict() for row in view.frame(world.spark()).selectExpr(*columns).collect()]
+    for row in rows:
+        row["opened"] = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=row["opened"])
+    found = {row["id"]: plain(row) for row in rows}
+    assert len(found) == len(rows), "a key stands twice in the frame"
+    return found
+
+
+def check_equal(world: World, spec: AdjunctDataset, bank: Bank, also: set[int]) -> None:
+    """The dataset is the table, row by row: for Spark, and by get, where keys that are gone are not there."""
+    view, table = world.view(spec), expected(bank)
+    assert by_spark(world, view) == table
+    for key in table.keys() | also:
+        row = view.get(key)
+        assert (None if row is None else plain(row)) == table.get(key)
+    assert sum(row[2] for row in table.values()) == SUM
+
+
+def check_consistent(world: World, spec: AdjunctDataset) -> None:
+    """Spark and readers by key see the same entries in whatever the dataset is made of now."""
+    view = world.view(spec)
+    frame = by_spark(world, view)
+    assert frame == {key: plain(entry) for key, entry in view.items()}
+    assert view.rows in (None, len(frame))
+
+
+def follow_to_the_end(world: World, spec: AdjunctDataset) -> None:
+    while world.advance(spec).action != "up-to-date":
+        pass
+
+
+@pytest.mark.parametrize("order_by", [None, "source.lsn"], ids=["by offset", "by log position"])
+def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, bank: Bank, sparkling: World) -> None:
+    capture, spec = capture_of(bank, sparkling), accounts(order_by=order_by)
+    capture.start()
+    bank.fill()
+    actions, keys = [], set(expected(bank))
+    with bank.clerks() as wait:
+        for _ in range(3):
+            wait(40)
+            capture.read()
+            actions.append(sparkling.advance(spec).action)
+            check_consistent(sparkling, spec)
+            keys |= set(expected(bank))
+    assert actions == ["bootstrapped", "applied", "applied"]
+    capture.read()
+    follow_to_the_end(sparkling, spec)
+    assert keys - set(expected(bank)), "no key was ever deleted"
+    check_equal(sparkling, spec, bank, keys)
+
+
+@pytest.mark.parametrize("order_by", [None, "source.lsn"], ids=["by offset", "by log position"])
+def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
+    order_by: str | None, bank: Bank, sparkling: World, tmp_path: Path
+) -> None:
+    capture = capture_of(bank, sparkling)
+    bank.fill()  # before the slot: these rows are in no stream
+    capture.start()
+    keys = set(expected(bank))
+    with bank.clerks() as wait:
+        wait(40)
+        position = capture.snapshot(tmp_path / "export")
+        wait(40)
+        capture.read()
+        spec = accounts(order_by=order_by, initial=ParquetSnapshot(str(tmp_path / "export")))
+        report = sparkling.advance(spec)
+        assert report.action == "bootstrapped"
+        check_consistent(sparkling, spec)
+        assert report.counters["loaded"] > 0
+        streams = LakeStreams(sparkling.lake)
+        after = sum(int(end) - int(position[ssp]) for ssp, end in streams.upcoming(position).items())
+        assert 0 < report.counters["read"] <= after
+        wait(20)
+    capture.read()
+    follow_to_the_end(sparkling, spec)
+    check_equal(sparkling, spec, bank, keys)
+
+
+def sums(world: World, spec: AdjunctDataset, versions: list[str]) -> list[int]:
+    store = DatasetStore(world.lake, spec)
+    frames = [store.version(version).frame(world.spark()) for version in versions]
+    return [frame.selectExpr("coalesce(sum(balance), 0) AS balance").collect()[0].balance for frame in frames]
+
+
+@pytest.mark.slow
+def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture appends three changes at a time; the datasets are advanced between two appends, over and over."""
+    capture = capture_of(bank, sparkling, most=3, ends="ends")
+    bank.fill()
+    capture.start()
+    capture.snapshot_into_stream()
+    whole = accounts(
+        "whole", changes=DebeziumEnvelope(COLUMNS, decimals="string", transactions="lake.ends", collection=bank.table)
+    )
+    torn = accounts("torn")
+    versions: dict[str, list[str]] = {"whole": [], "torn": []}
+
+    def advance() -> None:
+        for spec in (whole, torn):
+            versions[spec.name] += sparkling.advance(spec).sealed
+
+    append, appends = LakeStreams.append, 0
+
+    def then_advance(self: LakeStreams, stream: str, *args: Any, **named: Any) -> Any:
+        nonlocal appends
+        result = append(self, stream, *args, **named)
+        appends += stream == "accounts"
+        if stream == "accounts" and appends % 24 == 0:
+            advance()
+        return result
+
+    advance()
+    with bank.clerks() as wait:
+        wait(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(LakeStreams, "append", then_advance)
+        capture.read()
+    advance()
+    assert len(versions["whole"]) > 4
+    assert sums(sparkling, whole, versions["whole"]) == [SUM] * len(versions["whole"])
+    assert set(sums(sparkling, torn, versions["torn"])) > {SUM}, (
+        "no append cut a transaction in two: this proves nothing"
+    )
+    check_equal(sparkling, whole, bank, set())

@@ -1,0 +1,115 @@
+"""Small tables that follow a stream of (k, n), and what is in them by Spark and by key."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from assets import AdjunctDataset, DatasetStore, unbounded_dataset
+from assets.following import DeltaCompaction
+from assets.manifest import SealedVersion
+from assets.publishing.attempts import attempts
+from assets.unbounded import compaction
+from resources.bucketing.files import Generation
+from resources.bucketing.read import bucketed_frame
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Fault, FaultyStore
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import _write, no_session
+from tests.assets.unbounded.following_plain import follow_without_spark
+
+COLUMNS = Schema.of(k="string", n="int")
+BY_HAND = DeltaCompaction(inside_commit=False)
+KEYS = [*"abcdefghijklmnopqrstuvwxyz"]
+Content = dict[str, int]
+
+
+def table(world: World, name: str = "table", **options: Any) -> AdjunctDataset:
+    """Declare a table, with a stream of its name; nothing is compacted unless it is asked for."""
+    if not options.keys() & {"partitions", "broadcast"}:
+        options["partitions"] = 2
+    if name not in world.streams.list_streams():
+        world.stream(name, COLUMNS, ["k"], options.get("partitions", 1))
+    return unbounded_dataset(name, input=f"lake.{name}", key="k", **{"compaction": BY_HAND, **options})
+
+
+def send(world: World, spec: AdjunctDataset, changes: Mapping[str, int | None]) -> tuple[str, Content]:
+    """Apply changes in one commit (None deletes); return the version that it made, and what is in it."""
+    view = DatasetStore(world.lake, spec).current()
+    before = {} if view is None else {key: entry["n"] for key, entry in view.items()}
+    world.send(spec.name, list(changes.items()))
+    world.advance(spec)
+    after = {key: n for key, n in {**before, **changes}.items() if n is not None}
+    return world.view(spec).version, after
+
+
+def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> Content:
+    """Return what a version holds, by key and in order, and the same by Spark where the world has it."""
+    store = DatasetStore(world.lake, spec.name)
+    view = store.require_current() if version is None else store.version(version)
+    found = content(view)
+    assert view.rows in (None, len(found))
+    if world.spark is not no_session:
+        rows = [(row.k, row.n) for row in view.frame(world.spark()).collect()]
+        assert len(dict(rows)) == len(rows), "a key stands twice in the frame"
+        assert dict(rows) == found
+    return found
+
+
+def stored(world: World, spec: AdjunctDataset) -> set[tuple[int, str, bool]]:
+    """Return (generation, key, whether it is a tombstone) of all stored rows of the version that is served."""
+    sealed = world.view(spec).sealed
+    rows = bucketed_frame(world.spark(), world.lake.store, "test", sealed.layout, sealed.generations)
+    return {(row["__gen"], row.k, row["__tombstone"]) for row in rows.collect()}
+
+
+def content(view: Any) -> Content:
+    """Return what a view holds, read without Spark."""
+    found = {key: entry["n"] for key, entry in view.items()}
+    assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == found
+    return found
+
+
+def without_spark(patch: pytest.MonkeyPatch) -> None:
+    """Replace Spark in advances and in compactions by offset: the same files, written by the same writer."""
+    follow_without_spark(patch)
+    patch.setattr(compaction._Compaction, "_rows", _rows)
+    patch.setattr(compaction, "write_generation", _write)
+
+
+def _rows(work: Any, version: SealedVersion, generations: Sequence[Generation], what: str) -> pa.Table:
+    tables = []
+    for generation in generations:
+        for file in generation.files:
+            data = work.log.lake.store.get(f"{generation.folder}/{file.name}").data
+            rows = pq.read_table(pa.BufferReader(data))
+            tables.append(rows.append_column("__gen", pa.array([generation.id] * rows.num_rows, pa.int32())))
+    return pa.concat_tables(tables)
+
+
+def copy_of(world: World, folder: Path) -> World:
+    """Return a copy of the lake, with what the producer has sent."""
+    shutil.copytree(world.lake.url, folder)
+    return World(open_lake(folder), world.spark, dict(world.sequences))
+
+
+def faulty(world: World, *faults: Fault) -> Lake:
+    """Return the world's lake with these faults."""
+    return Lake(FaultyStore(world.lake.store, faults), world.lake.id)
+
+
+def left_over(world: World, spec: AdjunctDataset) -> set[str]:
+    """Return folders that neither the current version nor earlier ones need, and records of builds."""
+    manifest = DatasetStore(world.lake, spec.name).require_manifest()
+    assert manifest.version is not None
+    needed = {generation.folder for generation in manifest.version.generations}
+    needed |= {retired.folder for retired in manifest.retired}
+    there = {item.key.rsplit("/", 1)[0] for item in world.lake.store.list(f"datasets/{spec.name}/data/")}
+    return (there - needed) | {attempt.key for attempt in attempts(world.lake, spec.name)}

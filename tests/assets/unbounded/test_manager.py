@@ -1,0 +1,170 @@
+"""AdjunctDatasetManager: which stream feeds which datasets, and what becomes of its records (SAMZA-1278)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assets import AdjunctDataset, DatasetStore, DatasetView, bounded_dataset, unbounded_dataset, version_set
+from assets.sources.inputs import FileSource
+from assets.unbounded.manager import AdjunctDatasetManager
+from resources.errors import ConfigurationError, OffsetOutOfRangeError
+from resources.streams import SystemStreamPartition
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+from tests.assets.unbounded.following_plain import COLUMNS, NAME, follow_without_spark, table_in
+
+FEED = f"lake.{NAME}"
+
+
+@pytest.fixture(autouse=True)
+def _no_spark(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if "spark" not in request.fixturenames:
+            follow_without_spark(patch)
+            build_without_spark(patch)
+        yield
+
+
+def following(name: str, **options: object) -> AdjunctDataset:
+    return unbounded_dataset(name, input=FEED, key="k", partitions=2, **options)  # type: ignore[arg-type]
+
+
+def manager(world: World, *datasets: AdjunctDataset) -> AdjunctDatasetManager:
+    return AdjunctDatasetManager(world.lake, world.systems, datasets)
+
+
+def content(view: object) -> dict[str, int]:
+    assert isinstance(view, DatasetView)
+    return {key: entry["n"] for key, entry in view.items()}
+
+
+@pytest.fixture
+def feed(world: World) -> World:
+    world.stream(NAME, COLUMNS, ["k"], 2)
+    return world
+
+
+def test_one_stream_may_feed_several_datasets_and_a_dataset_has_one_input(feed: World) -> None:
+    one, two, other = following("one"), following("two"), replace(following("other"), input="lake.other")
+    files = bounded_dataset("files", input=FileSource("folder", "csv", COLUMNS), key="k", partitions=2)
+    found = manager(feed, one, two, other, files)
+    assert found.inputs() == {FEED: ("one", "two"), "lake.other": ("other",)}
+    assert found.datasets_of(FEED) == (one, two)
+    assert found.datasets_of(SystemStreamPartition("lake", NAME, 1)) == (one, two)
+    assert found.datasets_of("lake.main") == ()
+
+
+def test_a_dataset_that_is_declared_in_two_ways_is_refused(feed: World) -> None:
+    with pytest.raises(ConfigurationError, match="'one' is given twice, and declared differently"):
+        manager(feed, following("one"), following("one", bootstrap=False))
+
+
+def test_what_a_dataset_takes_is_not_delivered_unless_the_application_reads_the_stream_itself(feed: World) -> None:
+    found = manager(feed, following("one"))
+    assert found.takes(FEED, app_inputs=["lake.main"])
+    assert found.takes(SystemStreamPartition("lake", NAME, 0), app_inputs=())
+    assert not found.takes(FEED, app_inputs=["lake.main", FEED])
+    assert not found.takes("lake.main", app_inputs=["lake.main"])
+    assert not found.takes("lake.unknown", app_inputs=())
+
+
+def test_a_batch_of_a_stream_goes_into_all_its_datasets_each_with_its_own_progress(feed: World) -> None:
+    one, two = following("one"), following("two")
+    feed.send(NAME, [("a", 1)])
+    assert manager(feed, one).process(FEED, no_session, "test")["one"].action == "bootstrapped"
+    feed.send(NAME, [("a", 2), ("b", 3)])
+    both = manager(feed, one, two)
+    reports = both.process(SystemStreamPartition("lake", NAME, 0), no_session, by="test")
+    assert {name: (report.action, report.counters["read"]) for name, report in reports.items()} == {
+        "one": ("applied", 2),
+        "two": ("bootstrapped", 3),
+    }
+    assert content(both.view("one")) == content(both.view("two")) == {"a": 2, "b": 3}
+    assert both.process("lake.main", no_session, "test") == {}, "nobody takes it: it is the application's"
+
+
+def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
+    plain = bounded_dataset("plain", input=FEED, key="k", partitions=2)
+    left, right = version_set(
+        "pair",
+        bounded_dataset("left", input=FEED, key="k", partitions=2),
+        bounded_dataset("right", input=FEED, key="k", partitions=2),
+    )
+    feed.send(NAME, [("a", 1)], version="v1")
+    found = manager(feed, plain, left, right)
+    assert found.view("plain") is None
+    reports = found.process(FEED, no_session, "test")
+    assert {name: report.action for name, report in reports.items()} == dict.fromkeys(
+        ("plain", "left", "right"), "sealed"
+    )
+    assert content(found.view("right")) == {"a": 1}
+    assert found.reset_at_start() == set(), "versions are never read again"
+
+
+def test_an_unknown_dataset_is_named(feed: World) -> None:
+    with pytest.raises(ConfigurationError, match="there is no dataset 'three' here: there are one"):
+        manager(feed, following("one")).view("three")
+
+
+# -- what is reset at start
+
+
+def partitions() -> set[SystemStreamPartition]:
+    return {SystemStreamPartition("lake", NAME, number) for number in (0, 1)}
+
+
+def test_tables_of_one_run_are_reset_at_start_where_they_are_marked_for_bootstrap(feed: World) -> None:
+    feed.send(NAME, [("a", 1)])
+    assert manager(feed, following("one", persistent=False)).reset_at_start() == partitions()
+    assert manager(feed, following("one", persistent=False, bootstrap=False)).reset_at_start() == set()
+
+
+def test_stored_tables_are_reset_at_start_where_a_bootstrap_is_decided(feed: World) -> None:
+    feed.send(NAME, [("a", 1)])
+    one = following("one")
+    found = manager(feed, one)
+    assert found.reset_at_start() == partitions(), "no store was found"
+    assert DatasetStore(feed.lake, one).manifest() is None, "it only looks"
+    found.process(FEED, no_session, "test")
+    assert found.reset_at_start() == set(), "it is valid"
+    version = DatasetStore(feed.lake, one).require_manifest().version
+    assert version is not None
+    lost = next(each for each in version.generations if each.files)
+    (Path(feed.lake.url) / lost.folder / lost.files[0].name).unlink()
+    assert found.reset_at_start() == partitions(), "it is not valid"
+    assert manager(feed, following("two", bootstrap=False)).reset_at_start() == set()
+
+
+def test_a_table_that_lost_its_place_and_is_to_fail_says_so(world: World) -> None:
+    table = table_in(world, on_lost_offset="fail")
+    table.advance()
+    table.send(a=1, b=2, c=3, d=4)
+    table.send(e=5, f=6, g=7, h=8)
+    table.drop_the_front()
+    with pytest.raises(OffsetOutOfRangeError, match="can't be continued"):
+        manager(world, table.spec).reset_at_start()
+
+
+# -- tables of one run
+
+
+@pytest.mark.spark
+def test_a_table_of_one_run_lives_in_the_manager(sparkling: World) -> None:
+    sparkling.stream(NAME, COLUMNS, ["k"], 2)
+    one = following("one", persistent=False)
+    found = manager(sparkling, one)
+    assert found.view("one") is None
+    sparkling.send(NAME, [("a", 1), ("b", 2)])
+    assert found.process(FEED, sparkling.spark, "test")["one"].action == "bootstrapped"
+    sparkling.send(NAME, [("a", 3)])
+    assert found.process(FEED, sparkling.spark, "test")["one"].counters == {"read": 1}
+    view = found.view("one")
+    assert view is not None
+    assert {row.k: row.n for row in view.frame(sparkling.spark()).collect()} == {"a": 3, "b": 2}
+    assert DatasetStore(sparkling.lake, one).manifest() is None, "nothing is stored"
+    found.release()
+    assert found.view("one") is None

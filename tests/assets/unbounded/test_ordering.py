@@ -1,0 +1,214 @@
+"""The change with the highest value of a column wins, in whatever order changes arrive (design, rule 7)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assets import AdjunctDataset, DatasetStore, unbounded_dataset
+from assets.following import DeadLetters, DeltaCompaction
+from assets.manifest import POSITION
+from assets.unbounded import follow
+from assets.unbounded.compaction import compact_dataset
+from resources.errors import BadChangeError, SchemaMismatchError
+from resources.objects import open_lake
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.plain import no_session
+from tests.assets.unbounded.following_plain import follow_without_spark
+
+SCHEMA = Schema.of(k="string", at="bigint", n="int")
+KEYS = ["a", "b", "c", "d", "e"]
+Fact = tuple[str, int, int | None]  # (key, position, value); None deletes
+
+
+def ordered(**options: Any) -> AdjunctDataset:
+    by_hand = DeltaCompaction(inside_commit=False)
+    declared = {"order_by": "at", "partitions": 2, "compaction": by_hand, **options}
+    return unbounded_dataset("facts", input="lake.facts", key="k", **declared)
+
+
+def facts_in(world: World) -> World:
+    world.stream("facts", SCHEMA, ["k"], 2)
+    return world
+
+
+def send(world: World, facts: Sequence[Fact], kind: Any = None, schema: Schema = SCHEMA) -> None:
+    keys, at, values = zip(*facts, strict=True)
+    columns = {
+        "k": pa.array(keys, pa.string()),
+        "at": pa.array(at, kind or pa.int64()),
+        "n": pa.array(values, pa.int32()),
+        "__tombstone": pa.array([value is None for value in values]),
+    }
+    world.streams.append("facts", pa.table(columns), producer="test", sequence=world._next("facts"))
+
+
+class Oracle:
+    """What a table holds after these changes: of each key the one with the highest position, the later of equals."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, tuple[int, int | None]] = {}
+
+    def apply(self, facts: Sequence[Fact]) -> dict[str, int]:
+        for key, at, value in facts:
+            if key not in self.newest or at >= self.newest[key][0]:
+                self.newest[key] = (at, value)
+        return {key: value for key, (_, value) in self.newest.items() if value is not None}
+
+
+def by_key(world: World) -> dict[str, int]:
+    view = DatasetStore(world.lake, "facts").require_current()
+    entries = {key: entry["n"] for key, entry in view.items()}
+    assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == entries
+    return entries
+
+
+def by_spark(world: World) -> dict[str, int]:
+    view = DatasetStore(world.lake, "facts").require_current()
+    rows = view.frame(world.spark()).collect()
+    assert len({row.k for row in rows}) == len(rows), "a key stands twice in the frame"
+    return {row.k: row.n for row in rows}
+
+
+@pytest.fixture
+def plain_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], World]:
+    return lambda: facts_in(World(open_lake(tmp_path_factory.mktemp("lake")), no_session))
+
+
+FACTS = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.integers(-3, 12), st.none() | st.integers(0, 99)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(FACTS, min_size=1, max_size=5), replays=st.sets(st.integers(0, 4)))
+def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
+    plain_world: Callable[[], World], batches: list[list[Fact]], replays: set[int]
+) -> None:
+    world, oracle = plain_world(), Oracle()
+    with pytest.MonkeyPatch.context() as patch:
+        follow_without_spark(patch)
+        patch.setattr(follow, "decode_changes", lambda spec, rows, *_, **__: rows.append_column(POSITION, rows["at"]))
+        for number, facts in enumerate(batches):
+            sent = [*facts, *batches[0]] if number in replays and number else facts
+            if number in replays and number:  # what was sent first comes again: it changes nothing that is newer
+                sent = [fact for fact in sent if fact not in batches[0] or fact[1] < oracle.newest[fact[0]][0]] or facts
+            send(world, sent)
+            wanted = oracle.apply(sent)
+            world.advance(ordered())
+            assert by_key(world) == wanted
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("seed", "spread"), [(1, {"partitions": 2}), (2, {"partitions": None, "broadcast": True})], ids=["spread", "copy"]
+)
+def test_by_spark_too_with_deletions_replays_and_compactions(sparkling: World, seed: int, spread: Any) -> None:
+    world, oracle, chance = facts_in(sparkling), Oracle(), random.Random(seed)
+    spec = ordered(**spread)
+    sent: list[Fact] = []
+    for number in range(6):
+        facts: list[Fact] = [
+            (chance.choice(KEYS), chance.randrange(1000), None if chance.random() < 0.3 else chance.randrange(100))
+            for _ in range(12)
+        ]
+        facts += chance.sample(sent, min(len(sent), 4))
+        facts = list({(fact[0], fact[1]): fact for fact in facts}.values())  # one fact for each position of a key
+        facts = [fact for fact in facts if all(fact == old or fact[:2] != old[:2] for old in sent)]
+        sent += facts
+        send(world, facts)
+        wanted = oracle.apply(facts)
+        world.advance(spec)
+        if number in (2, 4):
+            compact_dataset(world.lake, "facts", world.spark, by="test", level="minor" if number == 2 else "major")
+        assert by_key(world) == wanted
+        assert by_spark(world) == wanted
+
+
+@pytest.mark.spark
+def test_a_deletion_beats_what_arrives_after_it_and_is_older_also_from_the_base(sparkling: World) -> None:
+    world = facts_in(sparkling)
+    send(world, [("a", 10, 1), ("b", 10, 1), ("b", 20, None)])
+    report = world.advance(ordered())
+    assert report.rows is None, "the base holds a deletion, which is no entry"
+    assert by_spark(world) == by_key(world) == {"a": 1}
+    send(world, [("a", 9, 7), ("b", 19, 7), ("c", 5, 5)])
+    world.advance(ordered())
+    assert by_spark(world) == by_key(world) == {"a": 1, "c": 5}
+    send(world, [("b", 21, 8), ("c", 5, 6)])
+    world.advance(ordered())
+    assert by_spark(world) == by_key(world) == {"a": 1, "b": 8, "c": 6}, "of equals the later one"
+
+
+@pytest.mark.spark
+def test_dates_and_instants_order_as_days_and_microseconds(sparkling: World) -> None:
+    for name, kind, values in (
+        ("date", pa.date32(), [dt.date(2020, 1, 2), dt.date(1960, 1, 1), dt.date(2020, 1, 1)]),
+        (
+            "timestamp",
+            pa.timestamp("us", tz="UTC"),
+            [dt.datetime(2020, 1, 1, 0, 0, 0, at, dt.UTC) for at in (2, 0, 1)],
+        ),
+    ):
+        world = World(sparkling.lake, sparkling.spark)
+        world.stream(f"by_{name}", Schema.of(k="string", at=name, n="int"), ["k"], 1)
+        spec = unbounded_dataset(f"by_{name}", input=f"lake.by_{name}", key="k", partitions=1, order_by="at")
+        for number, at in enumerate(values):
+            table = pa.table({"k": ["x"], "at": pa.array([at], kind), "n": pa.array([number], pa.int32())})
+            world.streams.append(f"by_{name}", table, producer="test", sequence=number)
+            world.advance(spec)
+        assert world.view(spec).get("x")["n"] == 0
+
+
+@pytest.mark.spark
+def test_changes_at_or_below_the_horizon_come_too_late_and_are_counted(sparkling: World) -> None:
+    world = facts_in(sparkling)
+    spec = ordered(keep_tombstones=10)
+    for facts in ([("a", 100, 1), ("b", 50, 1)], [("b", 60, None)]):
+        send(world, facts)
+        world.advance(spec)
+    compact_dataset(world.lake, "facts", world.spark, by="test", level="major")
+    assert DatasetStore(world.lake, "facts").require_manifest().horizon == 90
+    send(world, [("b", 55, 9), ("c", 90, 9), ("d", 91, 9)])
+    report = world.advance(spec)
+    assert report.counters["late"] == 2
+    assert by_spark(world) == by_key(world) == {"a": 1, "d": 9}, "the deletion of b is forgotten, and not undone"
+    assert DatasetStore(world.lake, "facts").require_manifest().counters["late"] == 2
+
+
+@pytest.mark.spark
+def test_late_changes_go_to_the_dead_letters_where_there_are_some(sparkling: World) -> None:
+    world = facts_in(sparkling)
+    spec = ordered(keep_tombstones=0, on_bad_change=DeadLetters("lake.facts-dead"))
+    for at in (1, 100):
+        send(world, [("a", at, 1)])
+        world.advance(spec)
+    compact_dataset(world.lake, "facts", world.spark, by="test", level="major")
+    send(world, [("a", 99, 9), ("b", 100, 9), ("c", 101, 9)])
+    report = world.advance(spec)
+    assert report.counters["quarantined"] == 2
+    assert by_key(world) == {"a": 1, "c": 9}
+    dead = world.streams.read_arrow(world.streams.whole("facts-dead")).to_pylist()
+    assert {row["reason"] for row in dead} == {"it comes too late: deletions up to position 100 are forgotten"}
+
+
+@pytest.mark.spark
+def test_a_change_without_a_position_is_a_bad_change(sparkling: World) -> None:
+    world = facts_in(sparkling)
+    send(world, [("a", None, 1)])  # type: ignore[list-item]
+    with pytest.raises(BadChangeError, match="at"):
+        world.advance(ordered())
+
+
+def test_a_column_that_has_no_order_is_refused(world: World) -> None:
+    world.stream("facts", Schema.of(k="string", at="string", n="int"), ["k"], 2)
+    with pytest.raises(SchemaMismatchError, match="order_by names the column 'at', which is string"):
+        world.advance(ordered())

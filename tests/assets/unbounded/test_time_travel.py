@@ -1,0 +1,194 @@
+"""Time travel: what was served at a time or after a commit, and a clear word where that has gone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from assets import DatasetStore, bounded_dataset
+from assets.policies import DiscardPolicy
+from assets.retention.discard import discard
+from assets.unbounded.compaction import compact_dataset
+from resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    DatasetError,
+    DatasetNotFoundError,
+    NoSealedVersionError,
+    VersionDiscardedError,
+)
+from resources.objects import Lake
+from resources.objects.commit import Commit
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+from tests.assets.unbounded.tables import COLUMNS, content, entries, faulty, send, table, without_spark
+
+TICK = timedelta(microseconds=1)
+
+
+@pytest.fixture
+def quick(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A lake in which nothing needs Spark."""
+    without_spark(monkeypatch)
+    world.spark = no_session
+    return world
+
+
+def commits(world: World, name: str) -> dict[str, Commit]:
+    """Return the commit that made each version."""
+    found = {}
+    for commit, manifest in DatasetStore(world.lake, name).log.history():
+        if manifest.version is not None and manifest.version.number == commit.number:
+            found[manifest.version.id] = commit
+    return found
+
+
+def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: World) -> None:
+    spec = table(quick)
+    history = [send(quick, spec, {"a": number}) for number in range(5)]
+    report = compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
+    history.append((str(report.version), history[-1][1]))
+    store, made = DatasetStore(quick.lake, spec.name), commits(quick, spec.name)
+    for place, (version, held) in enumerate(history):
+        commit = made[version]
+        after = made[history[place + 1][0]].created_at - TICK if place + 1 < len(history) else datetime.now(UTC)
+        for view in (
+            store.as_of(commit.created_at),
+            store.as_of(after),
+            store.as_of(commit=commit.number),
+            store.as_of(commit=commit.id),
+            store.version(version),
+        ):
+            assert (view.version, content(view)) == (version, held)
+    assert store.as_of(datetime.now(UTC) + timedelta(days=1)).version == history[-1][0]
+
+
+def test_a_commit_that_made_no_version_shows_the_one_before(quick: World) -> None:
+    spec = table(quick)
+    version, held = send(quick, spec, {"a": 1})
+    log = DatasetStore(quick.lake, spec.name).log
+    log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
+    commit, _ = log.read()
+    assert commit is not None
+    view = DatasetStore(quick.lake, spec.name).as_of(commit=commit.number)
+    assert (view.version, content(view)) == (version, held)
+
+
+def test_before_the_first_version_there_was_nothing(quick: World) -> None:
+    spec = table(quick)
+    store = DatasetStore(quick.lake, spec.name)
+    with pytest.raises(DatasetNotFoundError, match="there is no dataset 'table'"):
+        store.as_of(datetime.now(UTC))
+    quick.send(spec.name, [("a", 1)])
+    with pytest.raises(Crash):
+        quick.advance(spec, lake=faulty(quick, Fault("upload", 1, "crash-before")))
+    with pytest.raises(NoSealedVersionError, match="its bootstrap is not finished"):
+        store.as_of(commit=1)
+    began = datetime.now(UTC)
+    quick.advance(spec)
+    with pytest.raises(NoSealedVersionError, match=r"served nothing at .* UTC; the oldest .* number 2"):
+        store.as_of(began)
+    with pytest.raises(NoSealedVersionError, match="served nothing after commit 1"):
+        store.as_of(commit=1)
+    with pytest.raises(NoSealedVersionError, match="served nothing at 2000-01-01"):
+        store.as_of(datetime(2000, 1, 1, tzinfo=UTC))
+
+
+def test_what_is_asked_for_must_be_one_thing_that_is_there(quick: World) -> None:
+    spec = table(quick)
+    send(quick, spec, {"a": 1})
+    store = DatasetStore(quick.lake, spec.name)
+    with pytest.raises(ConfigurationError, match="as of nothing"):
+        store.as_of()
+    with pytest.raises(ConfigurationError, match="a time and a commit"):
+        store.as_of(datetime.now(UTC), commit=1)
+    with pytest.raises(ConfigurationError, match="without its zone"):
+        store.as_of(datetime(2026, 1, 1))
+    for unknown in (99, 0, "nobody"):
+        with pytest.raises(DatasetError, match=rf"no commit {unknown!r}; those that can be read are numbered 1 to 2"):
+            store.as_of(commit=unknown)
+
+
+def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -> None:
+    spec = table(quick)
+    history = [send(quick, spec, {"a": number}) for number in range(3)]
+    made = commits(quick, spec.name)
+    report = compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
+    discard(quick.lake, spec.name, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
+    store, oldest = DatasetStore(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
+    left = rf"has been discarded; the oldest that can be read was committed at .* UTC, as number {oldest.number}\."
+    for version, _ in history:
+        for asked in ({"when": made[version].created_at}, {"commit": made[version].number}):
+            with pytest.raises(VersionDiscardedError, match=left):
+                store.as_of(**asked)
+    assert store.as_of(oldest.created_at).version == report.version
+    assert content(store.as_of(commit=oldest.number)) == {"a": 2}
+
+
+def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) -> None:
+    spec = table(quick)
+    send(quick, spec, {"a": 1})
+    quick.send(spec.name, [("a", 2)])
+    won: list[str] = []
+    rival = Fault("put_if_match", 1, "meanwhile", lambda: won.append(str(quick.advance(spec).version)))
+    with pytest.raises(CommitConflict):
+        quick.advance(spec, lake=faulty(quick, rival))
+    store = DatasetStore(quick.lake, spec.name)
+    number = commits(quick, spec.name)[won[0]].number
+    manifests = [item.key for item in quick.lake.store.list(f"datasets/{spec.name}/manifests/{number:012d}-")]
+    assert len(manifests) == 2
+    send(quick, spec, {"a": 3})
+    assert store.as_of(commit=number).version == won[0]
+    lost = next(key for key in manifests if won[0].partition("-")[2] not in key)
+    with pytest.raises(DatasetError, match="has no commit"):
+        store.as_of(commit=lost.rsplit("/", 1)[1].partition("-")[2].removesuffix(".json"))
+
+
+def test_a_commit_among_many_is_found_by_few_requests(quick: World) -> None:
+    spec = table(quick)
+    version, _ = send(quick, spec, {"a": 1})
+    log = DatasetStore(quick.lake, spec.name).log
+    for _ in range(200):
+        log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
+    at = commits(quick, spec.name)[version].created_at
+    counting = FaultyStore(quick.lake.store)
+    assert DatasetStore(Lake(counting, quick.lake.id), spec.name).as_of(at).version == version
+    assert len(counting.requests) < 15
+
+
+def test_what_a_bounded_dataset_served_at_a_time_is_found_as_well(
+    quick: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_without_spark(monkeypatch)
+    spec = bounded_dataset("planes", input="lake.planes", key="k", partitions=2)
+    quick.stream("planes", COLUMNS, ["k"], 2)
+    ids = []
+    for number in (1, 2):
+        quick.send("planes", [("a", number)], version=f"v{number}")
+        ids.append(quick.advance(spec).version)
+    store = DatasetStore(quick.lake, spec)
+    store.rollback(reason="a test", by="test")
+    served = [(entry.at, entry.number, entry.served) for entry in store.history() if entry.served]
+    assert [version for _, _, version in served] == [ids[0], ids[1], ids[0]]
+    for at, number, version in served:
+        assert store.as_of(at).version == store.as_of(commit=number).version == version
+    with pytest.raises(NoSealedVersionError, match="nothing was served at 2000-01-01"):
+        store.as_of(datetime(2000, 1, 1, tzinfo=UTC))
+
+
+def test_a_commit_of_changes_that_was_decided_twice_is_found_by_its_id(quick: World) -> None:
+    spec = table(quick)
+    send(quick, spec, {"a": 1})
+    send(quick, spec, {"a": 2})
+    quick.send(spec.name, [("a", 3)])
+
+    def compact() -> object:
+        return compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
+
+    compaction = Fault("put_if_match", 1, "meanwhile", compact)
+    report = quick.advance(spec, lake=faulty(quick, compaction))
+    assert entries(quick, spec, report.version) == {"a": 3}
+    number = commits(quick, spec.name)[str(report.version)].number
+    assert DatasetStore(quick.lake, spec.name).as_of(commit=number).version == report.version

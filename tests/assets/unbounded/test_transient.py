@@ -1,0 +1,384 @@
+"""Tables of one run: SAMZA-1278's recovery table for non-persistent stores, and what batches are promised of them.
+
+marked for bootstrap        bootstrap is always forced
+not marked                  continue from last offset
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from assets import AdjunctDataset, advance_dataset, unbounded_dataset
+from assets.following import DeadLetters
+from assets.sources.changes import transactions
+from assets.sources.changes.formats import Upserts
+from assets.unbounded.transient import TransientTable, ranges_of, version_of
+from resources.errors import (
+    BadChangeError,
+    ConfigurationError,
+    DatasetError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+    StaleDatasetError,
+)
+from resources.schema import Schema
+from resources.spark_errors import unwrapped
+from resources.streams import LakeStreams, Retention, SystemStreamPartition
+from resources.streams.index import all_segments
+from resources.streams.system import StreamInfo
+from tests.assets.conftest import World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = Schema.of(k="string", n="int")
+Content = dict[str, int]
+
+
+class UpcomingStreams(LakeStreams):
+    """Streams that are read from their end on where nothing else is known."""
+
+    def info(self, stream: str) -> StreamInfo:
+        return replace(super().info(stream), default_offset="upcoming")
+
+
+@dataclass
+class Runs:
+    """A dataset that lives for one run, and runs of an application that reads it."""
+
+    world: World
+    spec: AdjunctDataset
+    last: str | None = None
+    run: TransientTable | None = None
+
+    def send(self, **rows: int | None) -> None:
+        self.world.send("table", list(rows.items()))
+
+    def start(self, *, streams: LakeStreams | None = None) -> TransientTable:
+        """Begin a run, after the end of the one before."""
+        self.end()
+        self.run = TransientTable({"lake": streams or self.world.streams}, self.spec, last=self.last)
+        return self.run
+
+    def batch(self) -> Content:
+        """Bring the table up to date, as is done before each batch; return what the batch meets."""
+        assert self.run is not None
+        self.report = self.run.advance(self.world.spark)
+        self.last = self.report.version
+        return entries(self.world, self.run)
+
+    def end(self) -> None:
+        if self.run is not None:
+            self.run.release()
+
+    def drop_the_front(self) -> None:
+        """Let retention drop all but the newest append."""
+        streams = self.world.streams
+        newest = list(all_segments(streams.state("table")[1], streams.pages_of("table")))[-1]
+        streams.configure("table", retention=Retention(max_bytes=newest.size), compaction=None)
+        streams.maintain("table")
+
+
+def entries(world: World, table: TransientTable) -> Content:
+    assert table.view is not None
+    rows = [(row.k, row.n) for row in table.view.frame(world.spark()).collect()]
+    assert len(dict(rows)) == len(rows) == table.view.rows, "a key stands twice"
+    return dict(rows)
+
+
+@pytest.fixture
+def runs(sparkling: World) -> Iterator[Runs]:
+    sparkling.stream("table", COLUMNS, ["k"], 2)
+    made = Runs(sparkling, declared())
+    yield made
+    made.end()
+
+
+def declared(**options: Any) -> AdjunctDataset:
+    if "broadcast" not in options:
+        options = {"partitions": 2, **options}
+    return unbounded_dataset("table", input="lake.table", key="k", persistent=False, **options)
+
+
+# -- the recovery table
+
+
+def test_non_persistent_and_marked_always_forces_bootstrap(runs: Runs) -> None:
+    runs.send(a=1, b=2)
+    for _ in range(2):
+        runs.start()
+        assert runs.batch() == {"a": 1, "b": 2}
+        assert (runs.report.action, runs.report.counters["read"]) == ("bootstrapped", 2)
+        decision = runs.report.decision
+        assert decision is not None
+        assert (decision.action, decision.store) == ("bootstrap", "none")
+        assert "built anew in each" in decision.reason
+
+
+def test_non_persistent_and_not_marked_continues_from_last_offset(runs: Runs) -> None:
+    runs.spec = declared(bootstrap=False)
+    runs.send(a=1, b=2)
+    runs.start()
+    runs.batch()
+    runs.send(c=3)
+    runs.start()
+    assert runs.batch() == {"c": 3}, "what the run before has read is not read again"
+    assert runs.report.counters["read"] == 1
+    assert "from the last offset" in runs.report.note
+    runs.send(c=4, d=5)
+    assert runs.batch() == {"c": 4, "d": 5}
+
+
+def test_non_persistent_and_not_marked_without_a_last_offset_begins_at_the_default_offset(runs: Runs) -> None:
+    runs.spec = declared(bootstrap=False)
+    runs.send(a=1)
+    runs.start()
+    assert runs.batch() == {"a": 1}, "a lake stream is read from its oldest offset by default"
+    runs.last = "v000003-stored"  # it was a stored table when the last batch ran
+    runs.start(streams=UpcomingStreams(runs.world.lake))
+    assert runs.batch() == {}
+    assert "from the default offset" in runs.report.note
+    runs.send(b=2)
+    assert runs.batch() == {"b": 2}
+
+
+def test_a_bootstrap_needs_a_stream_that_tells_of_every_key(runs: Runs) -> None:
+    runs.send(a=1)
+    runs.send(b=2)
+    runs.drop_the_front()
+    runs.start()
+    with pytest.raises(DatasetError, match=r"'table' lives for one run.*does not hold all changes"):
+        runs.batch()
+
+
+def test_a_last_offset_that_has_fallen_off_the_stream_is_passed_over_and_told_or_fails_as_declared(runs: Runs) -> None:
+    runs.spec = declared(bootstrap=False)
+    runs.start()
+    runs.batch()
+    for key in ("a", "b", "c"):
+        runs.send(**{key: 1, f"{key}2": 1, f"{key}3": 1, f"{key}4": 1})
+    runs.drop_the_front()
+    begun = runs.last
+    runs.start()
+    assert runs.batch() == {"c": 1, "c2": 1, "c3": 1, "c4": 1}
+    assert "holds nothing before" in runs.report.note
+    runs.spec, runs.last = declared(bootstrap=False, on_lost_offset="fail"), begun
+    runs.start()
+    with pytest.raises(OffsetOutOfRangeError, match=r"'table' can't be continued: .* retention has passed it"):
+        runs.batch()
+
+
+# -- kept current
+
+
+@pytest.mark.parametrize("spread", [{"partitions": 2}, {"broadcast": True}], ids=["partitioned", "broadcast"])
+def test_a_table_takes_in_what_is_new_and_nothing_again(runs: Runs, spread: dict[str, Any]) -> None:
+    runs.spec = declared(**spread)
+    runs.send(a=1, b=2, c=3)
+    runs.start()
+    runs.batch()
+    runs.send(a=4, b=None, d=5)
+    assert runs.batch() == {"a": 4, "c": 3, "d": 5}
+    assert (runs.report.action, runs.report.counters["read"]) == ("applied", 3)
+    version = runs.last
+    assert runs.batch() == {"a": 4, "c": 3, "d": 5}
+    assert (runs.report.action, runs.last) == ("up-to-date", version)
+
+
+def test_bucket_i_is_partition_i_and_a_broadcast_copy_is_one(runs: Runs) -> None:
+    from pyspark.sql import functions as F
+
+    runs.send(**{f"key{i}": i for i in range(40)})
+    view = _view(runs)
+    frame = view.frame(runs.world.spark()).withColumn("at", F.spark_partition_id())
+    assert frame.where("at <> pmod(hash(k), 2)").count() == 0
+    assert frame.select("at").distinct().count() == 2
+    runs.spec = declared(broadcast=True)
+    assert _view(runs).frame(runs.world.spark()).rdd.getNumPartitions() == 1
+
+
+def _view(runs: Runs) -> Any:
+    table = runs.start()
+    runs.batch()
+    return table.view
+
+
+def test_an_empty_table_is_spread_as_declared_and_markers_alone_change_nothing(runs: Runs) -> None:
+    view = _view(runs)
+    assert view.rows == 0
+    plan = view.frame(runs.world.spark())._jdf.queryExecution().executedPlan()
+    assert plan.outputPartitioning().toString().startswith("hashpartitioning(k#")
+    assert runs.world.spark is not None
+    runs.world.mark("table", "v1", [0, 1])
+    kept = view.kept
+    assert runs.batch() == {}
+    assert runs.run is not None
+    assert runs.run.view is not None
+    assert runs.run.view.kept is kept
+    assert runs.last == 'offsets-1:{"lake.table.0":["0","1"],"lake.table.1":["0","1"]}'
+
+
+def test_by_the_order_of_a_column_what_comes_late_loses_also_against_a_deletion(runs: Runs) -> None:
+    runs.world.stream("ordered", Schema.of(k="string", n="int", at="bigint"), ["k"], 1)
+    runs.spec = unbounded_dataset(
+        "table", input="lake.ordered", key="k", partitions=2, order_by="at", persistent=False, extractor=None
+    )
+    send = runs.world.streams
+    _ordered(send, 1, ("a", 1, 5, False), ("b", 2, 5, False), ("c", 3, 9, True))
+    runs.start()
+    assert runs.batch() == {"a": 1, "b": 2}
+    _ordered(send, 2, ("a", 9, 4, False), ("b", 8, 5, False), ("c", 7, 8, False))
+    assert runs.batch() == {"a": 1, "b": 8}
+    again = TransientTable(runs.world.systems, runs.spec)
+    again.view_of(str(runs.last), runs.world.spark)
+    assert entries(runs.world, again) == {"a": 1, "b": 8}
+    again.release()
+
+
+def _ordered(streams: LakeStreams, sequence: int, *rows: tuple[str, int, int, bool]) -> None:
+    import pyarrow as pa
+
+    columns = list(zip(*rows, strict=True))
+    table = pa.table(
+        {
+            "k": pa.array(columns[0]),
+            "n": pa.array(columns[1], pa.int32()),
+            "at": pa.array(columns[2], pa.int64()),
+            "__tombstone": pa.array(columns[3]),
+        }
+    )
+    streams.append("ordered", table, producer="test", sequence=sequence)
+
+
+# -- what batches are promised
+
+
+def test_a_version_read_again_gives_the_same_table_whatever_has_come_since(runs: Runs) -> None:
+    runs.send(a=1, b=2)
+    runs.start()
+    runs.batch()
+    runs.send(a=3, c=None)
+    met = runs.batch()
+    version = str(runs.last)
+    runs.send(a=9, b=9, d=9)
+    table = runs.start()
+    assert table.view_of(version, runs.world.spark).version == version
+    assert entries(runs.world, table) == met == {"a": 3, "b": 2}
+    assert table.view_of(version, runs.world.spark) is table.view
+    assert runs.batch() == {"a": 9, "b": 9, "d": 9}, "the run goes on from there"
+    assert (runs.report.action, runs.report.counters["read"]) == ("applied", 3)
+
+
+def test_a_version_that_the_stream_does_not_hold_any_more_is_named(runs: Runs) -> None:
+    runs.send(a=1)
+    runs.start()
+    runs.batch()
+    runs.send(a=2)
+    runs.drop_the_front()
+    with pytest.raises(OffsetOutOfRangeError, match=r"'table': an open batch was begun with the offsets 0 to 1 of"):
+        runs.start().view_of(str(runs.last), runs.world.spark)
+
+
+def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
+    version = version_of({SystemStreamPartition("lake", "other", 0): ("0", "1")})
+    with pytest.raises(DatasetError, match=r"begun with the offsets of lake\.other\.0, and its input is lake\.table"):
+        runs.start().view_of(version, runs.world.spark)
+
+
+@pytest.mark.parametrize("text", ["offsets-2:{}", "offsets-1:{", 'offsets-1:{"x":["0","1"]}', "v000001-a"])
+def test_a_text_that_is_no_version_is_refused(text: str) -> None:
+    with pytest.raises(MalformedDocumentError, match=r"'table' lives for one run, and .* is no version of it"):
+        ranges_of("table", text)
+
+
+def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resources.bucketing.read._TABLES_KEPT", 1)
+    runs.send(a=1)
+    table = runs.start()
+    runs.batch()
+    runs.send(b=2)
+    runs.world.streams.read(runs.world.spark(), runs.world.streams.whole("table"))
+    assert entries(runs.world, table) == {"a": 1}
+    assert runs.batch() == {"a": 1, "b": 2}
+
+
+def test_memory_is_given_back_when_a_view_is_superseded_and_when_the_run_ends(runs: Runs, spark: SparkSession) -> None:
+    def kept() -> int:
+        return int(spark.sparkContext._jsc.getPersistentRDDs().size())
+
+    before = kept()
+    runs.send(a=1)
+    runs.start()
+    runs.batch()
+    assert kept() == before + 1
+    runs.send(b=2)
+    runs.batch()
+    assert kept() == before + 1
+    runs.end()
+    assert kept() == before
+
+
+def test_a_change_that_can_not_be_applied_is_named(runs: Runs) -> None:
+    import pyarrow as pa
+
+    runs.world.stream("unkeyed", COLUMNS, [], 1)
+    runs.spec = unbounded_dataset("table", input="lake.unkeyed", key="k", partitions=2, persistent=False)
+    rows = pa.table({"k": pa.array([None], pa.string()), "n": pa.array([1], pa.int32())})
+    runs.world.streams.append("unkeyed", rows, producer="test", sequence=1)
+    runs.start()
+    with (
+        pytest.raises(BadChangeError, match=r"dataset 'table': the change at offset 0 .* null key column 'k'"),
+        unwrapped(),
+    ):
+        runs.batch()
+
+
+@dataclass(frozen=True)
+class Transactional(Upserts):
+    transactions: str = "lake.transactions"
+
+
+def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_end(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.world.stream("single", COLUMNS, ["k"], 1)
+    runs.spec = unbounded_dataset(
+        "table", input="lake.single", key="k", partitions=2, persistent=False, changes=Transactional()
+    )
+    monkeypatch.setattr(
+        transactions,
+        "whole_transactions",
+        lambda spec, systems, spark, source, ranges: {ssp: (start, "1") for ssp, (start, _) in ranges.items()},
+    )
+    runs.world.send("single", [("a", 1), ("b", 2)])
+    table = runs.start()
+    assert runs.batch() == {"a": 1}
+    assert runs.report.lag == {"lake.single.0": 1}
+    table.check_fresh(timedelta(minutes=10))
+    with pytest.raises(StaleDatasetError, match=r"it has read lake\.single\.0 up to offset 1 of 2"):
+        table.check_fresh(timedelta(minutes=10), now=datetime.now(UTC) + timedelta(hours=1))
+
+
+# -- what can be declared
+
+
+def test_what_needs_a_store_is_refused_for_a_table_of_one_run() -> None:
+    with pytest.raises(ConfigurationError, match="can't have dead letters"):
+        declared(on_bad_change=DeadLetters("lake.dead"))
+    with pytest.raises(ConfigurationError, match="nothing is stored that could be served"):
+        declared(on_lost_offset="serve_stale")
+
+
+def test_it_is_not_advanced_by_itself(world: World) -> None:
+    world.stream("table", COLUMNS, ["k"], 2)
+    with pytest.raises(DatasetError, match="it lives for one run and is not stored"):
+        advance_dataset(world.lake, world.systems, declared(), world.spark, by="test")

@@ -1,0 +1,153 @@
+"""`adjunct dataset lag, compact, rebuild, show`, and progress: what they say of tables that follow change streams."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from assets import DatasetStore, bounded_dataset, unbounded_dataset
+from assets.unbounded.compaction import CompactionReport
+from orchestration.application import Application
+from orchestration.cli.main import root
+from resources.errors import AdjunctError
+from resources.objects import open_lake
+from resources.schema import Schema
+from resources.streams import Retention
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+from tests.assets.unbounded.following_plain import follow_without_spark
+
+SCHEMA = Schema.of(k="string", n="int")
+RATES = unbounded_dataset("rates", input="lake.rates", key="k", partitions=2, chunk=2)
+STOCK = bounded_dataset("stock", input="lake.stock", key="k", partitions=2)
+SHORT = unbounded_dataset("short", input="lake.short", key="k", partitions=2, persistent=False)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    follow_without_spark(monkeypatch)
+    monkeypatch.setattr("resources.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None))
+    module = ModuleType("shop")
+    module.app = Application("shop")  # type: ignore[attr-defined]
+    for dataset in (RATES, STOCK, SHORT):
+        module.app.table(dataset)
+    monkeypatch.setitem(sys.modules, "shop", module)
+    world = World(open_lake(tmp_path / "lake"), no_session)
+    for name in ("rates", "stock", "short"):
+        world.stream(name, SCHEMA, ["k"], 2)
+    world.send("rates", [("a", 1), ("b", 2), ("c", 3), ("d", 4)])
+    return world
+
+
+def invoke(world: World, *arguments: str) -> Result:
+    return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "220"})
+
+
+def said(world: World, *arguments: str) -> str:
+    result = invoke(world, *arguments)
+    assert result.exception is None, result.exception
+    return result.output
+
+
+def refused(world: World, *arguments: str) -> str:
+    error = invoke(world, *arguments).exception
+    assert isinstance(error, AdjunctError), error
+    return str(error)
+
+
+def advanced(world: World) -> str:
+    return said(world, "dataset", "advance", "rates", "shop:app")
+
+
+def test_an_advance_prints_how_far_a_bootstrap_is(world: World) -> None:
+    lines = [line for line in advanced(world).splitlines() if "bootstrap took" in line]
+    assert "% (" in lines[0]
+    assert lines[-1].endswith("100% (4 of 4 offsets)")
+
+
+def test_a_run_prints_it_too_and_leaves_alone_what_lives_for_one_run(world: World) -> None:
+    text = said(world, "run", "shop:app")
+    assert "100% (4 of 4 offsets)" in text
+    assert "short" not in text
+    assert json.loads(said(world, "run", "shop:app", "--json"))["datasets"][0]["action"] == "up-to-date"
+
+
+def test_the_lag_is_shown_by_partition_with_the_bootstrap(world: World) -> None:
+    advanced(world)
+    facts = json.loads(said(world, "dataset", "lag", "rates", "--json"))
+    assert (facts["dataset"], facts["bootstrap"]["per_cent"]) == ("rates", 100)
+    assert facts["decision"]["action"] == "bootstrap"
+    assert sum(each["offsets"] for each in facts["partitions"].values()) == 0
+    world.send("rates", [("a", 5), ("b", 6)])
+    behind = json.loads(said(world, "dataset", "lag", "rates", "--json"))["partitions"]
+    assert sum(each["records"] for each in behind.values()) == 2
+    for each in behind.values():
+        assert each["offsets"] == int(each["end"]) - int(each["next"])
+    text = said(world, "dataset", "lag", "rates")
+    assert "lake.rates.0" in text
+    assert re.search(r"0:0\d:\d\d", text), "time behind"
+
+
+def test_show_tells_the_lag_and_stays_readable_without_the_stream(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advanced(world)
+    assert set(json.loads(said(world, "dataset", "show", "rates", "--json"))["lag"]["partitions"]) == {
+        "lake.rates.0",
+        "lake.rates.1",
+    }
+    assert "behind its stream" in said(world, "dataset", "show", "rates")
+    monkeypatch.setattr("resources.streams.system._systems", {})
+    text = said(world, "dataset", "show", "rates")
+    assert "How far it is behind its stream can't be seen: there is no stream system 'lake'" in text
+    assert "schema" in text
+    assert "there is no stream system 'lake'" in refused(world, "dataset", "lag", "rates")
+
+
+def test_a_rebuild_says_why_and_keeps_what_was_served_until_it_is_done(world: World) -> None:
+    advanced(world)
+    before = DatasetStore(world.lake, "rates").require_current().version
+    command = ["dataset", "rebuild", "rates", "shop:app", "--reason", "ticket 7", "--by", "ada"]
+    report = json.loads(said(world, *command, "--json"))
+    assert (report["action"], report["decision"]["reason"]) == ("bootstrapped", "rebuild: ticket 7")
+    assert report["version"] != before
+    assert DatasetStore(world.lake, "rates").history(1)[0].by == "ada"
+    assert "100% (4 of 4 offsets)" in said(world, *command)
+    unexplained = refused(world, "dataset", "rebuild", "rates", "shop:app", "--reason", " ")
+    assert "rebuild rates does not say a reason" in unexplained
+    world.streams.configure("rates", retention=Retention(max_bytes=1), compaction=None)
+    world.streams.maintain("rates")
+    served = DatasetStore(world.lake, "rates").require_current().version
+    assert "does not hold all changes" in refused(world, *command)
+    assert DatasetStore(world.lake, "rates").require_current().version == served
+
+
+def test_compacting_asks_for_the_level_and_prints_the_report(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def compact(lake: Any, name: str, spark: Any, *, by: str, level: Any) -> CompactionReport:
+        asked.append((name, level, by))
+        return CompactionReport(name, "compacted", "asked for", "major", "v000009-x", (9, 1), (10, 8), (5, 4))
+
+    monkeypatch.setattr("assets.unbounded.compaction.compact_dataset", compact)
+    assert "major compaction, version v000009-x" in said(world, "dataset", "compact", "rates", "--by", "ada")
+    report = json.loads(said(world, "dataset", "compact", "rates", "--level", "major", "--by", "ada", "--json"))
+    assert report["generations"] == [9, 1]
+    assert asked == [("rates", None, "ada"), ("rates", "major", "ada")]
+
+
+def test_what_is_bounded_follows_no_stream(world: World) -> None:
+    world.send("stock", [("a", 1)], version="v1")
+    said(world, "dataset", "advance", "stock", "shop:app")
+    assert "is bounded: it arrives in versions" in refused(world, "dataset", "lag", "stock")
+    assert "is bounded" in refused(world, "dataset", "compact", "stock")
+    command = ["dataset", "rebuild", "stock", "shop:app", "--reason", "x"]
+    assert "'stock' is bounded: there is nothing to build anew" in refused(world, *command)

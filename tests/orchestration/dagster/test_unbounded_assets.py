@@ -1,0 +1,262 @@
+"""Tables that follow change streams, as assets: bootstrap as a blocking check, lag, freshness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from dagster import AssetKey, DefaultScheduleStatus, FreshnessPolicy
+
+from assets.following import Following
+from assets.unbounded import follow
+from assets.unbounded.compaction import CompactionReport
+from dagster_adjunct import (
+    AdjunctDataset,
+    Application,
+    DatasetStore,
+    LakeStreams,
+    application_state,
+    build_definitions,
+    unbounded_dataset,
+)
+from resources.errors import ConfigurationError, DatasetError
+from resources.streams import Retention
+from tests.assets.unbounded.following_plain import follow_without_spark
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab
+
+PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, chunk=2)
+MORE: list[Row] = [*APPLES, ("c", "Cheese", 3), ("d", "Dates", 4)]
+COPY = AssetKey(["lake", "copy"])
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    with running_lab(tmp_path, monkeypatch) as lab:
+        follow_without_spark(monkeypatch)
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
+        yield lab
+
+
+def fail_at_chunk(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the chunk of this number fail, once."""
+    write, calls = follow.write_generation, []
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            raise DatasetError("the disk is full.", "Make room.")
+        return write(*arguments, **options)
+
+    patch.setattr(follow, "write_generation", failing)
+
+
+def facts(said: Said, check: str = "prices bootstrapped") -> dict[str, Any]:
+    return {name: value.value for name, value in said.checks[check].metadata.items()}
+
+
+def lose_the_front(lab: Lab, stream: str) -> None:
+    lab.streams.configure(stream, retention=Retention(max_bytes=1), compaction=None)
+    lab.streams.maintain(stream)
+
+
+def test_a_bootstrap_passes_its_check_with_what_it_read_and_what_was_decided(lab: Lab) -> None:
+    lab.deliver("prices", MORE, None)
+    said = lab.advance(PRICES)
+    assert said.success
+    assert said.passed == {"prices bootstrapped": True}
+    found = facts(said)
+    assert (found["adjunct/per_cent"], found["adjunct/records"]) == (100, 4)
+    assert found["adjunct/seconds"] >= 0
+    assert found["adjunct/decision"]["action"] == "bootstrap"
+    assert found["adjunct/bootstrap"]["missing"] == {}
+    assert said.made["prices"]["adjunct/decision"] == found["adjunct/decision"]
+    assert "report" in said.made
+    again = facts(lab.advance(PRICES))
+    assert "adjunct/records" not in again
+    assert again["adjunct/decision"]["action"] == "continue"
+
+
+def test_the_progress_of_a_bootstrap_is_in_the_runs_log(lab: Lab) -> None:
+    lab.deliver("prices", MORE, None)
+    said = lab.advance(PRICES)
+    lines = [line for line in said.log.splitlines() if "prices: bootstrap took" in line]
+    assert "% (" in lines[0]
+    assert "left" in lines[0]
+    assert lines[-1].endswith("100% (4 of 4 offsets)")
+
+
+def test_a_bootstrap_that_ends_early_fails_its_check_and_holds_back_what_is_downstream(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.deliver("prices", MORE, None)
+    rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in APPLES]
+    lab.streams.append("orders", pa.Table.from_pylist(rows, SCHEMA.to_arrow()), producer="lab", sequence=1)
+    fail_at_chunk(monkeypatch, 2)
+    said = lab.advance(PRICES)
+    assert not said.success
+    assert said.made == {}
+    check = said.checks["prices bootstrapped"]
+    assert (check.passed, check.severity.value, check.blocking) == (False, "ERROR", True)
+    found = facts(said)
+    assert 0 < found["adjunct/per_cent"] < 100
+    missing = found["adjunct/bootstrap"]["missing"]
+    assert sum(missing.values()) == 4 - found["adjunct/bootstrap"]["offsets"]
+    assert f"{next(iter(missing.values()))} of {next(iter(missing))}" in check.description
+    assert "the disk is full" in check.description
+
+    # Whoever runs the outputs without the dataset is held back by the step itself.
+    alone = lab.run(lab.definitions(PRICES), COPY)
+    assert alone.failure.metadata["error"].value == "NoSealedVersionError"
+    assert "its bootstrap is not finished" in alone.failure.description
+    assert application_state(lab.lake, "shop").open is None
+    assert application_state(lab.lake, "shop").batch == 0
+
+    resumed = lab.advance(PRICES)
+    assert resumed.passed == {"prices bootstrapped": True}
+    assert facts(resumed)["adjunct/records"] < 4, "what was committed is not read again"
+    assert "report" in resumed.made
+
+
+def test_a_bootstrap_that_never_began_says_so(lab: Lab) -> None:
+    lab.deliver("prices", MORE, None)
+    lose_the_front(lab, "prices")
+    said = lab.advance(replace(PRICES))
+    assert not said.success
+    assert said.checks["prices bootstrapped"].description.startswith("The bootstrap has not begun. It ended with: ")
+
+
+def test_an_error_after_the_bootstrap_is_not_one_of_the_bootstrap(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.deliver("prices", MORE, None)
+    lab.advance(PRICES)
+    lab.deliver("prices", APPLES, None)
+    fail_at_chunk(monkeypatch, 1)
+    said = lab.advance(PRICES)
+    assert not said.success
+    assert said.checks == {}
+
+
+def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(lab: Lab) -> None:
+    stale = replace(PRICES, following=Following(on_lost_offset="serve_stale"))
+    lab.deliver("prices", APPLES, None)
+    first = lab.advance(stale).made["prices"]["adjunct/version"]
+    for _ in range(3):
+        lab.deliver("prices", MORE, None)
+    lose_the_front(lab, "prices")
+    said = lab.advance(stale)
+    assert said.success, "it is declared that readers go on with it"
+    check = said.checks["prices bootstrapped"]
+    assert (check.passed, check.severity.value) == (False, "WARN")
+    assert "the stream holds nothing before" in check.description
+    assert facts(said)["adjunct/decision"]["action"] == "serve-stale"
+    assert said.made["prices"]["adjunct/version"] == first
+    made = said.made["prices"]
+    assert made["adjunct/lost_offsets"] == sum(lag["lost"] for lag in made["adjunct/lag"].values()) == 12
+    assert "report" in said.made
+
+
+def test_the_check_alone_is_reported_again_and_nothing_advances(lab: Lab) -> None:
+    lab.deliver("prices", MORE, None)
+    lab.advance(PRICES)
+    lab.deliver("prices", APPLES, None)
+    job = lab.definitions(PRICES).resolve_implicit_global_asset_job_def()
+    subset = job.get_subset(asset_selection=set(), asset_check_selection={check_of(PRICES, "bootstrapped")})
+    said = Said(subset.execute_in_process(instance=lab.instance), lab.instance)
+    assert said.passed == {"prices bootstrapped": True}
+    assert said.made == {}
+    assert len(DatasetStore(lab.lake, "prices").history()) == 3
+
+
+def test_a_table_that_is_not_marked_for_bootstrap_has_no_check(lab: Lab) -> None:
+    lab.deliver("prices", MORE, None)
+    said = lab.advance(replace(PRICES, bootstrap=False))
+    assert said.success
+    assert said.checks == {}
+    assert said.made["prices"]["adjunct/action"] == "applied"
+
+
+def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.deliver("prices", MORE, None)
+    made = lab.advance(PRICES).made["prices"]
+    assert (made["adjunct/lag_records"], made["adjunct/lag_seconds"]) == (0, 0)
+    assert made["adjunct/lag"]["lake.prices.0"] == {"offsets": 0, "records": 0, "lost": 0, "seconds": 0.0}
+    lab.deliver("prices", APPLES, None)
+    write = follow.write_generation
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        lab.deliver("prices", MORE, None)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(follow, "write_generation", meanwhile)
+    behind = lab.advance(PRICES).made["prices"]
+    assert behind["adjunct/action"] == "applied"
+    assert behind["adjunct/lag_records"] == 4, "what came after the run had looked at the stream's end"
+
+
+def test_declared_freshness_is_dagsters_freshness_policy() -> None:
+    fresh = replace(PRICES, following=Following(freshness=timedelta(minutes=30)))
+    app = Application("shop")
+    app.table(fresh)
+    app.table(replace(PRICES, name="other"))
+    specs = {spec.key: spec for spec in build_definitions(app).resolve_all_asset_specs()}
+    assert specs[key_of(fresh)].freshness_policy == FreshnessPolicy.time_window(fail_window=timedelta(minutes=30))
+    assert specs[AssetKey(["datasets", "other"])].freshness_policy is None
+    short = Application("shop")
+    short.table(replace(PRICES, following=Following(freshness=timedelta(seconds=30))))
+    with pytest.raises(ConfigurationError, match=r"'prices' declares freshness=0:00:30, and Dagster's shortest"):
+        build_definitions(short)
+
+
+def test_a_table_of_one_run_is_shown_and_not_made(lab: Lab) -> None:
+    passing = replace(PRICES, following=Following(persistent=False))
+    defs = lab.definitions(passing)
+    graph = defs.resolve_asset_graph()
+    assert not graph.get(key_of(passing)).is_materializable
+    assert graph.get(key_of(passing)).parent_keys == {AssetKey(["lake", "prices"])}
+    assert key_of(passing) in graph.get(COPY).parent_keys
+    assert [job.name for job in defs.jobs or ()] == ["shop"]
+
+
+def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) -> Said:
+    config = {"ops": {"compact_shop": {"config": {"level": level}}}} if level else {}
+    job = lab.definitions(*datasets).resolve_job_def("shop_compact")
+    result = job.execute_in_process(instance=lab.instance, raise_on_error=False, run_config=config)
+    return Said(result, lab.instance)
+
+
+def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_no_other(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def compact(lake: Any, name: str, spark: Any, *, by: str, level: Any, policy: Any) -> CompactionReport:
+        asked.append((name, level, policy))
+        if name == "prices":
+            raise DatasetError("prices is broken.", "Mend it.")
+        return CompactionReport(name, "compacted", "8 deltas", "minor", "v000009-x", (9, 2), (10, 10), (5, 4))
+
+    monkeypatch.setattr("assets.unbounded.compaction.compact_dataset", compact)
+    other, absent = replace(PRICES, name="other", input="lake.other"), replace(PRICES, name="absent")
+    for dataset in (PRICES, other):
+        lab.deliver(dataset.name, MORE, None)
+        lab.advance(dataset)
+    said = compaction(lab, PRICES, other, absent)
+    assert not said.success
+    assert "prices is broken" in said.failure.description
+    policy = PRICES.following.compaction
+    assert asked == [("prices", None, policy), ("other", None, policy)]
+    assert said.observed["other"]["adjunct/compaction"]["generations"] == [9, 2]
+    assert said.made == {}
+    compaction(lab, other, level="major")
+    assert asked[-1][:2] == ("other", "major")
+
+
+def test_the_compaction_schedule_is_off_until_somebody_switches_it_on(lab: Lab) -> None:
+    schedules = {each.name: each for each in lab.definitions(PRICES).schedules or ()}
+    assert schedules["shop_compact_hourly"].default_status is DefaultScheduleStatus.STOPPED
+    assert schedules["shop_compact_hourly"].job_name == "shop_compact"
+    assert LakeStreams(lab.lake).list_streams() == ["orders"], "loading definitions looks at nothing"

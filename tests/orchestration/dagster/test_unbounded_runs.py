@@ -1,0 +1,134 @@
+"""The application's job over a change stream's table, with Spark: bootstrap, main input, compaction."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance
+
+from assets.unbounded import follow
+from dagster_adjunct import (
+    Application,
+    DatasetStore,
+    Lake,
+    LakeStreams,
+    application_state,
+    build_definitions,
+    open_lake,
+    run_application,
+    systems_for,
+)
+from resources.errors import DatasetError
+from tests.orchestration.dagster import small
+from tests.orchestration.dagster.lab import Said
+
+ORDERS = small.orders(0, 20)
+
+
+@pytest.mark.spark
+def test_the_main_input_is_read_when_the_bootstrap_is_done_and_compaction_changes_no_entry(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = open_lake(tmp_path / "lake")
+    app = small.order_totals(tmp_path / "t.sqlite")
+    small.append(lake, "items", 1, small.ITEMS, marker="v1")
+    small.append(lake, "rates", 1, small.RATES)
+    small.append(lake, "orders", 1, ORDERS)
+    defs = build_definitions(app, lake=lake.url)
+
+    with DagsterInstance.ephemeral() as instance:
+
+        def run(job: str, **options: Any) -> Said:
+            executed = defs.resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False, **options)
+            return Said(executed, instance)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(follow, "write_generation", _full_disk)
+            ended = run("order_totals")
+        assert not ended.success
+        assert ended.passed["rates bootstrapped"] is False
+        assert set(ended.made) == {"items"}
+        assert application_state(lake, "order-totals").batch == 0, "no order was read"
+
+        done = run("order_totals")
+        assert done.success
+        assert done.passed["rates bootstrapped"] is True
+        assert small.priced(lake) == small.expected(ORDERS)
+
+        for sequence in (2, 3):
+            small.append(lake, "rates", sequence, [("GBP", 1.1 + sequence)])
+            assert run("order_totals").success
+        compacted = run("order_totals_compact", run_config=_level("major"))
+        assert compacted.success
+        assert compacted.observed["rates"]["adjunct/compaction"]["generations"] == [3, 1]
+        assert _rates(lake) == {**dict(small.RATES), "GBP": 4.1}
+        assert "nothing" in run("order_totals_compact").log
+
+
+@pytest.mark.spark
+def test_datasets_of_both_kinds_advance_at_once_in_threads_of_one_session(tmp_path: Path, spark: Any) -> None:
+    lake = open_lake(tmp_path / "lake")
+    app = small.order_totals(tmp_path / "t.sqlite")
+    small.append(lake, "orders", 1, ORDERS)
+    for sequence in (1, 2, 3):
+        small.append(lake, "items", sequence, small.ITEMS, marker=f"v{sequence}")
+        small.append(lake, "rates", sequence, small.RATES)
+        done = run_application(lake, systems_for(app, lake), app, lambda: spark, run=f"run-{sequence}")
+        assert [report.dataset for report in done.datasets] == ["items", "rates"]
+    assert small.priced(lake) == small.expected(ORDERS)
+
+
+@pytest.mark.spark
+def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tmp_path: Path, spark: Any) -> None:
+    lake = open_lake(tmp_path / "lake")
+    rates = replace(small.rates, bootstrap=False)
+    app = Application("followed", max_batch_records=10)
+    (
+        app.input_stream("lake.orders")
+        .join(app.table(rates), on="currency", how="left", select=["rate"])
+        .send_to(app.output_stream("lake.rated", partitions=2, key="item"))
+    )
+    small.append(lake, "rates", 1, small.RATES)
+    small.append(lake, "orders", 1, ORDERS)
+
+    class AfterTheFirstBatch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            event = record.__dict__["adjunct_event"]
+            if (event.what, event.batch) == ("batch", 1):
+                small.append(lake, "rates", 2, [("EUR", 9.5)])
+
+    handler, log = AfterTheFirstBatch(level=logging.INFO), logging.getLogger("adjunct.step")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        with DagsterInstance.ephemeral() as instance:
+            job = build_definitions(app, lake=lake.url).resolve_job_def("followed")
+            said = Said(job.execute_in_process(instance=instance, raise_on_error=False), instance)
+            assert said.success
+            made = said.made
+    finally:
+        log.removeHandler(handler)
+    streams = LakeStreams(lake)
+    rated = streams.read_arrow(streams.whole("rated"), columns=["currency", "rate"]).to_pylist()
+    assert {row["rate"] for row in rated if row["currency"] == "EUR"} == {1.0, 9.5}
+    served = DatasetStore(lake, "rates").require_current().version
+    assert made["rates"]["data version"] == served
+    assert len(made["rated"]["adjunct/versions"]["rates"]) == 2
+
+
+def _full_disk(*arguments: Any, **options: Any) -> Any:
+    raise DatasetError("the disk is full.", "Make room.")
+
+
+def _level(level: str) -> dict[str, Any]:
+    return {"ops": {"compact_order_totals": {"config": {"level": level}}}}
+
+
+def _rates(lake: Lake) -> dict[str, float]:
+    view = DatasetStore(lake, "rates").require_current()
+    assert view.rows == 3
+    return {key: entry["rate"] for key, entry in view.items()}
