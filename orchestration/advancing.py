@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from assets.log import DatasetLog
 from assets.report import StageEvent, ignore
 from assets.sources.inputs import QuerySource
 from resources.errors import CommitConflict, ConfigurationError
@@ -155,13 +157,20 @@ def advance_together(
     return [discard_after(lake, dataset, report, by, on_stage) for dataset, report in zip(unit, reports, strict=True)]
 
 
+def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
+    """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
+    manifest = DatasetLog(lake, dataset.name).read()[1]
+    limit = datetime.now(UTC) - dataset.discard.grace
+    return manifest is not None and any(each.at <= limit for each in manifest.retired)
+
+
 def discard_after(
     lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
 ) -> AdvanceReport:
     """Discard what a new version has made needless; return the report with the time that this took."""
     from orchestration.retention import discard_all
 
-    if dataset.kind != "bounded" or not report.sealed:
+    if not report.sealed or (dataset.kind == "unbounded" and not _may_go(lake, dataset)):
         return report
     began = time.perf_counter()
     discard_all(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)

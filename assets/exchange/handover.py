@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def parquet_files(view: DatasetView) -> list[str]:
     """Return where the version's Parquet files are: paths for a lake in a folder, s3:// addresses on S3.
 
-    Their rows are all entries, each once. Raises DatasetError for a version whose files have to be merged first, and
+    Their rows are all entries, each once. Those of a change stream's table have two columns more, `__position` and
+    `__tombstone` (false in each). Raises DatasetError for a version whose files have to be merged first, and
     ConfigurationError for a lake in memory.
     """
     return [location(stored.store, stored.key) for stored in whole_files(view)]
@@ -54,7 +55,11 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: DatasetView, name: 
     extension has to be installed and the lake's own settings hold. Raises as `parquet_files` does.
     """
     files = parquet_files(view)
-    if files and not any(mark in path for path in files for mark in ("s3://", "*", "?", "[")):
+    if (
+        files
+        and _has_all_columns(view)
+        and not any(mark in path for path in files for mark in ("s3://", "*", "?", "["))
+    ):
         listed = ", ".join("'" + path.replace("'", "''") + "'" for path in files)
         # Without hive partitioning: a folder named a=b would add or replace a column.
         source = f"read_parquet([{listed}], hive_partitioning = false)"
@@ -74,7 +79,7 @@ def polars_frame(view: DatasetView) -> polars.LazyFrame:
     """
     polars = engine("polars", extra="polars")
     files = parquet_files(view)
-    if files and not files[0].startswith("s3://"):
+    if files and _has_all_columns(view) and not files[0].startswith("s3://"):
         frame = polars.scan_parquet(files, glob=False, hive_partitioning=False).select(view.schema.names)
     else:
         frame = polars.scan_pyarrow_dataset(pyarrow_dataset(view))
@@ -96,30 +101,33 @@ def engine(module: str, *, extra: str) -> Any:
 def whole_files(view: DatasetView) -> list[StoredFile]:
     """Return the version's files, whose rows are its entries. Raises DatasetError where they have to be merged."""
     sealed = view.sealed
-    if len(sealed.generations) > 1 or sealed.stored_rows != sealed.rows:
+    stored = f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its "
+    if len(sealed.generations) > 1:
         raise DatasetError(
-            f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its "
-            f"{len(sealed.generations)} generation(s) some are superseded or deleted, and other engines can't merge "
-            "them.",
-            "Read it by frame() or get(), or compact the dataset and hand over the version that this makes.",
+            f"{stored}{len(sealed.generations)} generations some are superseded or deleted, and other engines can't "
+            "merge them.",
+            f"Compact the dataset and hand over the version that this makes: adjunct dataset compact {view.dataset} "
+            "--level major. Or read it by frame() or get().",
         )
-    files = files_of(view.store, view.dataset, sealed)
-    if sealed.positioned and files:
-        _check_columns(view, files[0])
-    return files
+    if sealed.stored_rows != sealed.rows:
+        raise DatasetError(
+            f"{stored}base some are deletions that later changes are compared with (order_by={sealed.order_by!r}), "
+            "and other engines would take them for entries.",
+            "Declare keep_tombstones=…, so that a major compaction forgets deletions that are old enough, and compact "
+            "when the newest is. Or read it by frame() or get().",
+        )
+    return files_of(view.store, view.dataset, sealed)
 
 
-def _check_columns(view: DatasetView, file: StoredFile) -> None:
-    """Refuse files that were written before columns were added or widened: other engines read them otherwise."""
-    stored = file.open().schema_arrow
-    wanted = view.schema.to_arrow()
-    older = [field.name for field in wanted if field.name not in stored.names or stored.field(field.name) != field]
-    if older:
-        raise DatasetError(
-            f"dataset {view.dataset!r}, version {view.version}: its files were written before {', '.join(older)} had "
-            "the type that is declared now, or was there, and other engines would read them otherwise.",
-            "Read it by frame() or get(), or hand over the version that the next major compaction makes.",
-        )
+def _has_all_columns(view: DatasetView) -> bool:
+    """Whether the files have the version's columns as they are; those of a change stream's table may be older.
+
+    Where a column was added or widened since, pyarrow reads it as it is now; others do not.
+    """
+    if not view.sealed.positioned:
+        return True
+    wanted = view.sealed.layout.arrow_schema()
+    return all(stored.open().schema_arrow.remove_metadata().equals(wanted) for stored in whole_files(view))
 
 
 def _quoted(name: str) -> str:

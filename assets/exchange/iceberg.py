@@ -6,12 +6,13 @@ The table's snapshots refer to the lake's own files, so every version that one o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets.exchange.handover import engine, whole_files
 from assets.log import DatasetLog
+from assets.manifest import POSITION, TOMBSTONE
 from assets.retention.holds import hold, let_go
 from resources.errors import CommitConflict, CommitStateUnknown, ConfigurationError, DatasetError, ManifestMismatchError
 from resources.objects.arrow_fs import location
@@ -21,13 +22,42 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.metadata import TableMetadata
+    from pyspark.sql import SparkSession
 
     from assets.reading.view import DatasetView
     from resources.objects.lake import Lake
 
 DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
 GARBAGE = "gc.enabled"
+_COMPACTIONS = 3
+_HIDDEN = {POSITION: 2_147_000_000, TOMBSTONE: 2_147_000_001}
+"""Field ids that no table comes to by itself, below those that Iceberg keeps for its own."""
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergTable:
+    """A table in a catalogue that PyIceberg's own configuration names; nothing secret stands here.
+
+    PyIceberg reads it from `.pyiceberg.yaml` or from the environment: PYICEBERG_CATALOG__<NAME>__URI and the like.
+    """
+
+    identifier: str
+    catalog: str = "default"
+
+    def open(self) -> Catalog:
+        """Return the catalogue. Raises ConfigurationError where PyIceberg is not installed or does not know it."""
+        load = engine("pyiceberg.catalog", extra="iceberg").load_catalog
+        try:
+            return load(self.catalog)
+        except (ValueError, ImportError, TypeError) as error:
+            name = self.catalog.upper()
+            raise ConfigurationError(
+                f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
+                f"Configure it for PyIceberg, in .pyiceberg.yaml or by PYICEBERG_CATALOG__{name}__TYPE, …__URI and "
+                "what it needs beside.",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +90,6 @@ def register_in_iceberg(
     lake = lake_in(view.store)
     _check_sealed(view, lake)
     paths = tuple(location(stored.store, stored.key) for stored in whole_files(view))
-    if view.sealed.positioned:
-        raise DatasetError(
-            f"dataset {view.dataset!r}, version {view.version}: its files hold columns of Adjunct's own beside those "
-            "of the dataset, which an Iceberg table would have to have too.",
-            "Hand over a version of a bounded dataset, or use pyarrow_dataset, duckdb_view or polars_frame.",
-        )
     table = _table(view, catalog, identifier)
     _check_columns(view, table, identifier)
     holder = _holder(identifier)
@@ -80,6 +104,28 @@ def register_in_iceberg(
     assert snapshot is not None
     let_go(lake, view.dataset, holder=holder, keep={view.version, *_versions(table)})
     return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
+
+
+def publish_to_iceberg(
+    lake: Lake, dataset: str, table: IcebergTable, spark: Callable[[], SparkSession], *, by: str
+) -> IcebergSnapshot:
+    """Make what a dataset serves now the current snapshot of an Iceberg table, and return the snapshot.
+
+    A table of a change stream is compacted before, where it has deltas; `spark` is called only then. What is current
+    there already is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and
+    NoSealedVersionError while nothing is served.
+    """
+    from assets.store import open_dataset
+    from assets.unbounded.compaction import compact_dataset
+
+    catalog, store = table.open(), open_dataset(lake, dataset)
+    for _ in range(_COMPACTIONS):
+        view = store.require_current()
+        if len(view.sealed.generations) == 1:
+            break
+        compact_dataset(lake, dataset, spark, by=by, level="major")
+    # Changes that are committed faster than they are compacted are refused by name.
+    return register_in_iceberg(view, catalog, table.identifier)
 
 
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
@@ -163,10 +209,8 @@ def _commit(
                 update.union_by_name(view.schema.to_arrow())
             # The files are the lake's: engines that expire snapshots or drop the table must not delete them.
             wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
-            if transaction.table_metadata.name_mapping() is None:
-                # The files have no field ids, so readers find columns by this.
-                mapping = transaction.table_metadata.schema().name_mapping
-                wanted[TableProperties.DEFAULT_NAME_MAPPING] = mapping.model_dump_json()
+            # The files have no field ids, so readers find columns by this.
+            wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(view, transaction.table_metadata)
             transaction.set_properties(wanted)
             arriving = _data_files(view, table, transaction, paths)
             # One snapshot: to delete first and then to add would leave one without rows between the two.
@@ -193,7 +237,8 @@ def _data_files(view: DatasetView, table: Table, transaction: Transaction, paths
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
     try:
-        found = list(parquet_files_to_data_files(table.io, transaction.table_metadata, iter(paths)))
+        known = _with_hidden(view, transaction.table_metadata)
+        found = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
         raise ManifestMismatchError(
             f"dataset {view.dataset!r}, version {view.version}: a file can't be read by PyIceberg: {error}.",
@@ -204,6 +249,41 @@ def _data_files(view: DatasetView, table: Table, transaction: Transaction, paths
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
     return found
+
+
+def _name_mapping(view: DatasetView, metadata: TableMetadata) -> str:
+    """Return the table's mapping of names to fields, which readers want to have for each column of a file.
+
+    The columns that a change stream's table has beside its own are mapped to fields that the table has not, so that
+    nobody sees them, as those of columns that were dropped.
+    """
+    from pyiceberg.table.name_mapping import MappedField, NameMapping
+
+    mapping = metadata.name_mapping() or metadata.schema().name_mapping
+    there = {name for field in mapping.root for name in field.names}
+    hidden = [MappedField(field_id=_HIDDEN[name], names=[name]) for name in _hidden(view) if name not in there]
+    return NameMapping([*mapping.root, *hidden]).model_dump_json()
+
+
+def _with_hidden(view: DatasetView, metadata: TableMetadata) -> TableMetadata:
+    """Return the table's metadata as if it had the hidden columns too: only to look at files, never committed."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import BooleanType, LongType, NestedField
+
+    hidden = _hidden(view)
+    if not hidden:
+        return metadata
+    types = {"bigint": LongType(), "boolean": BooleanType()}
+    schema = metadata.schema()
+    fields = [NestedField(_HIDDEN[name], name, types[kind], required=False) for name, kind in hidden.items()]
+    wide = Schema(*schema.fields, *fields, schema_id=schema.schema_id)
+    unseen = {f"write.metadata.metrics.column.{name}": "none" for name in hidden}
+    return metadata.model_copy(update={"schemas": [wide], "properties": {**metadata.properties, **unseen}})
+
+
+def _hidden(view: DatasetView) -> dict[str, str]:
+    """Return the columns that the files have beside those of the dataset, with their types."""
+    return dict(view.sealed.layout.hidden)
 
 
 def _versions(table: Table) -> set[str]:

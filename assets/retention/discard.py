@@ -126,16 +126,21 @@ def plan_discard(
     `kept_from` is the number of the oldest version that an unbounded dataset keeps for being new.
     """
     newest = _newest(manifest, policy)
+    head = manifest.ref(manifest.head) if manifest.head else None
+    # After a rollback that is an older one than others that stay, and these must not take its place.
+    next_best = head.replaced if head is not None and policy.keep != 1 else None
     held = _held(leases, roots, found.now)
     go, stay = [], []
     for ref in manifest.versions:
         age = found.now - found.documents.get(ref.document or "", ref.sealed_at)
         pinned = manifest.pin is not None and manifest.pin.version == ref.id
         served = manifest.version is not None and manifest.version.id == ref.id
+        sealed = ref.state == "sealed"
         reasons = (
             ("pinned" if pinned else ""),
             ("served" if served else ""),
             ("what the last switch chose" if manifest.head == ref.id else ""),
+            ("served again if the current one is withdrawn" if next_best == ref.id and sealed else ""),
             newest.get(ref.id, ""),
             held.get(ref.id, held.get("*", "")),
             (f"younger than {policy.grace}" if age < policy.grace else ""),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assets.following import DeadLetters
 from assets.log import DatasetLog
@@ -106,7 +106,7 @@ class _Follower:
             assert manifest is not None
             self.manifest = manifest
             if not _same_decision(manifest.decision, decision):
-                self._keep(manifest.after(decision=decision, change=_told(decision)))
+                self._keep(decision=decision, change=_told(decision))
             return self._report("stale", decision)
         if decision.action != "continue":
             self._begin(manifest, decision)
@@ -140,7 +140,7 @@ class _Follower:
 
     def _begin(self, manifest: DatasetManifest | None, decision: Decision) -> None:
         """Commit where a new table begins: its start and its target, recorded before anything is read."""
-        source, now = self.source, self.now()
+        source, now = self.source, self.looked
         first = manifest or DatasetManifest(
             name=self.spec.name, declaration=source.declaration, offsets=as_stored(self.ends), bootstrap=_NOT_BEGUN
         )
@@ -369,7 +369,7 @@ class _Follower:
             return good, 0
         if self.manifest.quarantining is None:
             said = {str(ssp): span for ssp, span in ranges.items()}
-            self._keep(self.manifest.after(quarantining=said, change=Change(action="quarantine")))
+            self._keep(quarantining=said, change=Change(action="quarantine"))
         ends = {**by_partition(self.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
         begun = self._bootstrap.started_at.strftime("%Y%m%dT%H%M%S%f")
         sent = send_dead_letters(
@@ -462,19 +462,29 @@ class _Follower:
         )
         return retire(manifest, version, now)
 
-    def _keep(self, after: DatasetManifest) -> None:
-        """Commit something beside data and offsets."""
-        self.commit = self.log.commit(self.commit, after, by=self.by)
-        self.manifest = after
+    def _keep(self, **changes: Any) -> None:
+        """Commit something beside data and offsets, again where somebody else only compacted or discarded."""
+        before = self.manifest
+        for tried in range(_TRIES):
+            after = self.manifest.after(**changes)
+            try:
+                self.commit = self.log.commit(self.commit, after, by=self.by)
+            except CommitConflict:
+                self.commit, fresh = self.log.read()
+                if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
+                    raise
+                self.manifest = fresh
+            else:
+                self.manifest = after
+                return
 
     def _confirm(self, decision: Decision) -> None:
         """Remember that the table was found caught up, where its age counts, and not at each look."""
         limit, confirmed, now = max_age_of(self.source), self.manifest.confirmed_at, self.looked
         if limit is None or (confirmed is not None and now - confirmed < limit / 10):
             return
-        after = self.manifest.after(confirmed_at=now, decision=decision, change=Change(action="confirm"))
         try:
-            self._keep(after)
+            self._keep(confirmed_at=now, decision=decision, change=Change(action="confirm"))
         except CommitConflict:  # somebody else was here, and saw the same
             self.commit, fresh = self.log.read()
             self.manifest = fresh or self.manifest

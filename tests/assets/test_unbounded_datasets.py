@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assets import DatasetStore, unbounded_dataset
-from resources.errors import DatasetError, NoSealedVersionError, NullKeyError
+from resources.errors import BadChangeError, DatasetError, NoSealedVersionError
 from resources.schema import Schema
 from tests.assets.conftest import World
 
@@ -184,7 +184,7 @@ def test_a_null_in_the_key_commits_nothing(sparkling: World) -> None:
     world.advance(WEATHER)
     offsets = DatasetStore(world.lake, WEATHER).manifest().offsets
     send(world, [(None, 0, 1.0)])
-    with pytest.raises(NullKeyError, match="'origin'"):
+    with pytest.raises(BadChangeError, match="origin"):
         world.advance(WEATHER)
     assert DatasetStore(world.lake, WEATHER).manifest().offsets == offsets
     assert entries(world) == {("JFK", 0): 1.0}
@@ -197,7 +197,7 @@ def test_other_columns_need_a_rebuild(world: World) -> None:
         "weather", input="lake.weather", key=["origin", "hour"], partition_by="origin", partitions=4,
         columns=["origin", "hour"],
     )  # fmt: skip
-    with pytest.raises(DatasetError, match=r"temp \(double\) is removed"):
+    with pytest.raises(DatasetError, match="temp"):
         world.advance(spec)
 
 

@@ -181,9 +181,14 @@ def test_age_counts_from_when_the_stream_was_looked_at_and_not_from_the_commit(w
     table = table_in(world, max_age=DAY)
     table.send(a=1)
     table.advance()
-    bootstrap = table.manifest.bootstrap
+    bootstrap, decision = table.manifest.bootstrap, table.manifest.decision
     assert bootstrap is not None
-    assert table.manifest.confirmed_at == bootstrap.started_at
+    assert decision is not None
+    assert table.manifest.confirmed_at == bootstrap.started_at == decision.at
+    table.send(b=1)
+    report = table.advance()
+    assert report.decision is not None
+    assert table.manifest.confirmed_at == report.decision.at
 
 
 def test_the_default_age_is_how_long_a_compacted_stream_keeps_deletions(world: World) -> None:

@@ -43,6 +43,29 @@ def test_history_walks_from_the_newest_to_the_first(log: CommitLog) -> None:
     assert [commit.number for commit in log.history(2)] == [4, 3]
 
 
+def test_a_commit_may_follow_one_whose_manifest_is_damaged(store: ObjectStore, log: CommitLog) -> None:
+    assert log.head() is None
+    first = log.commit(None, {"n": 1}, by="a")
+    second = log.commit(first, {"n": 2}, by="a")
+    damaged = log.commit(second, {"n": 3}, by="a")
+    store.put(log.manifest_key(2, "of-a-race-that-was-lost"), store.get(second.manifest_key).data)
+    store.put(damaged.manifest_key, b"{")
+    with pytest.raises(MalformedDocumentError):
+        log.current()
+    head = log.head()
+    assert head is not None
+    assert (head.number, head.id, head.body) == (3, damaged.id, {})
+    assert [commit.body for commit in log.before(3)] == [{"n": 1}], "of two with one number nothing says which won"
+    after = log.commit(head, {"n": 4}, by="a")
+    assert log.current() == after
+    assert (after.number, after.parent) == (4, damaged.id)
+    with pytest.raises(CommitConflict):
+        log.commit(head, {"n": 5}, by="b")
+    store.put(log.pointer_key, b"{")
+    with pytest.raises(MalformedDocumentError):
+        log.head()
+
+
 def test_a_stale_parent_loses_and_leaves_nothing_visible(log: CommitLog) -> None:
     first = log.commit(None, {"n": 1}, by="a")
     second = log.commit(first, {"n": 2}, by="a")
