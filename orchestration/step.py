@@ -277,7 +277,7 @@ class _Step:
         """Lease what this batch reads, before its intent says so; from then on the open intent keeps it as well."""
         for name, version in versions.items():
             held = self._leases.get(name)
-            if version is None or (held is not None and version in held.versions):
+            if version is None or is_transient(version) or (held is not None and version in held.versions):
                 continue
             try:
                 self._leases[name] = Lease.acquire(self._context.lake, name, [version], holder=self._context.run)
