@@ -1,6 +1,6 @@
 """The peers' side of `benchmarks/peers.py`: Iceberg and Delta tables in a Spark session of their own.
 
-    <peers' python> peer_session.py FOLDER
+    <peers' python> peer_session.py FOLDER IVY
 
 Runs in an environment without this project, on the Spark that both peers are made for. Commands come as lines of
 stdin, and one line of JSON answers each, as the last of its output:
@@ -48,7 +48,7 @@ def session(folder: Path, ivy: str) -> Any:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", os.environ.get("PEERS_MEMORY", "4g"))
+        .config("spark.driver.memory", "4g")
         .config("spark.sql.shuffle.partitions", "8")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

@@ -98,12 +98,15 @@ def environment() -> Path | None:
         return python
     print(f"  making {ENVIRONMENT.relative_to(HERE.parent)} ({', '.join(PACKAGES)})")
     subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT / "venv")], check=True)
-    done = subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", *PACKAGES], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        print(f"  left out, the peers' packages can't be had: {done.stderr.strip()[-500:]}\n")
-        return None
+    with TemporaryDirectory() as folder:
+        for made in (
+            [str(python), "-m", "pip", "install", "--quiet", *PACKAGES],
+            _session(python, folder),  # it ends with its input, once it has fetched the jars
+        ):
+            done = subprocess.run(made, input="", capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"  left out, the peers can't be had here: {done.stderr.strip()[-500:]}\n")
+                return None
     (ENVIRONMENT / "ready").touch()
     return python
 
@@ -117,7 +120,7 @@ def _peers(python: Path, folder: str) -> Iterator[Any]:
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            [python, str(HERE / "peer_session.py"), str(home), str(ENVIRONMENT / "ivy")],
+            _session(python, str(home)),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=home,
         ) as process,
     ):  # fmt: skip
@@ -143,6 +146,10 @@ def _peers(python: Path, folder: str) -> Iterator[Any]:
             yield ask
         finally:
             process.stdin.close()
+
+
+def _session(python: Path, folder: str) -> list[str]:
+    return [str(python), str(HERE / "peer_session.py"), folder, str(ENVIRONMENT / "ivy")]
 
 
 def _write(table: pa.Table, path: Path) -> None:

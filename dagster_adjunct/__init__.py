@@ -48,7 +48,13 @@ from assets.erasing.erasure import ErasureReport, find_keys, forget  # noqa: E40
 from assets.erasing.key_search import KeySearch  # noqa: E402
 from assets.exchange.diff import ChangedEntry, VersionDiff, diff_versions  # noqa: E402
 from assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset  # noqa: E402
-from assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg  # noqa: E402
+from assets.exchange.iceberg import (  # noqa: E402
+    IcebergSnapshot,
+    IcebergTable,
+    publish_to_iceberg,
+    register_in_iceberg,
+    release_from_iceberg,
+)
 from assets.following import DeadLetters, DeltaCompaction  # noqa: E402
 from assets.manifest import Verdict, VersionRef  # noqa: E402
 from assets.policies import DiscardPolicy, VersionPartitions  # noqa: E402
@@ -186,6 +192,7 @@ __all__ = [
     "Finding",
     "HistoryEntry",
     "IcebergSnapshot",
+    "IcebergTable",
     "InitialLoad",
     "KeySearch",
     "KeyValueExtractor",
@@ -282,6 +289,7 @@ __all__ = [
     "plan_application",
     "polars_frame",
     "prepare_dagster_home",
+    "publish_to_iceberg",
     "pyarrow_dataset",
     "rebuild_dataset",
     "records_checksum",

@@ -1,6 +1,6 @@
 """Turns applications into Dagster definitions: assets, a job and a sensor each, and the resources they need."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from orchestration.advancing import made_by_partition, units_of
 from orchestration.asset_ops import outputs_asset
 from orchestration.compact_ops import compact_job, compact_schedule
 from orchestration.dataset_ops import DatasetAsset, dataset_assets
+from orchestration.iceberg_ops import iceberg_jobs, iceberg_schedule
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node, outputs_of, source_of, sources_read, unused_datasets
 from orchestration.metadata import storage_of, table_metadata
@@ -32,6 +33,7 @@ from resources.spark import SparkResource
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
+    from assets.exchange.iceberg import IcebergTable
     from orchestration.application import Application
 
 _SHORTEST_WINDOW = timedelta(minutes=1)
@@ -43,6 +45,7 @@ def build_definitions(
     translator: AdjunctTranslator | None = None,
     lake: str | None = None,
     spark: SparkResource | None = None,
+    iceberg: "Mapping[str, IcebergTable] | None" = None,
 ) -> Definitions:
     """Return Dagster definitions for one application or several; nothing is opened or planned while loading.
 
@@ -60,7 +63,8 @@ def build_definitions(
 
     Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
     limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the batch log fences the
-    second. `translator` gives keys, groups and owners; `lake` is a URL (default: `ADJUNCT_LAKE`, else
+    second. `iceberg` gives datasets Iceberg tables by name: `<application>_iceberg` registers what they serve there, also
+    on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake` is a URL (default: `ADJUNCT_LAKE`, else
     `.adjunct/lake`). Raises ConfigurationError where two applications declare one dataset differently or write the
     same output.
     """
@@ -80,6 +84,7 @@ def build_definitions(
         # Only datasets whose versions are partitions: there is nothing to run as a whole.
         if own[application.name]
     }
+    handed_over = iceberg_jobs({each.name: graph.datasets(each.name) for each in apps}, iceberg or {})
     discards = [discard_job(each.name, graph.datasets(each.name)) for each in apps if graph.datasets(each.name)]
     bounded = {each.name: [d for d in graph.datasets(each.name) if d.dataset.kind == "bounded"] for each in apps}
     followed = {each.name: [d for d in graph.datasets(each.name) if d.dataset.kind == "unbounded"] for each in apps}
@@ -93,9 +98,14 @@ def build_definitions(
             *(made for _, made in partitions),
             *discards,
             *compacts,
+            *handed_over,
             *(version_job(each, members) for each, members in bounded.items() if members),
         ],
-        schedules=[*map(discard_schedule, discards), *map(compact_schedule, compacts)],
+        schedules=[
+            *map(discard_schedule, discards),
+            *map(compact_schedule, compacts),
+            *map(iceberg_schedule, handed_over),
+        ],
         sensors=[
             *(new_records_sensor(each, jobs[each.name], own[each.name]) for each in apps if each.name in jobs),
             *(new_versions_sensor(asset, made) for asset, made in partitions if not made_by_partition(asset.dataset)),

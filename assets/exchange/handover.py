@@ -79,7 +79,7 @@ def polars_frame(view: DatasetView) -> polars.LazyFrame:
     """
     polars = engine("polars", extra="polars")
     files = parquet_files(view)
-    if files and _has_all_columns(view) and not files[0].startswith("s3://"):
+    if files and not files[0].startswith("s3://") and _has_all_columns(view):
         frame = polars.scan_parquet(files, glob=False, hive_partitioning=False).select(view.schema.names)
     else:
         frame = polars.scan_pyarrow_dataset(pyarrow_dataset(view))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assets.exchange.handover import engine, whole_files
 from assets.log import DatasetLog
@@ -50,7 +50,8 @@ class IcebergTable:
         """Return the catalogue. Raises ConfigurationError where PyIceberg is not installed or does not know it."""
         load = engine("pyiceberg.catalog", extra="iceberg").load_catalog
         try:
-            return load(self.catalog)
+            catalog: Catalog = load(self.catalog)
+            return catalog
         except (ValueError, ImportError, TypeError) as error:
             name = self.catalog.upper()
             raise ConfigurationError(
@@ -70,6 +71,11 @@ class IcebergSnapshot:
     version: str
     files: tuple[str, ...]
     new: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the snapshot as JSON-able values; its id as text, for it is larger than what all readers take."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"snapshot_id": str(self.snapshot_id), "files": list(self.files)}
 
 
 def register_in_iceberg(

@@ -32,8 +32,8 @@ def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[s
         raise DatasetError(
             f"dataset {dataset!r} holds other columns than are declared now: {'; '.join(refused)}. Columns can only be "
             "added, or widened.",
-            f"Restore these columns, or build it anew with the new ones: adjunct dataset rebuild {dataset} --reason …; "
-            "the old table is served until that is done.",
+            f"Restore these columns, or build it anew with the new ones: adjunct dataset rebuild {dataset} MODULE:APP "
+            "--reason …; the old table is served until that is done.",
         )
 
 

@@ -1,0 +1,60 @@
+"""Writers and compactions of a table of facts in processes of their own: killed, or racing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+# What these import is imported here, once, for all that are forked from a process that has read this module.
+import pyarrow.parquet  # noqa: F401
+import pytest
+
+from assets import advance_dataset
+from assets.unbounded.compaction import compact_dataset
+from resources.errors import CommitConflict
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Fault, FaultyStore
+from tests.assets.conftest import World
+from tests.assets.plain import no_session
+from tests.assets.unbounded.facts import NAME, facts_without_spark, table_of
+
+PATIENCE = 60
+
+
+def act_until_request(url: str, options: Mapping[str, Any], what: str, nth: int) -> None:
+    """Advance or compact, and be killed before the nth request."""
+    facts_without_spark(pytest.MonkeyPatch())
+    lake = open_lake(url)
+    deadly = Lake(FaultyStore(lake.store, [Fault("*", nth, "meanwhile", _die)]), lake.id)
+    if what == "advance":
+        World(lake, no_session).advance(table_of(**options), lake=deadly)
+    else:
+        compact_dataset(deadly, NAME, no_session, by="killed", level=what)  # type: ignore[arg-type]
+
+
+def advance_beside(
+    url: str, env: Mapping[str, str], rounds: int, start: Barrier, told: Queue[tuple[str, int, str]]
+) -> None:
+    """Advance once a round, at the same time as others; tell how it ended, and how many records were read."""
+    os.environ.update(env)
+    facts_without_spark(pytest.MonkeyPatch())
+    world = World(open_lake(url), no_session)
+    for _ in range(rounds):
+        start.wait(PATIENCE)
+        try:
+            report = advance_dataset(world.lake, world.systems, table_of(), no_session, by=str(os.getpid()))
+            told.put((report.action, report.counters.get("read", 0), ""))
+        except CommitConflict as conflict:
+            told.put(("conflict", 0, str(conflict)))
+        except Exception as error:  # told by the test
+            told.put(("error", 0, f"{type(error).__name__}: {error}"))
+            raise
+        start.wait(PATIENCE)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,221 @@
+"""The process ends between any two requests of an advance or a compaction: the next run ends as if nothing had been."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import AdjunctDataset, DatasetStore
+from assets.following import DeadLetters, DeltaCompaction
+from assets.policies import DiscardPolicy
+from assets.retention.discard import discard
+from assets.unbounded.compaction import compact_dataset
+from resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Crash, Fault, FaultKind
+from tests.assets.conftest import World
+from tests.assets.cycle import make_older
+from tests.assets.plain import no_session
+from tests.assets.unbounded import killed
+from tests.assets.unbounded.facts import (
+    DEAD,
+    NAME,
+    PARTITIONS,
+    Fact,
+    content,
+    facts_in,
+    facts_without_spark,
+    faulty,
+    letters,
+    send,
+    table_of,
+)
+from tests.assets.unbounded.tables import left_over
+
+AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
+FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("a", 4, 4), ("d", 5, 5), ("b", 6, None)]
+SECOND: list[Fact] = [("a", 7, None), ("e", 8, 8), ("c", 2, 9), ("b", 9, 10), ("d", 10, 11)]
+BAD: list[Fact] = [(None, 11, 1), ("a", 12, 12), (None, 13, None)]
+WITH_LETTERS: dict[str, Any] = {"on_bad_change": DeadLetters(f"lake.{DEAD}")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was there before, and what the run does that dies."""
+
+    options: dict[str, Any]
+    before: tuple[list[Fact], ...]
+    sent: list[Fact]
+    act: str = "advance"
+    kill_at: tuple[float, ...] = ()
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        return table_of(**self.options)
+
+
+CASES = {
+    "a commit": Case({}, (FIRST,), SECOND, kill_at=(0.4, 0.7, 1)),
+    "a commit that compacts": Case({"compaction": DeltaCompaction(deltas=2)}, (FIRST, SECOND), [("z", 1, 1)]),
+    "a commit of several chunks": Case({"chunk": 2}, (FIRST,), SECOND),
+    "a commit by position": Case({"order_by": "at", "keep_tombstones": 4}, (FIRST,), SECOND),
+    "a bootstrap": Case({}, (), FIRST),
+    "a bootstrap of several chunks": Case({"chunk": 2}, (), FIRST + SECOND, kill_at=(0.3, 0.6, 0.9)),
+    "a bootstrap with dead letters": Case({"chunk": 3, **WITH_LETTERS}, (), FIRST + BAD + SECOND + BAD),
+    "an empty table": Case({"bootstrap": False}, (), FIRST),
+    "a commit with dead letters": Case(WITH_LETTERS, (FIRST,), BAD + SECOND + BAD, kill_at=(0.5, 0.7, 0.9)),
+    "a second commit with dead letters": Case(WITH_LETTERS, (FIRST + BAD, BAD), BAD),
+    "a commit of dead letters alone": Case(WITH_LETTERS, (FIRST,), [(None, 1, 1)]),
+    "chunks with dead letters": Case({"chunk": 2, **WITH_LETTERS}, (FIRST,), BAD + SECOND + BAD),
+    "a minor compaction": Case({}, (FIRST, SECOND, [("a", 1, 1)]), [], "minor"),
+    "a major compaction": Case({}, (FIRST, SECOND, [("a", 1, 1)]), [], "major", kill_at=(0.5, 0.75, 0.95)),
+    "a major compaction that forgets": Case(
+        {"order_by": "at", "keep_tombstones": 4}, (FIRST, SECOND, [("a", 20, None)]), [], "major"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts_without_spark(monkeypatch)
+
+
+def prepared(case: Case, folder: Path) -> World:
+    world = facts_in(open_lake(folder), no_session)
+    for facts in case.before:
+        send(world, facts)
+        settle(world, case.spec)
+    if case.sent:
+        send(world, case.sent)
+    return world
+
+
+def settle(world: World, spec: AdjunctDataset) -> None:
+    """Advance until there is nothing to do."""
+    for _ in range(3):
+        if world.advance(spec).action == "up-to-date":
+            return
+    pytest.fail("it never ends")
+
+
+def copy_of(world: World, folder: Path) -> World:
+    shutil.copytree(world.lake.url, folder)
+    return World(open_lake(folder), no_session, dict(world.sequences))
+
+
+def act(world: World, case: Case, lake: Lake | None = None) -> None:
+    if case.act == "advance":
+        world.advance(case.spec, lake=lake)
+    else:
+        compact_dataset(lake or world.lake, NAME, no_session, by="test", level=case.act)  # type: ignore[arg-type]
+
+
+def states(world: World) -> list[dict[str, int]]:
+    """Return what each commit serves, oldest first."""
+    store = DatasetStore(world.lake, NAME)
+    if store.manifest() is None:
+        return []
+    views = [store.view_of(manifest) for _, manifest in store.log.history(None)]
+    return [content(view) for view in reversed(views) if view is not None]
+
+
+def outcome(world: World, case: Case) -> dict[str, object]:
+    """Return what is to be the same whether a run has died or not, once all is read, compacted and discarded."""
+    settle(world, case.spec)
+    if case.act != "advance":
+        act(world, case)
+    manifest = DatasetStore(world.lake, NAME).require_manifest()
+    assert manifest.bootstrap is not None
+    found = {
+        "content": content(DatasetStore(world.lake, NAME).require_current()),
+        "offsets": manifest.offsets,
+        "counted": {name: manifest.counters.get(name, 0) for name in ("read", "quarantined")},
+        "letters": sorted(letters(world)),
+        "bootstrap": (manifest.bootstrap.state, manifest.bootstrap.target),
+        "horizon": manifest.horizon,
+    }
+    make_older(world.lake, timedelta(hours=1))
+    discard(world.lake, NAME, AT_ONCE, by="test")
+    assert left_over(world, case.spec) == set()
+    assert content(DatasetStore(world.lake, NAME).require_current()) == found["content"]
+    return found
+
+
+def check(world: World, case: Case, allowed: list[dict[str, int]], expected: dict[str, object], where: str) -> None:
+    """Nothing but whole states is served after the end of a run, and the next ones end as if it had not been."""
+    for state in states(world):
+        assert state in allowed, f"{where}: neither a state before nor after a commit is served"
+    sent = letters(world)
+    assert len(set(sent)) == len(sent), where
+    assert outcome(world, case) == expected, where
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_dies_at_any_request_is_taken_up(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    begin = prepared(case, tmp_path / "begin")
+    whole = copy_of(begin, tmp_path / "whole")
+    act(whole, case)
+    allowed = states(whole)
+    expected = outcome(whole, case)
+    kinds: tuple[FaultKind, ...] = ("crash-before", "crash-after", "lost-after")
+    nth, requests = 1, 1
+    while nth <= requests:
+        for kind in kinds:
+            copy = copy_of(begin, tmp_path / f"{kind}-{nth}")
+            lake = faulty(copy, Fault("*", nth, kind))
+            try:
+                act(copy, case, lake)
+            except Crash:
+                pass
+            except (StoreUnavailableError, CommitStateUnknown, CommitConflict):
+                assert kind == "lost-after"
+            else:
+                assert kind == "lost-after", f"{kind} at {nth}: nobody heard of it"
+            check(copy, case, allowed, expected, f"{kind} at request {nth}: {lake.store.requests[-1]}")  # type: ignore[attr-defined]
+            shutil.rmtree(copy.lake.url)
+            if nth == requests == 1:
+                probe = copy_of(begin, tmp_path / "probe")
+                counted = faulty(probe)
+                act(probe, case, counted)
+                requests = len(counted.store.requests)  # type: ignore[attr-defined]
+        nth += 1
+    assert requests > 8
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [(name, part) for name, case in CASES.items() for part in case.kill_at]
+)
+def test_what_is_killed_is_taken_up(name: str, part: float, tmp_path: Path) -> None:
+    case = CASES[name]
+    begin = prepared(case, tmp_path / "begin")
+    whole = copy_of(begin, tmp_path / "whole")
+    counted = faulty(whole)
+    act(whole, case, counted)
+    allowed = states(whole)
+    expected = outcome(whole, case)
+    nth = max(1, round(part * len(counted.store.requests)))  # type: ignore[attr-defined]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.assets.unbounded.killed"])
+    process = context.Process(target=killed.act_until_request, args=(begin.lake.url, case.options, case.act, nth))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    check(begin, case, allowed, expected, f"killed before request {nth}")
+
+
+def test_the_cases_are_of_several_partitions_and_end_in_other_states() -> None:
+    assert PARTITIONS > 1
+    assert {case.act for case in CASES.values()} == {"advance", "minor", "major"}
+
+
+def later(action: Callable[[], object]) -> Callable[[], object]:
+    return action
