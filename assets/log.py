@@ -76,7 +76,7 @@ class DatasetLog:
         return commit, manifests.get(self.name)
 
     def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
-        """Return the current commit and its manifest, and ""; where that can't be read, the newest one that can, and why.
+        """Return the current commit and its manifest, and ""; if it can't be read, the newest that can, and why.
 
         The commit then is one to commit after, and has no body; the manifest is None where no other can be read.
         Raises MalformedDocumentError where the pointer itself can't be read, or says that this is another's dataset.

@@ -63,10 +63,10 @@ def build_definitions(
 
     Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
     limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the batch log fences the
-    second. `iceberg` gives datasets Iceberg tables by name: `<application>_iceberg` registers what they serve there, also
-    on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake` is a URL (default: `ADJUNCT_LAKE`, else
-    `.adjunct/lake`). Raises ConfigurationError where two applications declare one dataset differently or write the
-    same output.
+    second. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what they serve,
+    also on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake` is a URL
+    (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). Raises ConfigurationError where two applications declare one
+    dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
     """
     apps = (app, *more)
     names = translator or AdjunctTranslator()

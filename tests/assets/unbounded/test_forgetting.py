@@ -29,7 +29,7 @@ from resources.objects.memory import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.test_erasure import traces
-from tests.assets.unbounded.tables import content, faulty, send, table, without_spark
+from tests.assets.unbounded.tables import content, entries, faulty, send, table, without_spark
 
 NAME = "table"
 WHY = {"reason": "request 4711", "by": "ada"}
@@ -106,11 +106,11 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert [entry.action for entry in store.history()][:2] == ["discard", "forget"]
     with pytest.raises(VersionDiscardedError, match=f"from number {report.retained_from} on can be read"):
         store.version(view.version)
-    _, entries = send(quick, spec, {"a": 10})
-    assert content(current(quick)) == entries == {**LEFT, "a": 10}
+    _, found = send(quick, spec, {"a": 10})
+    assert content(current(quick)) == found == {**LEFT, "a": 10}
     assert content(store.version(after.version)) == LEFT, "time travel goes on from the erasure"
     major(quick)
-    assert content(current(quick)) == entries
+    assert content(current(quick)) == found
     assert current(quick).rows == 3
 
 
@@ -205,6 +205,19 @@ def test_files_from_before_a_column_was_added_are_rewritten(quick: World) -> Non
     quick.advance(wide)
     assert forget(quick.lake, NAME, [SECRET], **WHY).complete
     assert content(current(quick)) == {"a": None, "b": None, "c": 2}
+
+
+@pytest.mark.spark
+def test_spark_reads_what_is_left_and_compacts_it(world: World) -> None:
+    spec = grown(world)
+    assert forget(world.lake, NAME, [SECRET, "a"], **WHY).complete
+    left = {"d": 8, "e": 9}
+    assert entries(world, spec) == left
+    assert send(world, spec, {"d": None, SECRET: 1})[1] == entries(world, spec) == {"e": 9, SECRET: 1}
+    major(world)
+    assert forget(world.lake, NAME, [SECRET], **WHY).complete
+    assert entries(world, spec) == {"e": 9}
+    assert current(world).rows == 1
 
 
 # -- what it can't reach
