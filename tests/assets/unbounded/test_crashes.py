@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from assets.unbounded.compaction import compact_dataset
 from resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
 from resources.objects import Lake, open_lake
 from resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older
 from tests.assets.plain import no_session
@@ -38,6 +40,7 @@ from tests.assets.unbounded.facts import (
 )
 from tests.assets.unbounded.tables import left_over
 
+HOUR = timedelta(hours=1)
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("a", 4, 4), ("d", 5, 5), ("b", 6, None)]
 SECOND: list[Fact] = [("a", 7, None), ("e", 8, 8), ("c", 2, 9), ("b", 9, 10), ("d", 10, 11)]
@@ -87,8 +90,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     facts_without_spark(monkeypatch)
 
 
-def prepared(case: Case, folder: Path) -> World:
-    world = facts_in(open_lake(folder), no_session)
+def prepared(case: Case, lake: Lake) -> World:
+    world = facts_in(lake, no_session)
     for facts in case.before:
         send(world, facts)
         settle(world, case.spec)
@@ -105,9 +108,19 @@ def settle(world: World, spec: AdjunctDataset) -> None:
     pytest.fail("it never ends")
 
 
-def copy_of(world: World, folder: Path) -> World:
-    shutil.copytree(world.lake.url, folder)
-    return World(open_lake(folder), no_session, dict(world.sequences))
+def copy_of(world: World) -> World:
+    """Return a copy, in memory, of a lake in memory."""
+    copy = InMemoryStore()
+    copy._objects.update(world.lake.store._objects)  # type: ignore[attr-defined]
+    return World(Lake(copy, world.lake.id), no_session, dict(world.sequences))
+
+
+def an_hour_later(lake: Lake) -> None:
+    if isinstance(lake.store, InMemoryStore):
+        objects = lake.store._objects
+        objects.update({key: replace(each, modified=each.modified - HOUR) for key, each in objects.items()})
+    else:
+        make_older(lake, HOUR)
 
 
 def act(world: World, case: Case, lake: Lake | None = None) -> None:
@@ -141,7 +154,7 @@ def outcome(world: World, case: Case) -> dict[str, object]:
         "bootstrap": (manifest.bootstrap.state, manifest.bootstrap.target),
         "horizon": manifest.horizon,
     }
-    make_older(world.lake, timedelta(hours=1))
+    an_hour_later(world.lake)
     discard(world.lake, NAME, AT_ONCE, by="test")
     assert left_over(world, case.spec) == set()
     assert content(DatasetStore(world.lake, NAME).require_current()) == found["content"]
@@ -158,14 +171,14 @@ def check(world: World, case: Case, allowed: list[dict[str, int]], expected: dic
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_dies_at_any_request_is_taken_up(name: str, tmp_path: Path) -> None:
+def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
     case = CASES[name]
-    begin = prepared(case, tmp_path / "begin")
-    whole = copy_of(begin, tmp_path / "whole")
+    begin = prepared(case, lake_in(InMemoryStore()))
+    whole = copy_of(begin)
     act(whole, case)
     allowed = states(whole)
     expected = outcome(whole, case)
-    probe = copy_of(begin, tmp_path / "probe")
+    probe = copy_of(begin)
     counted = FaultyStore(probe.lake.store)
     act(probe, case, Lake(counted, probe.lake.id))
     # After a request is before the next one; the reply to a read may be lost without any harm.
@@ -175,7 +188,7 @@ def test_what_dies_at_any_request_is_taken_up(name: str, tmp_path: Path) -> None
     assert len(faults) > 10
     for nth, kind in faults:
         where = f"{kind} at request {nth}: {counted.requests[nth - 1]}"
-        copy = copy_of(begin, tmp_path / "copy")
+        copy = copy_of(begin)
         try:
             act(copy, case, faulty(copy, Fault("*", nth, kind)))
         except Crash:
@@ -185,7 +198,6 @@ def test_what_dies_at_any_request_is_taken_up(name: str, tmp_path: Path) -> None
         else:
             assert kind == "lost-after", where
         check(copy, case, allowed, expected, where)
-        shutil.rmtree(copy.lake.url)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +205,9 @@ def test_what_dies_at_any_request_is_taken_up(name: str, tmp_path: Path) -> None
 )
 def test_what_is_killed_is_taken_up(name: str, part: float, tmp_path: Path) -> None:
     case = CASES[name]
-    begin = prepared(case, tmp_path / "begin")
-    whole = copy_of(begin, tmp_path / "whole")
+    begin = prepared(case, open_lake(tmp_path / "begin"))
+    shutil.copytree(begin.lake.url, tmp_path / "whole")
+    whole = World(open_lake(tmp_path / "whole"), no_session, dict(begin.sequences))
     counted = faulty(whole)
     act(whole, case, counted)
     allowed = states(whole)

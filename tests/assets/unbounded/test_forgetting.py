@@ -208,16 +208,15 @@ def test_files_from_before_a_column_was_added_are_rewritten(quick: World) -> Non
 
 
 @pytest.mark.spark
-def test_spark_reads_what_is_left_and_compacts_it(world: World) -> None:
-    spec = grown(world)
-    assert forget(world.lake, NAME, [SECRET, "a"], **WHY).complete
-    left = {"d": 8, "e": 9}
-    assert entries(world, spec) == left
-    assert send(world, spec, {"d": None, SECRET: 1})[1] == entries(world, spec) == {"e": 9, SECRET: 1}
-    major(world)
-    assert forget(world.lake, NAME, [SECRET], **WHY).complete
-    assert entries(world, spec) == {"e": 9}
-    assert current(world).rows == 1
+def test_spark_reads_what_is_left_and_compacts_it(sparkling: World) -> None:
+    spec = grown(sparkling)
+    assert forget(sparkling.lake, NAME, [SECRET, "a"], **WHY).complete
+    assert entries(sparkling, spec) == {"d": 8, "e": 9}
+    assert send(sparkling, spec, {"d": None, "f": 1})[1] == entries(sparkling, spec) == {"e": 9, "f": 1}
+    major(sparkling)
+    assert forget(sparkling.lake, NAME, ["f"], **WHY).complete
+    assert entries(sparkling, spec) == {"e": 9}
+    assert current(sparkling).rows == 1
 
 
 # -- what it can't reach

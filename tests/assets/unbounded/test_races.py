@@ -1,0 +1,257 @@
+"""Writers, compactions, discards and readers at once: one writer wins, and readers meet whole states, never older ones."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import DatasetStore, unbounded_dataset
+from assets.policies import DiscardPolicy
+from assets.retention.discard import discard
+from assets.unbounded.compaction import compact_dataset
+from resources.errors import CommitConflict
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Fault
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from tests.assets import reading
+from tests.assets.conftest import World
+from tests.assets.plain import no_session
+from tests.assets.reading import CODES, DATASET
+from tests.assets.unbounded import killed
+from tests.assets.unbounded.facts import (
+    BY_HAND,
+    NAME,
+    Fact,
+    content,
+    facts_in,
+    facts_without_spark,
+    faulty,
+    send,
+    table_of,
+)
+from tests.assets.unbounded.tables import left_over
+
+AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
+SPEC = table_of()
+FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3)]
+SECOND: list[Fact] = [("a", 4, None), ("b", 5, 5), ("d", 6, 6)]
+THIRD: list[Fact] = [("a", 7, 7), ("d", 8, None)]
+ROUNDS, READERS, COMMITS = 6, 3, 24
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts_without_spark(monkeypatch)
+
+
+def table_with(*commits: list[Fact], unread: list[Fact] | None = None, spec: Any = SPEC) -> World:
+    world = facts_in(lake_in(InMemoryStore()), no_session)
+    for facts in commits:
+        send(world, facts)
+        world.advance(spec)
+    if unread:
+        send(world, unread)
+    return world
+
+
+def now(world: World) -> dict[str, int]:
+    return content(DatasetStore(world.lake, NAME).require_current())
+
+
+def compact(world: World, level: Any = "major", lake: Lake | None = None) -> Any:
+    return compact_dataset(lake or world.lake, NAME, no_session, by="test", level=level)
+
+
+def read_in_all(world: World) -> int:
+    return DatasetStore(world.lake, NAME).require_manifest().counters["read"]
+
+
+# -- somebody else at any request of ours
+
+
+@pytest.mark.parametrize("before", [[], [FIRST]], ids=["bootstrap", "commit"])
+def test_of_two_writers_at_any_moment_one_counts(before: list[list[Fact]]) -> None:
+    conflicts, nth, requests = 0, 0, 1
+    while nth < requests:
+        nth += 1
+        world = table_with(*before, unread=SECOND)
+        lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: w.advance(SPEC)))
+        try:
+            world.advance(SPEC, lake=lake)
+        except CommitConflict as conflict:
+            conflicts += 1
+            assert NAME in str(conflict)
+        requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]
+        assert now(world) == ({"b": 5, "c": 3, "d": 6} if before else {"b": 5, "d": 6}), nth
+        assert read_in_all(world) == len(SECOND) + sum(map(len, before)), "a record was applied twice, or never"
+        assert left_over(world, SPEC) == set(), f"{nth}: the loser left something"
+        assert world.advance(SPEC).action == "up-to-date"
+    assert conflicts > 2
+
+
+@pytest.mark.parametrize("level", ["minor", "major"])
+def test_a_commit_at_any_moment_of_a_compaction_is_not_lost(level: str) -> None:
+    nth, requests = 0, 1
+    while nth < requests:
+        nth += 1
+        world = table_with(FIRST, SECOND, [("c", 7, 9)], unread=THIRD)
+        lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: w.advance(SPEC)))
+        assert compact(world, level, lake).action == "compacted"
+        requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]
+        assert now(world) == {"a": 7, "b": 5, "c": 9}, nth
+        assert left_over(world, SPEC) == set()
+        compact(world)
+        assert now(world) == {"a": 7, "b": 5, "c": 9}, nth
+
+
+def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() -> None:
+    nth, requests = 0, 1
+    while nth < requests:
+        nth += 1
+        world = table_with(FIRST, SECOND, unread=THIRD)
+
+        def meanwhile(world: World = world) -> None:
+            compact(world)
+            discard(world.lake, NAME, AT_ONCE, by="other")
+
+        lake = faulty(world, Fault("*", nth, "meanwhile", meanwhile))
+        assert world.advance(SPEC, lake=lake).action == "applied"
+        requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]
+        assert now(world) == {"a": 7, "b": 5, "c": 3}, nth
+        assert read_in_all(world) == 8
+        discard(world.lake, NAME, AT_ONCE, by="after")
+        assert now(world) == {"a": 7, "b": 5, "c": 3}
+        assert left_over(world, SPEC) == set()
+
+
+def test_a_late_change_at_any_moment_of_a_compaction_that_forgets_brings_nothing_back() -> None:
+    """The deletion of "a" at 4 goes with the compaction; "a" at 3 comes while it runs, or after it."""
+    spec = table_of(order_by="at", keep_tombstones=5)
+    late: list[Fact] = [("a", 3, 99), ("e", 21, 1)]
+    nth, requests = 0, 1
+    while nth < requests:
+        nth += 1
+        world = table_with(FIRST, SECOND, [("c", 20, 20)], unread=late, spec=spec)
+        lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: w.advance(spec)))
+        assert compact(world, "major", lake).action == "compacted"
+        requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]
+        world.advance(spec)
+        assert now(world) == {"b": 5, "c": 20, "d": 6, "e": 1}, nth
+        compact(world)
+        assert now(world) == {"b": 5, "c": 20, "d": 6, "e": 1}, nth
+
+
+def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
+    url = str(tmp_path / "lake")
+    world = facts_in(open_lake(url), no_session)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.assets.reading", "tests.assets.unbounded.killed"])
+    start, told = context.Barrier(3), context.Queue()
+    writers = [context.Process(target=killed.advance_beside, args=(url, {}, ROUNDS, start, told)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        for number in range(1, ROUNDS + 1):
+            send(world, [("a", number, number), ("b", number, number), ("c", number, number)])
+            start.wait(killed.PATIENCE)
+            outcomes = [told.get(timeout=killed.PATIENCE) for _ in writers]
+            assert sum(read for _, read, _ in outcomes) == 3, outcomes
+            won, lost = sorted(outcomes, key=lambda each: -each[1])
+            assert won[0] == ("bootstrapped" if number == 1 else "applied")
+            assert lost[0] in ("conflict", "up-to-date"), outcomes
+            assert now(world) == {"a": number, "b": number, "c": number}
+            assert read_in_all(world) == 3 * number
+            assert left_over(world, SPEC) == set(), "the loser left nothing"
+            start.wait(killed.PATIENCE)
+    finally:
+        for writer in writers:
+            writer.join(5)
+            writer.kill()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+
+
+# -- readers in processes of their own
+
+
+def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_path: Path) -> None:
+    """Each commit sets every key to its number, so a mix, a missing key and an older state are all seen."""
+    url = str(tmp_path / "lake")
+    world = World(open_lake(url), no_session)
+    world.stream(DATASET, reading.SCHEMA, ["code"], 2)
+    spec = unbounded_dataset(DATASET, input=f"lake.{DATASET}", key="code", partitions=2, compaction=BY_HAND)
+    commit(world, spec, 1)
+    compacted = 0
+    with readers(url) as met, discarding(url) as discards:
+        for number in range(2, COMMITS + 1):
+            commit(world, spec, number)
+            if number % 3 == 0:
+                level: Any = "minor" if number % 2 else "major"
+                compacted += compact_dataset(world.lake, DATASET, no_session, by="test", level=level).changed
+    assert [seen.problem for seen in met] == [""] * READERS
+    assert discards["problem"] == ""
+    assert compacted > 4
+    assert discards["gone"] > 4, "discarding kept up"
+    assert len({number for seen in met for number in seen.whole}) > 3, "they read on meanwhile"
+    assert not list(world.lake.store.list(f"datasets/{DATASET}/leases/")), "every reader gave its leases back"
+
+
+def commit(world: World, spec: Any, number: int) -> None:
+    world.send(DATASET, [(code, number) for code in CODES])
+    world.advance(spec)
+
+
+@contextmanager
+def readers(url: str) -> Iterator[list[reading.Seen]]:
+    """Start readers, each of which has read once; the list is what they met, once the context has ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.assets.reading", "tests.assets.unbounded.killed"])
+    stop, started, seen = context.Event(), context.Queue(), context.Queue()
+    ways = ["serve", "open", "serve"]
+    processes = [
+        context.Process(target=reading.read_until, args=(stop, started, seen, url, {}, way, 0.1)) for way in ways
+    ]
+    met: list[reading.Seen] = []
+    for process in processes:
+        process.start()
+    try:
+        for _ in processes:
+            started.get(timeout=killed.PATIENCE)
+        yield met
+        stop.set()
+        met += [seen.get(timeout=killed.PATIENCE) for _ in processes]
+    finally:
+        stop.set()
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+@contextmanager
+def discarding(url: str) -> Iterator[dict[str, Any]]:
+    """Discard all that nobody holds, again and again."""
+    told: dict[str, Any] = {"gone": 0, "problem": ""}
+    stop = threading.Event()
+
+    def run() -> None:
+        lake = open_lake(url)
+        try:
+            while not stop.wait(0.1):
+                told["gone"] += len(discard(lake, DATASET, AT_ONCE, by="the other").discarded)
+        except Exception as error:  # noqa: BLE001 - told by the test
+            told["problem"] = f"{type(error).__name__}: {error}"
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield told
+    finally:
+        stop.set()
+        thread.join()
