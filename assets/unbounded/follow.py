@@ -313,14 +313,18 @@ class _Follower:
         generation = attempt.generation(manifest.next_generation)
         records = source.count(ranges) if ranges else 0
         counters = {"read": records}
-        with AttemptRenewal(self.lake, self.spec.name, attempt.id, self.by):
-            with self.stages("build"):
-                if records:
-                    generation, counted = self._write(attempt, ranges, keep_tombstones=not base)
-                    counted.pop("conflicting", None)  # of a change stream nothing else is expected
-                    counters |= counted if running else {"changes": generation.rows, **counted}
-            with self.stages("commit"):
-                self._commit_changes(attempt, generation, ranges, counters, last=last)
+        try:
+            with AttemptRenewal(self.lake, self.spec.name, attempt.id, self.by):
+                with self.stages("build"):
+                    if records:
+                        generation, counted = self._write(attempt, ranges, keep_tombstones=not base)
+                        counted.pop("conflicting", None)  # of a change stream nothing else is expected
+                        counters |= counted if running else {"changes": generation.rows, **counted}
+                with self.stages("commit"):
+                    self._commit_changes(attempt, generation, ranges, counters, last=last)
+        except CommitConflict:
+            self._forget(attempt)
+            raise
         self._forget(attempt)
         self.counters = add(self.counters, counters)
         return records

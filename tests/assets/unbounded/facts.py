@@ -175,7 +175,8 @@ def facts_without_spark(patch: pytest.MonkeyPatch) -> None:
 
 
 def _decode(spec: AdjunctDataset, records: pa.Table, *_: Any, **__: Any) -> pa.Table:
-    problems = pa.array([None if key is not None else "null key column 'k'" for key in records["k"].to_pylist()])
+    (name,) = spec.key
+    problems = pa.array([f"null key column {name!r}" if key is None else None for key in records[name].to_pylist()])
     position = records[OFFSET if spec.following.order_by is None else "at"].cast(pa.int64())
     return records.append_column(POSITION, position).append_column(PROBLEM, problems.cast(pa.string()))
 

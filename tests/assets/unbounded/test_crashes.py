@@ -66,7 +66,7 @@ class Case:
 
 CASES = {
     "a commit": Case({}, (FIRST,), SECOND, kill_at=(0.4, 0.7, 1)),
-    "a commit that compacts": Case({"compaction": DeltaCompaction(deltas=2)}, (FIRST, SECOND), [("z", 1, 1)]),
+    "a commit that compacts": Case({"compaction": DeltaCompaction(deltas=2)}, (FIRST, SECOND), [("c", 9, 1)]),
     "a commit of several chunks": Case({"chunk": 2}, (FIRST,), SECOND),
     "a commit by position": Case({"order_by": "at", "keep_tombstones": 4}, (FIRST,), SECOND),
     "a bootstrap": Case({}, (), FIRST),
