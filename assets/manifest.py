@@ -300,11 +300,12 @@ class DatasetManifest(_Document):
     that comes again is known. `doomed` are the folders and documents that are being deleted: nobody may begin
     to use them (design, rule 4).
 
-    Of an unbounded dataset only: `retired` are the generations that its current version does not read any more and
-    earlier ones do; versions before number `retained_from` are gone. `confirmed_at` is when all changes up to the
-    stream's end were last known to be in. Changes at or below `horizon` come too late (ordering columns only).
-    `quarantining` are the ranges whose bad changes are on their way to the dead letters: they are read again as they
-    are. `decision` is the last decision about recovery.
+    Of an unbounded dataset only: `stream` is the identity of the stream that it was read from. `retired` are the
+    generations that its current version does not read any more and earlier ones do; versions before number
+    `retained_from` are gone. `confirmed_at` is when all changes up to the stream's end were last known to be in.
+    Changes at or below `horizon` come too late (ordering columns only). `quarantining` are the ranges whose bad
+    changes are on their way to the dead letters: they are read again as they are. `decision` is the last decision
+    about recovery.
     """
 
     format: Literal[1] = 1
@@ -321,6 +322,7 @@ class DatasetManifest(_Document):
     doomed: tuple[str, ...] = ()
     offsets: dict[str, Offset]
     bootstrap: Bootstrap | None = None
+    stream: str | None = None
     retired: tuple[Retired, ...] = ()
     retained_from: int = Field(default=1, ge=1)
     confirmed_at: AwareDatetime | None = None

@@ -133,10 +133,22 @@ class _Follower:
         oldest = source.system.oldest(source.ssps)
         offsets = {} if manifest is None else by_partition(manifest.offsets)
         found = examine(self.log, manifest, source, offsets, oldest, self.ends, now, damage)
+        if found.store == "invalid":
+            self._check_unmoved()
         decision = decide(self.spec, found, now)
         if decision.action == "bootstrap":
             check_complete(source, decision.reason)
         return decision
+
+    def _check_unmoved(self) -> None:
+        """Refuse to go by a table that was compacted, and whose files were discarded, while it was looked at."""
+        head = self.log.log.head()
+        if self.commit is not None and head is not None and head.id != self.commit.id:
+            raise CommitConflict(
+                f"dataset {self.spec.name!r}: another writer committed first, while this one looked at the table "
+                f"(number {head.number}, after {self.commit.number}).",
+                "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
+            )
 
     def _begin(self, manifest: DatasetManifest | None, decision: Decision) -> None:
         """Commit where a new table begins: its start and its target, recorded before anything is read."""
@@ -173,6 +185,7 @@ class _Follower:
             declaration=source.declaration,
             offsets=as_stored(start),
             bootstrap=bootstrap,
+            stream=source.info.identity,
             next_generation=number,
             confirmed_at=first.confirmed_at if served is not None else None,
             quarantining=None,
@@ -415,6 +428,7 @@ class _Follower:
         after = manifest.after(
             declaration=self.source.declaration,
             offsets=offsets,
+            stream=self.source.info.identity,
             counters=add(manifest.counters, counters),
             quarantining=None,
             confirmed_at=self.looked if last and bootstrap.state == "done" else manifest.confirmed_at,

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from assets.manifest import DatasetManifest, Decision
-from resources.errors import DatasetError, MalformedDocumentError, OffsetOutOfRangeError
+from resources.errors import CommitConflict, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -68,7 +68,7 @@ def examine(
     problem = _partitions_changed(source, offsets)
     if problem:
         return Found("invalid", problem, building=building)
-    _check_not_made_anew(source, offsets, upcoming)
+    _check_not_made_anew(source, manifest.stream, offsets, upcoming)
     lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, oldest[ssp]) < 0]
     if lost:
         ssp = lost[0]
@@ -143,6 +143,11 @@ def _check_never_there(log: DatasetLog) -> None:
     """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
     later = next(log.log.before(sys.maxsize), None)
     if later is not None and later.number > 1:
+        if log.log.head() is not None:
+            raise CommitConflict(
+                f"dataset {log.name!r}: another writer committed first, while this one looked.",
+                "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
+            )
         raise MalformedDocumentError(
             f"dataset {log.name!r} has no {log.log.pointer_key} in {log.lake.url}, and has had {later.number} commits.",
             "Restore that object from a backup or an older object version; the manifests are intact. To build the "
@@ -171,15 +176,20 @@ def _partitions_changed(source: Source, offsets: Offsets) -> str:
     return f"the partitions of its stream have changed ({'; '.join(said)})" if said else ""
 
 
-def _check_not_made_anew(source: Source, offsets: Offsets, upcoming: Offsets) -> None:
+def _check_not_made_anew(source: Source, stream: str | None, offsets: Offsets, upcoming: Offsets) -> None:
+    name = source.spec.name
+    found = ""
+    if stream is not None and source.info.identity is not None and stream != source.info.identity:
+        found = f"dataset {name!r} was read from another stream under the name {source.spec.input}"
     for ssp, offset in offsets.items():
         if source.system.compare(offset, upcoming[ssp]) > 0:
-            raise OffsetOutOfRangeError(
-                f"dataset {source.spec.name!r} has read {ssp} up to offset {offset}, and the stream ends at "
-                f"{upcoming[ssp]}.",
-                "The stream was deleted and made anew: rebuild the dataset from it (adjunct dataset rebuild "
-                f"{source.spec.name} MODULE:APP --reason …), or declare it under a new name.",
-            )
+            found = f"dataset {name!r} has read {ssp} up to offset {offset}, and the stream ends at {upcoming[ssp]}"
+    if found:
+        raise OffsetOutOfRangeError(
+            f"{found}.",
+            f"The stream was deleted and made anew: rebuild the dataset from it (adjunct dataset rebuild {name} "
+            "MODULE:APP --reason …), or declare it under a new name.",
+        )
 
 
 def _missing_objects(log: DatasetLog, manifest: DatasetManifest) -> list[str]:

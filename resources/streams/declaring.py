@@ -99,15 +99,23 @@ def check_equal(name: str, stored: Declaration, wanted: Declaration) -> None:
         )
 
 
-def info_of(name: str, declaration: Declaration) -> StreamInfo:
-    return StreamInfo(name, declaration.partitions, declaration.key, "spark-murmur3", declaration.schema_, "oldest")
+def info_of(name: str, declaration: Declaration, identity: str = "") -> StreamInfo:
+    return StreamInfo(
+        name,
+        declaration.partitions,
+        declaration.key,
+        "spark-murmur3",
+        declaration.schema_,
+        "oldest",
+        identity=identity or None,
+    )
 
 
 def described(name: str, commit: Commit, state: StreamState) -> StreamDescription:
     """Return what a stream's manifest says, in sums."""
     entries, declared = state.entries(), state.declaration
     return StreamDescription(
-        info=info_of(name, declared),
+        info=info_of(name, declared, state.id),
         timestamp=declared.timestamp,
         retention=declared.retention,
         compaction=declared.compaction,

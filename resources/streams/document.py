@@ -7,6 +7,7 @@ so that neither a commit nor a look-up gets dearer by much as the stream grows.
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -212,11 +213,13 @@ class Dropped(NamedTuple):
 class StreamState(_Part):
     """The body of a stream's manifest.
 
+    `id` tells the stream from another one that was made under its name later ("" for one made before ids were given).
     `horizon` (ms): attempts begun before it are lost unless the index lists them. `marked_until` is the offset
     after each partition's last marker, 0 without one.
     """
 
     declaration: Declaration
+    id: str = ""
     oldest: tuple[Count, ...]
     next: tuple[Count, ...]
     marked_until: tuple[Count, ...]
@@ -249,7 +252,7 @@ class StreamState(_Part):
     @classmethod
     def empty(cls, declaration: Declaration) -> StreamState:
         zeros = (0,) * declaration.partitions
-        return cls(declaration=declaration, oldest=zeros, next=zeros, marked_until=zeros)
+        return cls(declaration=declaration, id=uuid.uuid4().hex, oldest=zeros, next=zeros, marked_until=zeros)
 
     @classmethod
     def parse(cls, body: Any, where: str) -> StreamState:

@@ -103,14 +103,15 @@ class LakeStreams(StreamSystem):
         with suppress(ObjectExistsError):
             self.lake.store.put_if_absent(f"{_NAMES}/{name}", b"")
         self.lake.commit_log(prefix, KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
-        return info_of(name, declaration)
+        return self.info(name)
 
     def list_streams(self) -> list[str]:
         names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{_NAMES}/")]
         return sorted(name for name in names if self.lake.store.head(f"{self.lake.stream_prefix(name)}/CURRENT"))
 
     def info(self, stream: str) -> StreamInfo:
-        return info_of(stream, self.state(stream)[1].declaration)
+        state = self.state(stream)[1]
+        return info_of(stream, state.declaration, state.id)
 
     def describe(self, stream: str) -> StreamDescription:
         """Return the whole of what the stream's manifest says in sums."""

@@ -40,7 +40,8 @@ class StreamInfo:
     `partitioner` is the hash that gave records to partitions: equal counts prove nothing when two streams hash
     differently. `schema` is None where records are raw. `default_offset` says where a reader without a
     checkpoint begins. `compacted` says that the stream keeps the newest record of every key, and `tombstones_kept`
-    for how long it then keeps deletions.
+    for how long it then keeps deletions. `identity`, where the system has one, is another one after the stream was
+    deleted and made anew.
     """
 
     name: str
@@ -51,6 +52,7 @@ class StreamInfo:
     default_offset: Literal["oldest", "upcoming"] = "oldest"
     compacted: bool = False
     tombstones_kept: timedelta | None = None
+    identity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ def _without_late(changes: pa.Table, horizon: int | None, on_bad_change: object)
 class _Bad:
     rows: pa.Table
 
-    def isEmpty(self) -> bool:  # noqa: N802 - as a DataFrame calls it
+    def isEmpty(self) -> bool:
         return self.rows.num_rows == 0
 
 
@@ -252,6 +252,7 @@ def _without_forgotten(rows: pa.Table, key: tuple[str, ...], horizon: int | None
         places[row["k"]] = max(place, places.get(row["k"], place))
     winners = rows.take(sorted(index for _, _, index in places.values()))
     deleted = winners[TOMBSTONE].to_pylist()
-    gone = [d and horizon is not None and at <= horizon for d, at in zip(deleted, winners[POSITION].to_pylist())]
+    places_of = zip(deleted, winners[POSITION].to_pylist(), strict=True)
+    gone = [each and horizon is not None and at <= horizon for each, at in places_of]
     counts = {"keys": len(places), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
     return winners.filter(pa.array([not each for each in gone], pa.bool_())), lambda: counts

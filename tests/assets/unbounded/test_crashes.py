@@ -200,9 +200,32 @@ def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
         check(copy, case, allowed, expected, where)
 
 
-@pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for name, case in CASES.items() for part in case.kill_at]
-)
+def test_dead_letters_are_sent_once_though_more_has_come_since_the_crash() -> None:
+    """Who takes over must send the letters of the very changes that the other one has sent, and no others with them."""
+    case = CASES["a commit with dead letters"]
+    begin = prepared(case, lake_in(InMemoryStore()))
+    outcomes, nth = set(), 0
+    while True:
+        nth += 1
+        copy = copy_of(begin)
+        try:
+            act(copy, case, faulty(copy, Fault("*", nth, "crash-before")))
+        except Crash:
+            pass
+        else:
+            break
+        outcomes.add(len(letters(copy)))
+        send(copy, [*BAD, ("b", 30, 30), (None, 31, 31)])
+        settle(copy, case.spec)
+        sent = letters(copy)
+        assert len(sent) == len(set(sent)) == 7, nth
+        manifest = DatasetStore(copy.lake, NAME).require_manifest()
+        assert manifest.counters["quarantined"] == 7, nth
+        assert content(DatasetStore(copy.lake, NAME).require_current())["b"] == 30
+    assert outcomes == {0, 4}
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, case in CASES.items() for part in case.kill_at])
 def test_what_is_killed_is_taken_up(name: str, part: float, tmp_path: Path) -> None:
     case = CASES[name]
     begin = prepared(case, open_lake(tmp_path / "begin"))

@@ -107,7 +107,7 @@ def test_a_missing_or_cut_file_is_an_error_that_names_it(s: LakeStreams, records
 def test_a_large_file_is_read_by_ranges(s: LakeStreams) -> None:
     import numpy as np
 
-    rows = 400_000
+    rows = 500_000
     keys = pa.array([f"{x:032x}" for x in np.random.default_rng(1).integers(0, 2**62, rows).tolist()])
     s.append("s", pa.table({"k": keys, "v": np.arange(rows)}), producer="p", sequence=0)
     (file,) = s.lake.store.list("streams/s/data/")

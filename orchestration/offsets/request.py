@@ -1,0 +1,117 @@
+"""A request to start at a startpoint: for which partition and task, by whom and why; and which of two counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.startpoint import VERSION, Startpoint, check_version, startpoint_from_json
+
+OnUnresolved = Literal["fail", "checkpoint"]
+_ON_UNRESOLVED = ("fail", "checkpoint")
+_TASK_LENGTH = 500
+
+# What a request is for: a partition, and one task or (None) every task that reads it.
+Target = tuple[SystemStreamPartition, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartpointRequest:
+    """A startpoint for a partition, at one task or (`task` None) at every task that reads the partition.
+
+    `by` and `reason` say who wants it and why. `on_unresolved` says what a start does where the startpoint has no
+    offset: fail, or go on from the checkpoint. `sequence` is the place in the store's own order of requests, given
+    when it is written: it tells two requests apart even where clocks or ids do not.
+    """
+
+    ssp: SystemStreamPartition
+    startpoint: Startpoint
+    by: str
+    reason: str
+    task: str | None = None
+    on_unresolved: OnUnresolved = "fail"
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task is not None:
+            check_task(self.task)
+        for name, value in (("by", self.by), ("reason", self.reason)):
+            if not isinstance(value, str) or not value.strip() or not _storable(value):
+                raise ConfigurationError(
+                    f"the startpoint request for {self.ssp} has {name}={value!r}: expected a text.",
+                    "Say who asks (by=…) and why (reason=…): both are shown with the replay.",
+                )
+        if self.on_unresolved not in _ON_UNRESOLVED:
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has on_unresolved={self.on_unresolved!r}: expected one of "
+                f"{', '.join(_ON_UNRESOLVED)}.",
+                'Leave it out to fail, or say "checkpoint".',
+            )
+
+    @property
+    def target(self) -> Target:
+        return self.ssp, self.task
+
+    def expired(self, now_ms: int, expiry_ms: int) -> bool:
+        """Whether it is too old to be followed; the moment at which it gets so is too late already."""
+        return now_ms - self.startpoint.creation_timestamp_ms >= expiry_ms
+
+    def to_json(self) -> dict[str, Any]:
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**named, "version": VERSION, "ssp": str(self.ssp), "startpoint": self.startpoint.to_json()}
+
+
+_FIELDS = {each.name for each in fields(StartpointRequest)} | {"version"}
+
+
+def request_from_json(value: object, where: str) -> StartpointRequest:
+    """Return what `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
+    if not isinstance(value, Mapping):
+        raise _malformed(where, f"{value!r} is no object")
+    check_version(value, where)
+    if set(value) != _FIELDS:
+        raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
+    if not isinstance(value["sequence"], int):
+        raise _malformed(where, f"sequence is {value['sequence']!r}, expected an integer")
+    startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")
+    given = {name: value[name] for name in _FIELDS - {"version", "ssp", "startpoint"}}
+    try:
+        return StartpointRequest(ssp=SystemStreamPartition.parse(value["ssp"]), startpoint=startpoint, **given)
+    except ConfigurationError as error:
+        raise _malformed(where, error.problem) from error
+
+
+def newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
+    """Return which of two requests counts for one task and partition.
+
+    Between one for the task and one for all tasks: the one created later, and the task's of two created at once.
+    Between two for the same target: the one that the store took later, whatever the clocks of their writers said.
+    """
+    if (left.task is None) == (right.task is None):
+        return left if left.sequence > right.sequence else right
+    specific, broadcast = (right, left) if left.task is None else (left, right)
+    later = broadcast.startpoint.creation_timestamp_ms > specific.startpoint.creation_timestamp_ms
+    return broadcast if later else specific
+
+
+def check_task(task: str) -> str:
+    """Return `task` if it can name a task: any text, as in "Partition 3"."""
+    if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not _storable(task):
+        raise InvalidNameError(
+            f"task name {task!r} can't be kept: expected a text of 1 to {_TASK_LENGTH} characters.",
+            "Name the task as the plan does, as in 'Partition 3'.",
+        )
+    return task
+
+
+def _storable(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _malformed(where: str, problem: str) -> MalformedDocumentError:
+    return MalformedDocumentError(
+        f"{where} can't be read: {problem}.", "Delete the startpoint and write it again; others are not affected."
+    )

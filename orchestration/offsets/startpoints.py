@@ -1,0 +1,307 @@
+"""StartpointManager: writes requests for startpoints, and hands them to the tasks that are to start there.
+
+    metadata/startpoints/APPLICATION            requests, by partition, or by partition and task
+    metadata/startpoints-fan-out/APPLICATION    what each task has to apply, and which requests that came from
+
+A fan-out reads what is fanned out first and the requests after it, commits the new fan-outs at once, and then
+deletes the requests, each by its sequence. If another coordinator commits in between, it begins again from what is
+there then. If it dies in between, the next one finds the requests settled and only deletes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from orchestration.offsets.fan_out import Decision, FanOut, FanOutState, Requests, TaskFanOut, decide_fan_out, without
+from orchestration.offsets.request import OnUnresolved, StartpointRequest, Target, check_task, request_from_json
+from resources.errors import ConfigurationError, MalformedDocumentError
+from resources.streams.ssp import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from resources.metadata import MetadataStore, Snapshot
+    from resources.streams.startpoint import Startpoint
+
+REQUESTS = "startpoints"
+FAN_OUTS = "startpoints-fan-out"
+EXPIRES_AFTER = timedelta(hours=12)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+class StartpointManager:
+    """The startpoints of one application. Safe to use from threads and from many processes.
+
+    A request expires `expires_after` its startpoint was created, by `clock`; what was fanned out does not expire.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        application: str,
+        *,
+        clock: Callable[[], datetime] | None = None,
+        expires_after: timedelta = EXPIRES_AFTER,
+    ) -> None:
+        if expires_after < _MS:
+            raise ConfigurationError(
+                f"startpoints of {application!r} expire after {expires_after}: expected at least a millisecond.",
+                f"Leave it out for {EXPIRES_AFTER}.",
+            )
+        self.application = application
+        self._requests = store.namespace(REQUESTS, application)
+        self._fan_outs = store.namespace(FAN_OUTS, application)
+        self._clock = clock or _now
+        self._expiry_ms = expires_after // _MS
+
+    # -- requests
+
+    def write_startpoint(
+        self,
+        ssp: SystemStreamPartition,
+        startpoint: Startpoint,
+        *,
+        task: str | None = None,
+        by: str,
+        reason: str,
+        on_unresolved: OnUnresolved = "fail",
+    ) -> None:
+        """Ask that reading of `ssp` starts at `startpoint`, at every task that reads it or at one.
+
+        Replaces an earlier request for the same partition and task, whatever the clocks said. The same request
+        again changes nothing while it is there.
+        """
+        self.write_startpoints(
+            [
+                StartpointRequest(
+                    ssp=ssp, startpoint=startpoint, task=task, by=by, reason=reason, on_unresolved=on_unresolved
+                )
+            ]
+        )
+
+    def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
+        """Write many requests in one commit: all of them or none. Of two for one target, the last counts."""
+        wanted = {_request_key(request.target): request for request in requests}
+        if not wanted:
+            return
+        writers = sorted({request.by for request in wanted.values()})
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+            changes = {}
+            for key, request in wanted.items():
+                before = snapshot.get(key)
+                stored = replace(request, sequence=snapshot.version + 1).to_json()
+                if before is None or not _equal_but_sequence(before, stored):
+                    changes[key] = stored
+            return changes, None
+
+        self._requests.transact(decide, by=", ".join(writers[:3]))
+
+    def read_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
+        """Return the startpoint asked for at exactly this target; None if there is none, or it has expired."""
+        key = _request_key((ssp, task))
+        found = self._requests.read().get(key)
+        if found is None:
+            return None
+        request = self._request(key, found)
+        return None if request.expired(self._now_ms(), self._expiry_ms) else request.startpoint
+
+    def requests(self) -> list[StartpointRequest]:
+        """Return the requests that have not expired, in the order in which the store took them."""
+        now = self._now_ms()
+        live = [each for each in self._requests_in(self._requests.read()) if not each.expired(now, self._expiry_ms)]
+        return sorted(live, key=lambda each: (each.sequence, each.ssp, each.task or ""))
+
+    def delete_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> bool:
+        """Take back the request for exactly this target; return whether there was one.
+
+        A request that a fan-out has read meanwhile may still be handed out: look at the fan-out then.
+        """
+        key = _request_key((ssp, task))
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+            return {key: None}, snapshot.get(key) is not None
+
+        return self._requests.transact(decide, by="delete")
+
+    # -- fan-outs
+
+    def fan_out(self, tasks: Mapping[str, Iterable[SystemStreamPartition]]) -> FanOut:
+        """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
+
+        `tasks` holds all tasks of the application, with all partitions that each reads. A startpoint joins what its
+        task has not committed yet and replaces that of the same partition if it is newer. What was pending at a
+        task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks.
+        May be repeated, and run by several coordinators at once.
+        """
+        if not tasks:
+            raise ConfigurationError(
+                f"a fan-out for application {self.application!r} names no tasks, and would drop all that is pending.",
+                "Pass every task of the plan with the partitions it reads.",
+            )
+        reading = {check_task(task): frozenset(ssps) for task, ssps in tasks.items()}
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
+            before = self._state_in(snapshot)
+            # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
+            # before they were read. The swap then makes sure that they have not changed since.
+            requests = self._requests_in(self._requests.read())
+            decision = decide_fan_out(before, requests, reading, self._now_ms(), self._expiry_ms)
+            return _difference(before, decision.state), decision
+
+        decision = self._fan_outs.transact(decide, by="fan-out")
+        self._delete(decision.finished)
+        return decision.report
+
+    def get_fan_out_for_task(self, task: str) -> Requests:
+        """Return what the task has to apply, by partition."""
+        key = _task_key(task)
+        return self._task_in(key, self._fan_outs.read().get(key)).pending
+
+    def get_fan_outs(self) -> dict[str, Requests]:
+        """Return what every task has to apply, by task and partition: all of it in one look."""
+        tasks = self._state_in(self._fan_outs.read()).tasks
+        return {task: held.pending for task, held in tasks.items() if held.pending}
+
+    def remove_fan_out_for_task(
+        self,
+        task: str,
+        ssps: Iterable[SystemStreamPartition] | None = None,
+        *,
+        ids: Mapping[SystemStreamPartition, str] | None = None,
+    ) -> None:
+        """Remove what the task has to apply: all of it, or that of the given partitions.
+
+        With `ids`, only where the startpoint is still the one with this id. Whoever has applied startpoints names
+        them so: one that joined meanwhile stays.
+        """
+        self._remove({task: (None if ssps is None else frozenset(ssps), ids)})
+
+    def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
+        """Remove the startpoints that were applied, given by task and partition with their ids, in one commit."""
+        self._remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
+
+    # -- inside
+
+    def _remove(
+        self,
+        chosen: Mapping[
+            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
+        ],
+    ) -> None:
+        if not chosen:
+            return
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+            changes: dict[str, Any] = {}
+            for task, (ssps, ids) in chosen.items():
+                key = _task_key(task)
+                held = self._task_in(key, snapshot.get(key))
+                changes[key] = _task_json(without(held, ssps, ids))
+            return changes, None
+
+        self._fan_outs.transact(decide, by="applied")
+
+    def _delete(self, finished: Iterable[StartpointRequest]) -> None:
+        wanted = {_request_key(request.target): request.sequence for request in finished}
+        if not wanted:
+            return
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+            there = {key: snapshot.get(key) for key in wanted}
+            return {
+                key: None for key, found in there.items() if found is not None and found.get("sequence") == wanted[key]
+            }, None
+
+        self._requests.transact(decide, by="fan-out")
+
+    def _requests_in(self, snapshot: Snapshot) -> Iterator[StartpointRequest]:
+        for key, value in snapshot.items():
+            yield self._request(key, value)
+
+    def _request(self, key: str, value: object) -> StartpointRequest:
+        where = f"startpoint request {key} of application {self.application!r}"
+        request = request_from_json(value, where)
+        if _request_key(request.target) != key:
+            raise self._malformed(where, f"it is for {_request_key(request.target)}")
+        return request
+
+    def _state_in(self, snapshot: Snapshot) -> FanOutState:
+        tasks: dict[str, TaskFanOut] = {}
+        settled: dict[Target, int] = {}
+        for key, value in snapshot.items():
+            match json.loads(key):
+                case ["task", str(task)]:
+                    tasks[task] = self._task_in(key, value)
+                case ["settled", str(ssp), str() | None as target_task]:
+                    settled[SystemStreamPartition.parse(ssp), target_task] = int(value)
+                case _:
+                    raise self._malformed(f"fan-out {key} of application {self.application!r}", "its key is unknown")
+        return FanOutState(tasks, settled)
+
+    def _task_in(self, key: str, value: object) -> TaskFanOut:
+        if value is None:
+            return TaskFanOut()
+        where = f"fan-out {key} of application {self.application!r}"
+        if not isinstance(value, dict) or set(value) != {"pending", "handed"}:
+            raise self._malformed(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
+        pending = {each.ssp: each for each in (request_from_json(item, where) for item in value["pending"])}
+        handed = {SystemStreamPartition.parse(ssp): int(number) for ssp, number in value["handed"].items()}
+        return TaskFanOut(pending, handed)
+
+    def _malformed(self, where: str, problem: str) -> MalformedDocumentError:
+        return MalformedDocumentError(
+            f"{where} can't be read: {problem}.",
+            "Restore the namespace from a backup or an older object version, or upgrade if a newer version wrote it.",
+        )
+
+    def _now_ms(self) -> int:
+        return (self._clock() - _EPOCH) // _MS
+
+
+def _difference(before: FanOutState, after: FanOutState) -> dict[str, Any]:
+    """Return the entries that differ, as they are stored; None for what is gone."""
+    changes: dict[str, Any] = {}
+    for task in {*before.tasks, *after.tasks}:
+        held = after.tasks.get(task, TaskFanOut())
+        if before.tasks.get(task) != held:
+            changes[_task_key(task)] = _task_json(held)
+    for target in {*before.settled, *after.settled}:
+        sequence = after.settled.get(target)
+        if before.settled.get(target) != sequence:
+            changes[_key("settled", str(target[0]), target[1])] = sequence
+    return changes
+
+
+def _task_json(held: TaskFanOut) -> dict[str, Any] | None:
+    if not held.pending and not held.handed:
+        return None
+    return {
+        "pending": [request.to_json() for _, request in sorted(held.pending.items())],
+        "handed": {str(ssp): number for ssp, number in sorted(held.handed.items())},
+    }
+
+
+def _request_key(target: Target) -> str:
+    ssp, task = target
+    return _key(str(ssp), None if task is None else check_task(task))
+
+
+def _task_key(task: str) -> str:
+    return _key("task", check_task(task))
+
+
+def _key(*parts: str | None) -> str:
+    """Return the parts as one key: JSON, so that no name can pass for two parts or for another kind of key."""
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+
+
+def _equal_but_sequence(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return {**left, "sequence": 0} == {**right, "sequence": 0}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

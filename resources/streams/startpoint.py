@@ -1,0 +1,250 @@
+"""Startpoints: positions at which the reading of a stream partition starts instead of its checkpoint (SAMZA-1983).
+
+A startpoint says *where* in words that any system understands; `resolve_startpoint_to_offset` turns it into an
+offset of one. Its stored form is JSON that names its kind and version.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
+
+if TYPE_CHECKING:
+    from resources.streams.ssp import SystemStreamPartition
+    from resources.streams.system import StreamSystem
+
+VERSION = 1
+_ID_LENGTH = 200
+
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+T = TypeVar("T")
+G = TypeVar("G")
+
+
+class StartpointVisitor(Protocol[In_contra, Out_co]):
+    """What to do with each kind of startpoint; `Startpoint.apply` calls the method of its own kind."""
+
+    def visit_oldest(self, given: In_contra, startpoint: StartpointOldest) -> Out_co: ...
+
+    def visit_upcoming(self, given: In_contra, startpoint: StartpointUpcoming) -> Out_co: ...
+
+    def visit_timestamp(self, given: In_contra, startpoint: StartpointTimestamp) -> Out_co: ...
+
+    def visit_specific(self, given: In_contra, startpoint: StartpointSpecific) -> Out_co: ...
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startpoint(ABC):
+    """A position in a stream partition, made at `creation_timestamp_ms` (since the epoch), with an `id` for ever.
+
+    Whoever applies a startpoint remembers its id, so that it is applied once: make a new one for a new wish.
+    """
+
+    kind: ClassVar[str]
+
+    creation_timestamp_ms: int = field(default_factory=_now_ms)
+    id: str = field(default_factory=_new_id)
+
+    def __post_init__(self) -> None:
+        _check_ms("creation_timestamp_ms", self.creation_timestamp_ms)
+        if not isinstance(self.id, str) or not 0 < len(self.id) <= _ID_LENGTH or not _is_text(self.id):
+            raise ConfigurationError(
+                f"startpoint id {self.id!r} is no id: expected a text of 1 to {_ID_LENGTH} characters.",
+                "Leave the id out: every startpoint gets one of its own.",
+            )
+
+    @abstractmethod
+    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
+        """Return what the visitor's method for this kind makes of `given` and this startpoint."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form: `version`, `kind`, and the fields by name."""
+        return {"version": VERSION, "kind": self.kind, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+
+@dataclass(frozen=True, slots=True)
+class StartpointOldest(Startpoint):
+    """The first record that can still be read."""
+
+    kind: ClassVar[str] = "oldest"
+
+    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
+        return visitor.visit_oldest(given, self)
+
+
+@dataclass(frozen=True, slots=True)
+class StartpointUpcoming(Startpoint):
+    """The next record that will arrive."""
+
+    kind: ClassVar[str] = "upcoming"
+
+    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
+        return visitor.visit_upcoming(given, self)
+
+
+@dataclass(frozen=True, slots=True)
+class StartpointTimestamp(Startpoint):
+    """The first record at or after a time, in ms since the epoch; upcoming where there is none."""
+
+    kind: ClassVar[str] = "timestamp"
+
+    timestamp_ms: int
+
+    def __post_init__(self) -> None:
+        Startpoint.__post_init__(self)
+        _check_ms("timestamp_ms", self.timestamp_ms)
+
+    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
+        return visitor.visit_timestamp(given, self)
+
+
+@dataclass(frozen=True, slots=True)
+class StartpointSpecific(Startpoint):
+    """The record at an offset, as its system writes offsets."""
+
+    kind: ClassVar[str] = "specific"
+
+    offset: str
+
+    def __post_init__(self) -> None:
+        Startpoint.__post_init__(self)
+        if not isinstance(self.offset, str) or not self.offset or not _is_text(self.offset):
+            raise ConfigurationError(
+                f"startpoint offset {self.offset!r} is no offset: expected a text, as in '42'.",
+                "Give the offset as the stream's system wrote it.",
+            )
+
+    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
+        return visitor.visit_specific(given, self)
+
+
+KINDS: Mapping[str, type[Startpoint]] = {
+    cls.kind: cls for cls in (StartpointOldest, StartpointUpcoming, StartpointTimestamp, StartpointSpecific)
+}
+
+
+def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint:
+    """Return what `to_json` wrote; `where` says in errors what it was read from.
+
+    Raises MalformedDocumentError for a future version, an unknown kind, and fields that the kind does not have.
+    """
+    if not isinstance(value, Mapping):
+        raise _malformed(where, f"is {value!r}", "an object with version and kind")
+    check_version(value, where)
+    kind = value.get("kind")
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise _malformed(where, f"has the kind {kind!r}", f"one of {', '.join(KINDS)}")
+    names = {each.name for each in fields(cls)}
+    found = {str(name) for name in value} - {"version", "kind"}
+    if found != names:
+        raise _malformed(where, f"of kind {kind!r} has the fields {_listed(found)}", _listed(names))
+    try:
+        return cls(**{name: value[name] for name in names})
+    except ConfigurationError as error:
+        raise _malformed(
+            where, f"of kind {kind!r} can't be read ({error.problem})", "a startpoint as written"
+        ) from error
+
+
+def check_version(value: Mapping[Any, Any], where: str) -> None:
+    """Refuse a stored form of another version than this one. Raises MalformedDocumentError."""
+    found = value.get("version")
+    if isinstance(found, int) and not isinstance(found, bool) and found > VERSION:
+        raise MalformedDocumentError(
+            f"{where} has version {found}; this version of Adjunct reads version {VERSION}.",
+            "Upgrade dagster-adjunct: a newer version wrote this.",
+        )
+    if found != VERSION or isinstance(found, bool):
+        raise _malformed(where, f"has the version {found!r}", str(VERSION))
+
+
+def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartition, startpoint: Startpoint) -> str:
+    """Return the offset of `ssp` at which `startpoint` starts, as the system answers now.
+
+    A specific offset is returned as given if it lies in [oldest, upcoming]. A time gives the first record at or
+    after it, and upcoming past the end or where the partition is empty. Whoever resolves many of one stream passes
+    `system.snapshot(stream)`, which looks once.
+
+    A system that lacks kinds lists them in `unsupported_startpoints` (as in `{"timestamp"}`): they raise
+    ConfigurationError. Raises OffsetOutOfRangeError for an offset that the partition does not hold.
+    """
+    unsupported = getattr(system, "unsupported_startpoints", ())
+    if startpoint.kind in unsupported:
+        able = [kind for kind in KINDS if kind not in unsupported]
+        raise ConfigurationError(
+            f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind {startpoint.kind!r}; it can at: "
+            f"{', '.join(able) or 'none'}.",
+            "Write a startpoint of a kind that the system has.",
+        )
+    return startpoint.apply(ssp, _Resolver(system))
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolver:
+    """Asks a system; a `StartpointVisitor` from partitions to offsets."""
+
+    system: StreamSystem
+
+    def visit_oldest(self, given: SystemStreamPartition, startpoint: StartpointOldest) -> str:
+        return self.system.oldest([given])[given]
+
+    def visit_upcoming(self, given: SystemStreamPartition, startpoint: StartpointUpcoming) -> str:
+        return self.system.upcoming([given])[given]
+
+    def visit_timestamp(self, given: SystemStreamPartition, startpoint: StartpointTimestamp) -> str:
+        return self.system.offset_for_timestamp(given, startpoint.timestamp_ms)
+
+    def visit_specific(self, given: SystemStreamPartition, startpoint: StartpointSpecific) -> str:
+        offset = startpoint.offset
+        oldest, upcoming = self.system.oldest([given])[given], self.system.upcoming([given])[given]
+        try:
+            inside = self.system.compare(oldest, offset) <= 0 and self.system.compare(offset, upcoming) <= 0
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRangeError(f"startpoint of {given}: {error.problem}", error.next_step) from error
+        if not inside:
+            raise OffsetOutOfRangeError(
+                f"{given}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
+                f"{upcoming} (upcoming).",
+                "Write a startpoint in this range, or StartpointOldest.",
+            )
+        return offset
+
+
+def _check_ms(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigurationError(
+            f"startpoint {name} {value!r} is no time: expected whole milliseconds since 1970 in UTC.",
+            "Convert the time first: int(moment.timestamp() * 1000).",
+        )
+
+
+def _is_text(value: str) -> bool:
+    """Whether the text can be stored as UTF-8 (a lone surrogate can't)."""
+    return not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "(none)"
+
+
+def _malformed(where: str, found: str, expected: str) -> MalformedDocumentError:
+    return MalformedDocumentError(
+        f"{where} {found}; expected {expected}.",
+        "Delete it and write it again with this version of Adjunct, or upgrade if a newer one wrote it.",
+    )

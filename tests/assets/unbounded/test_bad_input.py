@@ -1,0 +1,223 @@
+"""What a change stream should not hold, or not hold any more, told to who advances, and never applied by halves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets import AdjunctDataset, DatasetStore, unbounded_dataset
+from assets.following import DeadLetters, OnLostOffset
+from assets.sources.changes.debezium import DebeziumEnvelope
+from assets.sources.changes.formats import OperationColumn
+from assets.unbounded.compaction import compact_dataset
+from resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
+from resources.objects.faulty import Crash, Fault
+from resources.schema import Schema
+from resources.streams import LakeStreams, Retention
+from resources.streams.index import all_segments
+from tests.assets.changes.changing import VALUES, dataset, send, stream
+from tests.assets.conftest import World
+from tests.assets.plain import no_session
+from tests.assets.unbounded import facts
+from tests.assets.unbounded.facts import BY_HAND, NAME, SCHEMA, content, facts_without_spark, faulty, table_of
+
+ROWS = Schema.of(id="bigint", op="string", n="int")
+STRICT = dataset(changes=OperationColumn(), compaction=BY_HAND)
+LENIENT = dataset(changes=OperationColumn(), compaction=BY_HAND, on_bad_change=DeadLetters("lake.dead"))
+
+
+@pytest.fixture
+def quick(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    facts_without_spark(monkeypatch)
+    world.spark = no_session
+    world.stream(NAME, SCHEMA, ["k"], 2)
+    return world
+
+
+def rows(world: World, spec: AdjunctDataset, keys: tuple[int, ...] = (1, 2, 3)) -> dict[int, Any]:
+    """Return what the table holds, by key and by Spark."""
+    view = world.view(spec)
+    found = {row.id: row.n for row in view.frame(world.spark()).collect()}
+    assert {key: entry["n"] for key, entry in view.get_all(keys).items()} == found
+    return found
+
+
+def dead(world: World) -> list[tuple[int, str]]:
+    """Return the dead letters' offsets and reasons, in order."""
+    letters = world.streams.read_arrow(world.streams.whole("dead"), ["offset", "reason"])
+    return [(letter["offset"], letter["reason"]) for letter in letters.to_pylist()]
+
+
+# -- changes that can't be read, and null keys
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [((2, "explode", 9), "unknown operation 'explode'"), ((None, "c", 9), "null key column 'id'")],
+    ids=["unparsable", "null key"],
+)
+def test_a_bad_change_fails_the_advance_or_is_a_dead_letter_once(sparkling: World, bad: Any, reason: str) -> None:
+    stream(sparkling, ROWS, [(1, "c", 1)])
+    sparkling.advance(STRICT)
+    send(sparkling, [(2, "c", 2), bad, (3, "c", 3)])
+    for _ in range(2):
+        with pytest.raises(BadChangeError, match=rf"'table'.*offset 2 of partition 0.*{reason}"):
+            sparkling.advance(STRICT)
+        assert rows(sparkling, STRICT) == {1: 1}
+    lake = faulty(sparkling, Fault("put_if_match", 2, "crash-before"))
+    with pytest.raises(Crash):
+        sparkling.advance(LENIENT, lake=lake)
+    assert rows(sparkling, LENIENT) == {1: 1}
+    report = sparkling.advance(LENIENT)
+    assert (report.action, report.counters["quarantined"]) == ("applied", 1)
+    assert rows(sparkling, LENIENT) == {1: 1, 2: 2, 3: 3}
+    assert dead(sparkling) == [(2, reason)]
+    assert sparkling.advance(LENIENT).action == "up-to-date"
+    manifest = DatasetStore(sparkling.lake, LENIENT.name).require_manifest()
+    assert manifest.counters["quarantined"] == 1
+
+
+@pytest.mark.spark
+def test_unparsable_envelopes_are_dead_letters_and_the_rest_is_applied(sparkling: World) -> None:
+    good = json.dumps({"op": "c", "after": {"id": 1, "n": 1}})
+    stream(sparkling, VALUES, [(good,), ("no JSON",), ('{"op": "c"}',), ('{"op": "c", "after": {"id": "one"}}',)])
+    spec = dataset(changes=DebeziumEnvelope("id BIGINT, n INT"), on_bad_change=DeadLetters("lake.dead"))
+    report = sparkling.advance(spec)
+    assert (report.action, report.counters["quarantined"]) == ("bootstrapped", 3)
+    assert rows(sparkling, spec) == {1: 1}
+    found = dead(sparkling)
+    assert [offset for offset, _ in found] == [1, 2, 3]
+    assert all(reason for _, reason in found)
+
+
+# -- deletions
+
+
+@pytest.mark.spark
+def test_a_deletion_of_an_unknown_key_is_ignored_and_counted(sparkling: World) -> None:
+    stream(sparkling, ROWS, [(1, "c", 1), (2, "d", None)])
+    report = sparkling.advance(STRICT)
+    assert (report.rows, report.counters["read"], report.counters["deleted"]) == (1, 2, 1)
+    send(sparkling, [(3, "d", None)])
+    report = sparkling.advance(STRICT)
+    assert (report.counters["read"], report.counters["changes"]) == (1, 1), "of a delta its tombstones are counted"
+    assert rows(sparkling, STRICT) == {1: 1}
+    merged = compact_dataset(sparkling.lake, STRICT.name, sparkling.spark, by="test", level="major")
+    assert merged.counters["deleted"] == 1
+    assert rows(sparkling, STRICT) == {1: 1}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("apart", [False, True], ids=["in one commit", "in the next one"])
+def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(sparkling: World, apart: bool) -> None:
+    def envelope(lsn: int, op: str, before: Any, after: Any) -> tuple[str]:
+        return (json.dumps({"op": op, "before": before, "after": after, "source": {"lsn": lsn}}),)
+
+    one, moved = {"id": 1, "n": 1}, {"id": 2, "n": 7}
+    spec = dataset(changes=DebeziumEnvelope("id BIGINT, n INT"), order_by="source.lsn", compaction=BY_HAND)
+    stream(sparkling, VALUES, [envelope(1, "c", None, one), envelope(2, "c", None, {"id": 3, "n": 3})])
+    if apart:
+        sparkling.advance(spec)
+        assert rows(sparkling, spec) == {1: 1, 3: 3}
+    send(sparkling, [envelope(3, "u", one, moved)])
+    sparkling.advance(spec)
+    assert rows(sparkling, spec) == {2: 7, 3: 3}
+    send(sparkling, [envelope(1, "c", None, one)])  # again, as a connector that was started anew sends it
+    sparkling.advance(spec)
+    assert rows(sparkling, spec) == {2: 7, 3: 3}, "older changes that come again bring nothing back"
+
+
+# -- offsets that are not there, partitions that were not there
+
+
+def forget_all_but_the_newest(world: World) -> None:
+    """Let retention drop all of the stream's segments but one."""
+    streams = LakeStreams(world.lake)
+    sizes = [each.size for each in all_segments(streams.state(NAME)[1], streams.pages_of(NAME))]
+    streams.configure(NAME, retention=Retention(max_bytes=sizes[-1]), compaction=None)
+    streams.maintain(NAME)
+
+
+@pytest.mark.parametrize("policy", ["rebuild", "fail", "serve_stale"])
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_changes_that_are_missing_from_the_middle_are_never_passed_over_in_silence(
+    quick: World, policy: OnLostOffset, bootstrap: bool
+) -> None:
+    spec = table_of(on_lost_offset=policy, bootstrap=bootstrap)
+    facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
+    quick.advance(spec)
+    for number in (2, 3, 4):
+        facts.send(quick, [("a", number, number), ("c", number, number), ("d", number, number), ("b", number, number)])
+    forget_all_but_the_newest(quick)
+    served = content(quick.view(spec))
+    if policy == "serve_stale":
+        report = quick.advance(spec)
+        assert (report.action, content(quick.view(spec))) == ("stale", served)
+        assert sum(report.lag.values()) == 12
+    elif policy == "fail" or bootstrap:
+        expected = OffsetOutOfRangeError if policy == "fail" else DatasetError
+        with pytest.raises(expected, match="retention"):
+            quick.advance(spec)
+        assert content(quick.view(spec)) == served
+    else:
+        report = quick.advance(spec)
+        assert report.decision is not None
+        assert report.decision.action == "recreate"
+        assert "goes on at offset" in report.decision.reason
+        assert content(quick.view(spec)) == {"a": 4, "b": 4, "c": 4, "d": 4}
+
+
+def make_anew(world: World, partitions: int = 2) -> None:
+    shutil.rmtree(Path(world.lake.url) / world.lake.stream_prefix(NAME))
+    world.sequences.clear()
+    world.stream(NAME, SCHEMA, ["k"], partitions)
+
+
+def test_a_stream_that_was_made_anew_is_refused(quick: World) -> None:
+    facts.send(quick, [("a", 1, 1), ("b", 1, 1), ("c", 1, 1), ("d", 1, 1)])
+    quick.advance(table_of())
+    make_anew(quick)
+    facts.send(quick, [("a", 2, 2)])
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and made anew"):
+        quick.advance(table_of())
+    assert content(quick.view(table_of())) == {"a": 1, "b": 1, "c": 1, "d": 1}
+
+
+def test_a_stream_that_was_made_anew_and_has_grown_past_the_table_is_not_mixed_with_the_old_one(quick: World) -> None:
+    facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
+    quick.advance(table_of())
+    make_anew(quick)
+    for number in range(3):
+        facts.send(quick, [(key, number, number) for key in facts.KEYS])
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and made anew"):
+        quick.advance(table_of())
+    assert content(quick.view(table_of())) == {"a": 1, "b": 1}
+
+
+def test_partitions_that_were_added_are_told_and_all_is_read_again(quick: World) -> None:
+    facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
+    quick.advance(table_of())
+    make_anew(quick, partitions=3)
+    facts.send(quick, [(key, 2, 2) for key in ("a", "b", "c", "d", "e")])
+    report = quick.advance(table_of())
+    assert report.decision is not None
+    assert (report.action, report.decision.store) == ("bootstrapped", "invalid")
+    assert "lake.facts.2 added" in report.decision.reason
+    assert content(quick.view(table_of())) == dict.fromkeys("abcde", 2)
+
+
+def test_a_null_key_is_a_bad_change_in_a_bootstrap_too(quick: World) -> None:
+    facts.send(quick, [("a", 1, 1), (None, 1, 1)])
+    with pytest.raises(BadChangeError, match="null key column 'k'"):
+        quick.advance(table_of())
+    assert DatasetStore(quick.lake, NAME).current() is None
+    spec = unbounded_dataset(
+        NAME, input=f"lake.{NAME}", key="k", partitions=2, on_bad_change=DeadLetters("lake.facts-dead")
+    )
+    assert quick.advance(spec).counters["quarantined"] == 1
+    assert content(quick.view(spec)) == {"a": 1}

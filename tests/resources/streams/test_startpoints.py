@@ -1,0 +1,261 @@
+"""Startpoints: their stored form, and the offsets to which they resolve on lake streams."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError, StreamNotFoundError
+from resources.objects.lake import Lake, lake_in
+from resources.objects.memory import InMemoryStore
+from resources.streams import LakeStreams, Retention, SystemStreamPartition
+from resources.streams.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+    resolve_startpoint_to_offset,
+    startpoint_from_json,
+)
+from tests.resources.streams.stream_helpers import SCHEMA, Clock
+
+SSP = SystemStreamPartition("lake", "s", 0)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+MS = st.integers(-(2**62), 2**62)
+IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+COMMON: dict[str, Any] = {"creation_timestamp_ms": MS, "id": IDS}
+STARTPOINTS = st.one_of(
+    st.builds(StartpointOldest, **COMMON),
+    st.builds(StartpointUpcoming, **COMMON),
+    st.builds(StartpointTimestamp, MS, **COMMON),
+    st.builds(StartpointSpecific, IDS, **COMMON),
+)
+
+
+def at(seconds: float) -> StartpointTimestamp:
+    return StartpointTimestamp(int((BEGIN.timestamp() + seconds) * 1000))
+
+
+# -- the stored form
+
+
+@given(STARTPOINTS)
+@settings(deadline=None)
+def test_what_is_written_is_read_again(startpoint: Startpoint) -> None:
+    assert startpoint_from_json(json.loads(json.dumps(startpoint.to_json()))) == startpoint
+
+
+def test_the_stored_form_stays_what_it_is() -> None:
+    startpoint = StartpointSpecific("42", creation_timestamp_ms=7, id="a1")
+    assert startpoint.to_json() == {
+        "version": 1,
+        "kind": "specific",
+        "offset": "42",
+        "creation_timestamp_ms": 7,
+        "id": "a1",
+    }
+    assert StartpointTimestamp(5, creation_timestamp_ms=7, id="a1").to_json()["timestamp_ms"] == 5
+    assert StartpointOldest().to_json()["kind"] == "oldest"
+    assert StartpointUpcoming().to_json()["kind"] == "upcoming"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "reads version 1. Upgrade"),
+        ({"version": 0}, "version 0; expected 1"),
+        ({"version": True}, "version True"),
+        ({"version": None}, "version None"),
+        ({"kind": "middle"}, "kind 'middle'; expected one of oldest, upcoming, timestamp, specific"),
+        ({"kind": ["oldest"]}, "kind \\['oldest'\\]"),
+        ({"more": 1}, "fields .*more.*; expected creation_timestamp_ms, id, offset"),
+        ({"offset": 42}, "offset 42 is no offset"),
+        ({"offset": ""}, "offset '' is no offset"),
+        ({"offset": "\ud800"}, "is no offset"),
+        ({"id": ""}, "id '' is no id"),
+        ({"creation_timestamp_ms": "7"}, "'7' is no time"),
+        ({"creation_timestamp_ms": True}, "True is no time"),
+    ],
+)
+def test_a_form_that_is_not_known_is_refused_by_name(change: dict[str, object], message: str) -> None:
+    stored = {**StartpointSpecific("42").to_json(), **change}
+    with pytest.raises(MalformedDocumentError, match=message) as caught:
+        startpoint_from_json(stored, "startpoint of lake.s.0")
+    assert "startpoint of lake.s.0" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, [], "oldest", 3])
+def test_what_is_no_object_is_no_startpoint(value: object) -> None:
+    with pytest.raises(MalformedDocumentError, match="expected an object"):
+        startpoint_from_json(value)
+
+
+def test_a_missing_field_is_refused() -> None:
+    stored = StartpointTimestamp(5).to_json()
+    del stored["timestamp_ms"]
+    with pytest.raises(MalformedDocumentError, match="expected creation_timestamp_ms, id, timestamp_ms"):
+        startpoint_from_json(stored)
+
+
+def test_startpoints_are_told_apart_and_never_change() -> None:
+    first, second = StartpointOldest(), StartpointOldest()
+    assert first.id != second.id
+    with pytest.raises(FrozenInstanceError):
+        first.id = "other"  # type: ignore[misc]
+    now_ms = datetime.now(UTC).timestamp() * 1000
+    assert abs(first.creation_timestamp_ms - now_ms) < 60_000
+
+
+def test_a_time_that_is_no_whole_number_of_milliseconds_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"timestamp_ms 1\.5 is no time"):
+        StartpointTimestamp(1.5)  # type: ignore[arg-type]
+
+
+def test_a_visitor_meets_each_kind_in_its_own_method() -> None:
+    class Naming:
+        def visit_oldest(self, given: str, startpoint: StartpointOldest) -> str:
+            return f"{given} oldest"
+
+        def visit_upcoming(self, given: str, startpoint: StartpointUpcoming) -> str:
+            return f"{given} upcoming"
+
+        def visit_timestamp(self, given: str, startpoint: StartpointTimestamp) -> str:
+            return f"{given} {startpoint.timestamp_ms}"
+
+        def visit_specific(self, given: str, startpoint: StartpointSpecific) -> str:
+            return f"{given} {startpoint.offset}"
+
+    all_kinds = (StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(3), StartpointSpecific("4"))
+    assert [each.apply("at", Naming()) for each in all_kinds] == ["at oldest", "at upcoming", "at 3", "at 4"]
+
+
+# -- resolving
+
+
+def fill(streams: LakeStreams, clock: Clock, appends: int, rows: int = 2) -> None:
+    """Append to the one partition of `s`: `rows` records a second, `appends` times."""
+    streams.create("s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1)))
+    for number in range(appends):
+        table = pa.table({"k": ["k"] * rows, "v": pa.array(range(rows), pa.int64())})
+        streams.append("s", table, producer="p", sequence=number)
+        clock.forward(seconds=1)
+
+
+@pytest.fixture(params=["memory", "local"])
+def filled(request: pytest.FixtureRequest, clock: Clock) -> LakeStreams:
+    """Records 0-1 of second 0, 2-3 of second 1, 4-5 of second 2."""
+    lake: Lake = request.getfixturevalue("lake" if request.param == "memory" else "local_lake")
+    streams = LakeStreams(lake, clock=clock)
+    fill(streams, clock, 3)
+    return streams
+
+
+@pytest.mark.parametrize(
+    ("startpoint", "offset"),
+    [
+        (StartpointOldest(), "0"),
+        (StartpointUpcoming(), "6"),
+        (StartpointSpecific("0"), "0"),
+        (StartpointSpecific("3"), "3"),
+        (StartpointSpecific("6"), "6"),
+        (at(-100), "0"),
+        (at(0), "0"),
+        (at(0.001), "2"),
+        (at(1), "2"),
+        (at(2), "4"),
+        (at(2.001), "6"),
+        (at(100), "6"),
+    ],
+)
+def test_each_kind_resolves_to_its_record(filled: LakeStreams, startpoint: Startpoint, offset: str) -> None:
+    assert resolve_startpoint_to_offset(filled, SSP, startpoint) == offset
+    assert resolve_startpoint_to_offset(filled.snapshot("s"), SSP, startpoint) == offset
+
+
+def test_on_an_empty_partition_everything_is_upcoming(streams: LakeStreams) -> None:
+    streams.create("s", schema=SCHEMA, partitions=1)
+    for startpoint in (StartpointOldest(), StartpointUpcoming(), at(-5), at(5), StartpointSpecific("0")):
+        assert resolve_startpoint_to_offset(streams, SSP, startpoint) == "0"
+
+
+def test_a_specific_offset_outside_of_the_stream_is_refused_with_the_edges(filled: LakeStreams) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match=r"lake\.s\.0: .* 7 is not on the stream: expected 0 .* to 6"):
+        resolve_startpoint_to_offset(filled, SSP, StartpointSpecific("7"))
+
+
+def test_what_retention_dropped_is_refused_and_times_before_it_are_the_oldest(
+    streams: LakeStreams, clock: Clock
+) -> None:
+    fill(streams, clock, 1)
+    clock.forward(hours=2)
+    fill_more = pa.table({"k": ["k"], "v": pa.array([1], pa.int64())})
+    streams.append("s", fill_more, producer="q", sequence=0)
+    streams.maintain("s", clock.now)
+    assert resolve_startpoint_to_offset(streams, SSP, StartpointOldest()) == "2"
+    assert resolve_startpoint_to_offset(streams, SSP, at(0)) == "2"
+    with pytest.raises(OffsetOutOfRangeError, match=r"offset 1 is not on the stream: expected 2 \(the oldest\) to 3"):
+        resolve_startpoint_to_offset(streams, SSP, StartpointSpecific("1"))
+    streams.maintain("s", clock.forward(hours=9))
+    assert resolve_startpoint_to_offset(streams, SSP, StartpointOldest()) == "3"
+    assert resolve_startpoint_to_offset(streams, SSP, at(0)) == "3"
+
+
+def test_an_offset_in_another_form_names_the_partition(filled: LakeStreams) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .*'a3' is none of the lake's"):
+        resolve_startpoint_to_offset(filled, SSP, StartpointSpecific("a3"))
+
+
+@pytest.mark.parametrize("startpoint", [StartpointOldest(), StartpointUpcoming(), at(0), StartpointSpecific("0")])
+def test_a_partition_or_stream_that_is_not_there_is_an_error(filled: LakeStreams, startpoint: Startpoint) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match=r"lake\.s\.1 does not exist"):
+        resolve_startpoint_to_offset(filled, SystemStreamPartition("lake", "s", 1), startpoint)
+    with pytest.raises(StreamNotFoundError):
+        resolve_startpoint_to_offset(filled, SystemStreamPartition("lake", "t", 0), startpoint)
+
+
+def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) -> None:
+    class Timeless(LakeStreams):
+        unsupported_startpoints = frozenset({"timestamp"})
+
+    fill(streams, clock, 1)
+    timeless = Timeless(streams.lake)
+    with pytest.raises(
+        ConfigurationError, match=r"'lake' can't .* kind 'timestamp'; it can at: oldest, upcoming, spec"
+    ):
+        resolve_startpoint_to_offset(timeless, SSP, at(0))
+    assert resolve_startpoint_to_offset(timeless, SSP, StartpointOldest()) == "0"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.one_of(st.none(), st.integers(-5, 5)), min_size=1, max_size=4), max_size=4),
+    st.integers(-6, 12),
+)
+def test_a_time_gives_the_first_record_at_or_after_it(appends: list[list[int | None]], wanted: int) -> None:
+    """Records carry times in any order, or none, which is that of their append."""
+    clock = Clock()
+    streams = LakeStreams(lake_in(InMemoryStore()), clock=clock)
+    streams.create("s", schema=SCHEMA, partitions=1)
+    times: list[int] = []
+    for sequence, seconds in enumerate(appends):
+        given_times = [None if s is None else BEGIN + timedelta(seconds=s) for s in seconds]
+        table = pa.table(
+            {
+                "k": ["k"] * len(seconds),
+                "v": pa.array(range(len(seconds)), pa.int64()),
+                "__timestamp": pa.array(given_times, pa.timestamp("us", tz="UTC")),
+            }
+        )
+        streams.append("s", table, producer="p", sequence=sequence)
+        times += [int((clock.now - BEGIN).total_seconds()) if s is None else s for s in seconds]
+        clock.forward(seconds=3)
+    expected = next((offset for offset, time in enumerate(times) if time >= wanted), len(times))
+    assert resolve_startpoint_to_offset(streams, SSP, at(wanted)) == str(expected)
