@@ -146,8 +146,7 @@ def _wanted(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: 
     for said, given in (("a reason", reason), ("who does it", by)):
         if not given.strip():
             raise ConfigurationError(f"an erasure in {what} does not say {said}.", "Pass reason=… and by=….")
-    texts = KeySet(wanted.fields, frozenset(key for key in wanted.keys if any(isinstance(v, str) for v in key)))
-    if texts.named_in(reason):
+    if wanted.with_text().named_in(reason):
         raise ConfigurationError(
             f"{what}: the reason of an erasure names a key that is to be forgotten, and would keep it.",
             "Name the request instead: its number or date.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from assets.erasing.key_search import search_files
 from assets.erasing.leftovers import Leftovers, find_leftovers
-from assets.erasing.redaction import redacted
+from assets.erasing.redaction import FORGET, redacted
 from assets.erasing.rewriting import Rewritten, files_with, live_rows_with, rewrite_generation
 from assets.manifest import Change, DatasetManifest, SealedVersion, layout_of
 from assets.publishing.attempts import AttemptRenewal, attempt_key
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from assets.log import Attempt, DatasetLog
     from resources.bucketing.files import BucketLayout, Generation
 
-ACTION = "forget"
 _ROUNDS = 20
 
 
@@ -178,9 +177,7 @@ class Regenerating:
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
         if after == manifest and doomed == list(manifest.doomed):
             return None
-        rows = sum(each.rows for each in self.found.values())
-        said = f"{len(self.keys)} key(s), {rows} rows in {len(self.found)} generation(s): {reason}"
-        change = Change(action=ACTION, version=version.id if version is not None and hit else None, reason=said)
+        change = Change(action=FORGET, version=version.id if version is not None and hit else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
     def _version(

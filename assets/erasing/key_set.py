@@ -39,6 +39,10 @@ class KeySet:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def with_text(self) -> KeySet:
+        """Return the keys with text in them, which words can't name by chance as they can a number or a date."""
+        return _with_text(self)
+
     def buckets(self, layout: BucketLayout) -> set[int]:
         """Return the buckets in which these keys would be."""
         from resources.hashing import bucket_of
@@ -75,6 +79,11 @@ class KeySet:
         """Whether words, or JSON-able values, name one of these keys: every part of it, as a word of its own."""
         text = "\n".join(_texts(values))
         return bool(text) and any(all(_named(forms, text) for forms in key) for key in _forms_of(self))
+
+
+@lru_cache(maxsize=8)
+def _with_text(keys: KeySet) -> KeySet:
+    return KeySet(keys.fields, frozenset(key for key in keys.keys if any(isinstance(part, str) for part in key)))
 
 
 @lru_cache(maxsize=8)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from assets.erasing.key_set import KeySet
 
 CLEARED = "(cleared by an erasure)"
+FORGET = "forget"
+"""The action of the commit that an erasure makes."""
+
+_DISCARD = "discard"
 _REASONS = ("reason", "why")
 _VERDICT = {"name", "passed", "message", "facts"}
 _FILE = {"bucket", "name", "rows", "sha256"}
@@ -27,6 +31,9 @@ def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     Cleared are the messages and facts of verdicts, and reasons, that name a key, and key ranges and footers of files
     that hold one: with `all_ranges` those of all files, which nobody needs in manifests of the past. What remains
     is still a document of its kind.
+
+    What an erasure gave as its own reason is searched for keys with text only: a number or a date in it may be the
+    request's. The reason of a discard is counts, and is not searched.
     """
     if isinstance(value, list):
         return [redacted(each, keys, all_ranges=all_ranges) for each in value]
@@ -37,9 +44,11 @@ def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     if value.keys() >= _VERDICT:
         named = keys.named_in(value["message"], value["facts"])
         return {**value, "message": CLEARED, "facts": {}} if named else value
+    action = value.get("action")
+    wanted = keys.with_text() if action == FORGET else keys
     return {
         name: CLEARED
-        if name in _REASONS and isinstance(each, str) and keys.named_in(each)
+        if name in _REASONS and isinstance(each, str) and action != _DISCARD and wanted.named_in(each)
         else redacted(each, keys, all_ranges=all_ranges)
         for name, each in value.items()
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from assets.erasing.leftovers import Leftovers, find_leftovers
-from assets.erasing.redaction import redacted
+from assets.erasing.redaction import FORGET, redacted
 from assets.erasing.rewriting import Rewritten, files_with, rewrite_without
 from assets.manifest import Change, DatasetManifest, Pin, SealedVersion, VersionRef
 from assets.publishing.attempts import AttemptRenewal, attempt_key
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from assets.erasing.key_set import KeySet
     from assets.log import Attempt, DatasetLog
 
-ACTION = "forget"
 _ROUNDS = 20
 
 
@@ -155,10 +154,8 @@ class Replacing:
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
         if after == manifest and doomed == list(manifest.doomed):
             return None
-        rows = sum(each.rows for each in old.values())
-        said = f"{len(self.keys)} key(s), {rows} entries in {len(old)} version(s): {reason}"
         served = old.get(manifest.version.id) if manifest.version else None
-        change = Change(action=ACTION, version=served.new.id if served else None, reason=said)
+        change = Change(action=FORGET, version=served.new.id if served else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
     def _stands(self, manifest: DatasetManifest, each: Replacement) -> bool:

@@ -10,6 +10,7 @@ base and deltas. A table that is built anew is built beside the one that is serv
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ class _Follower:
         action = self._follow()
         if action == "up-to-date":
             self._confirm(decision)
-        else:
+        elif action != "waiting":
             self._compact()
         return self._report(action, decision)
 
@@ -263,59 +264,63 @@ class _Follower:
         began, done = time.monotonic(), 0
         while True:
             running = self._bootstrap.state == "running"
-            ends = by_partition(self._bootstrap.target) if running else self.ends
-            ranges, whole = self._next_ranges(ends)
-            if not ranges and not running:
-                return action
-            last = whole or not ranges
-            read = self._apply(ranges, last=last)
+            ranges, last = self._next_ranges()
+            reached = running and last and self._reaches_target(ranges)
+            if not ranges and not reached:
+                return "waiting" if running else action
+            read = self._apply(ranges, reached=reached)
             done += read
             action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
             if running:
-                self._tell(began, done, ends, last)
+                self._tell(began, done, reached)
             if last:  # what came since a bootstrap began is for the next advance: readers need not wait for it
-                return action
+                return action if reached or not running else "waiting"
 
     @property
     def _bootstrap(self) -> Bootstrap:
         assert self.manifest.bootstrap is not None
         return self.manifest.bootstrap
 
-    def _next_ranges(self, ends: Mapping[SystemStreamPartition, str]) -> tuple[Ranges, bool]:
-        """Return the next ranges to read, at most a chunk, and whether they end where the reading is to end."""
+    def _next_ranges(self) -> tuple[Ranges, bool]:
+        """Return the next ranges to read, about a chunk, and whether there is nothing more to read now.
+
+        Where transactions are kept whole, the ranges end before the first that is not all there, and a chunk that holds
+        no whole one is made larger. A bootstrap then reads on behind its target: there a transaction may end.
+        """
         source, system = self.source, self.source.system
-        if self.manifest.quarantining is not None:
-            ranges = {SystemStreamPartition.parse(ssp): span for ssp, span in self.manifest.quarantining.items()}
-            return ranges, all(
-                system.compare(ranges.get(ssp, ("", offset))[1], ends[ssp]) >= 0
-                for ssp, offset in by_partition(self.manifest.offsets).items()
-            )
         starts = by_partition(self.manifest.offsets)
-        lags = {ssp: system.distance(ssp, start, ends[ssp]) for ssp, start in starts.items()}
-        lag, chunk = sum(lags.values()), self.spec.following.chunk
-        until = {
-            ssp: ends[ssp]
-            if lag <= chunk
-            else system.advance(ssp, starts[ssp], min(lags[ssp], -(-lags[ssp] * chunk // lag)))
-            for ssp in starts
-            if lags[ssp]
-        }
-        ranges = {ssp: (starts[ssp], end) for ssp, end in until.items()}
         transactions = getattr(self.spec.following.changes, "transactions", None)
-        if transactions and ranges:
-            from assets.sources.changes.transactions import whole_transactions
+        target = by_partition(self._bootstrap.target) if self._bootstrap.state == "running" else self.ends
+        ends = self.ends if transactions else target
+        if self.manifest.quarantining is not None:
+            ranges: Ranges = {
+                SystemStreamPartition.parse(ssp): span for ssp, span in self.manifest.quarantining.items()
+            }
+            at = {**starts, **{ssp: end for ssp, (_, end) in ranges.items()}}
+            return ranges, all(system.compare(at[ssp], target[ssp]) >= 0 for ssp in starts)
+        lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
+        lag, chunk = sum(lags.values()), self.spec.following.chunk
+        while True:
+            shares = {ssp: most if lag <= chunk else min(most, -(-most * chunk // lag)) for ssp, most in lags.items()}
+            ranges = {
+                ssp: (starts[ssp], system.advance(ssp, starts[ssp], count)) for ssp, count in shares.items() if count
+            }
+            if transactions and ranges:
+                from assets.sources.changes.transactions import whole_transactions
 
-            cut = whole_transactions(self.spec, self.systems, self.spark(), source, ranges)
-            if not cut and lag > chunk:
-                raise DatasetError(
-                    f"dataset {self.spec.name!r}: a transaction does not fit into one commit of {chunk:,} changes.",
-                    "Declare a larger chunk.",
-                )
-            return cut, lag <= chunk
-        return ranges, lag <= chunk
+                ranges = whole_transactions(self.spec, self.systems, self.spark(), source, ranges)
+            if ranges or lag <= chunk:
+                return ranges, lag <= chunk
+            chunk *= 4
 
-    def _apply(self, ranges: Ranges, *, last: bool) -> int:
-        """Read these changes and commit them; `last` says that the reading is at its end with them."""
+    def _reaches_target(self, ranges: Ranges) -> bool:
+        """Whether all of the bootstrap's target is in the table once these ranges are."""
+        at = {**by_partition(self.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
+        target = by_partition(self._bootstrap.target)
+        return all(self.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
+
+    def _apply(self, ranges: Ranges, *, reached: bool) -> int:
+        """Read these changes and commit them; `reached` says that they end a bootstrap."""
         manifest, source = self.manifest, self.source
         running = self._bootstrap.state == "running"
         # By a column's order a deletion must beat what comes after it with a lower value, also in a base.
@@ -331,10 +336,11 @@ class _Follower:
                 with self.stages("build"):
                     if records:
                         generation, counted = self._write(attempt, ranges, keep_tombstones=not base)
+                        counted["deleted"] += sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
                         counted.pop("conflicting", None)  # of a change stream nothing else is expected
                         counters |= counted if running else {"changes": generation.rows, **counted}
                 with self.stages("commit"):
-                    self._commit_changes(attempt, generation, ranges, counters, last=last)
+                    self._commit_changes(attempt, generation, ranges, counters, reached=reached)
         except CommitConflict:
             self._forget(attempt)
             raise
@@ -388,23 +394,37 @@ class _Follower:
             said = {str(ssp): span for ssp, span in ranges.items()}
             self._keep(quarantining=said, change=Change(action="quarantine"))
         ends = {**by_partition(self.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
-        begun = self._bootstrap.started_at.strftime("%Y%m%dT%H%M%S%f")
         sent = send_dead_letters(
             self.systems,
             self.spec,
             bad,
-            producer=f"dead-{self.spec.name}-{begun}",
+            producer=self._letters_of(),
             sequence=1 + sum(self.source.system.distance(ssp, "0", end) for ssp, end in ends.items()),
         )
         return good, sent
 
+    def _letters_of(self) -> str:
+        """Return the producer of dead letters: another one where the same ranges may give other letters.
+
+        That is so after a rebuild, a changed declaration, or a compaction that has moved the horizon.
+        """
+        spec, extractor = self.spec, self.spec.extractor
+        said = (
+            spec.following.changes.describe(),
+            extractor and extractor.describe(),
+            spec.columns,
+            self.manifest.horizon,
+        )
+        digest = hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+        return f"dead-{spec.name}-{self._bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"
+
     def _commit_changes(
-        self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, last: bool
+        self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, reached: bool
     ) -> None:
         """Commit data and offsets together; deciding again when somebody else only compacted or discarded."""
         before = self.manifest
         for tried in range(_TRIES):
-            after = self._after(attempt, generation, ranges, counters, last=last)
+            after = self._after(attempt, generation, ranges, counters, reached=reached)
             try:
                 self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=attempt.id)
             except CommitConflict:
@@ -420,7 +440,7 @@ class _Follower:
                 return
 
     def _after(
-        self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, last: bool
+        self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, reached: bool
     ) -> DatasetManifest:
         """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
         manifest, bootstrap, now = self.manifest, self._bootstrap, self.now()
@@ -431,7 +451,7 @@ class _Follower:
             stream=self.source.info.identity,
             counters=add(manifest.counters, counters),
             quarantining=None,
-            confirmed_at=self.looked if last and bootstrap.state == "done" else manifest.confirmed_at,
+            confirmed_at=self.looked if offsets == as_stored(self.ends) else manifest.confirmed_at,
             decision=self.decision,
             next_generation=manifest.next_generation + (1 if generation.files or bootstrap.state == "running" else 0),
             change=Change(action="bootstrap" if bootstrap.state == "running" else "apply"),
@@ -443,7 +463,7 @@ class _Follower:
             kept = [each for each in manifest.version.generations if each.files]
             return self._with_version(after, self.commit, attempt, (*kept, generation), counters, offsets)
         building = (*bootstrap.building, *([generation] if generation.files else []))
-        if not last:
+        if not reached:
             return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
         done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
         after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
@@ -499,6 +519,8 @@ class _Follower:
     def _confirm(self, decision: Decision) -> None:
         """Remember that the table was found caught up, where its age counts, and not at each look."""
         limit, confirmed, now = max_age_of(self.source), self.manifest.confirmed_at, self.looked
+        if self.manifest.offsets != as_stored(self.ends):
+            return  # changes of a transaction that has not ended wait
         if limit is None or (confirmed is not None and now - confirmed < limit / 10):
             return
         try:
@@ -547,15 +569,16 @@ class _Follower:
         with suppress(AdjunctError):  # what stays is garbage for discarding
             self.lake.store.delete(attempt_key(self.lake, self.spec.name, attempt.id))
 
-    def _tell(self, began: float, done: int, ends: Mapping[SystemStreamPartition, str], last: bool) -> None:
+    def _tell(self, began: float, done: int, reached: bool) -> None:
         """Tell how far the bootstrap is."""
+        ends = by_partition(self._bootstrap.target)
         system, took = self.source.system, time.monotonic() - began
         offsets = by_partition(self.manifest.offsets)
         left = sum(system.distance(ssp, offset, ends[ssp]) for ssp, offset in offsets.items())
         start = by_partition(self._bootstrap.start)
         total = sum(system.distance(ssp, start[ssp], ends[ssp]) for ssp in start)
         detail = f"{_percent(total - left, total)} ({total - left:,} of {total:,} offsets)"
-        if not last and done:
+        if not reached and done:
             detail += f", about {timedelta(seconds=round(took * left / done))} left"
         self.on_stage(StageEvent(self.spec.name, None, "bootstrap", took, detail))
 
@@ -567,7 +590,10 @@ class _Follower:
         notes = []
         if decision.action != "continue":
             notes.append(f"{decision.action}: {decision.reason}")
-        if action == "up-to-date":
+        held = sum(lag.values())
+        if action == "waiting" or (action == "up-to-date" and held):
+            notes.append(f"{held:,} offsets wait for transactions that have not ended")
+        elif action == "up-to-date":
             notes.append("no changes since the last commit")
         return AdvanceReport(
             dataset=manifest.name,

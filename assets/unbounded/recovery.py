@@ -196,10 +196,8 @@ def _missing_objects(log: DatasetLog, manifest: DatasetManifest) -> list[str]:
     generations = list(manifest.version.generations) if manifest.version else []
     if manifest.bootstrap is not None and manifest.bootstrap.state == "running":
         generations = list(manifest.bootstrap.building)
-    missing = []
-    for generation in generations:
-        if generation.files:
-            stored = {item.key: item.size for item in log.lake.store.list(f"{generation.folder}/")}
-            wanted = ((f"{generation.folder}/{file.name}", file.size) for file in generation.files)
-            missing += [key for key, size in wanted if stored.get(key) != size]
-    return missing
+    wanted = {f"{each.folder}/{file.name}": file.size for each in generations for file in each.files}
+    if not wanted:
+        return []
+    stored = {item.key: item.size for item in log.lake.store.list(f"{log.prefix}/data/")}
+    return [key for key, size in wanted.items() if stored.get(key) != size]

@@ -136,7 +136,7 @@ class _Hands:
                     self.pending[task][ssp] = request
                 else:
                     self._orphans.append(request)
-                    pass
+                    self._handed[task].pop(ssp, None)
 
     def give(self, task: str, request: StartpointRequest) -> None:
         ssp, held = request.ssp, self.pending[task]

@@ -70,7 +70,7 @@ class BucketFileWriter:
         self._held: pa.Table | None = None
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
-        self._rows = self._superseded = self._conflicting = self._deleted = 0
+        self._rows = self._superseded = self._conflicting = self._deleted = self._tombstones = 0
         self._conflicting_keys: list[str] = []
         self._digest: int | None = None
         self._min: list[Any] | None = None
@@ -185,6 +185,8 @@ class BucketFileWriter:
             batch = kept
         if not batch.num_rows:
             return
+        if TOMBSTONE in self._layout.columns:
+            self._tombstones += pc.sum(batch.column(TOMBSTONE)).as_py() or 0
         if DIGEST in batch.column_names:
             import numpy as np
 
@@ -250,6 +252,8 @@ class BucketFileWriter:
                 stats["conflicting_keys"] = self._conflicting_keys
         if self._options.drop_tombstones:
             stats["deleted"] = self._deleted
+        if self._tombstones:
+            stats["tombstones"] = self._tombstones
         if self._range is not None:
             stats["range"] = list(self._range)
         if self._range_nulls:

@@ -277,7 +277,7 @@ def test_history_goes_on_telling_who_did_what_without_the_key(people: World) -> 
     assert ("rollback", "bob") in told
     assert len([action for action, _ in told if action == "seal"]) == 2
     entry = store_of(people).history()[1]
-    assert entry.reason == "1 key(s), 2 entries in 2 version(s): request 4711"
+    assert entry.reason == "request 4711"
     assert entry.version == report.rewritten[0].new
 
 
@@ -612,6 +612,30 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
     refused(ConfigurationError, "does not say a reason", reason=" ")
     refused(ConfigurationError, "does not say who does it", by="")
     refused(ConfigurationError, "the reason of an erasure names a key", reason=f"{SECRET} asked for it")
+
+
+# -- keys that stand in words by chance
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "reason"),
+    [("bigint", [1, 4711], "request 4711"), ("int", [0, 2], "2 requests"), ("string", ["1", "2"], "request 4711")],
+)
+def test_a_key_that_looks_like_a_count_or_a_request_is_forgotten(
+    people: World, kind: str, held: list[Any], reason: str
+) -> None:
+    world = fresh(Schema.of(person=kind, seats="int"))
+    for number in (1, 2):
+        world.send("people", [(key, number) for key in (*held, held[0] + held[0])], version=f"v{number}")
+        world.advance(PEOPLE)
+    for key in held:
+        assert find_keys(world.lake, "people", [key]).found
+        report = forget(world.lake, "people", [key], reason=reason, by="ada")
+        assert report.complete, report.summary()
+    told = [(entry.action, entry.reason) for entry in store_of(world).history(limit=4)]
+    assert told.count(("forget", reason)) == len(held), "the history keeps the reasons"
+    again = forget(world.lake, "people", held, reason=reason, by="ada")
+    assert (again.complete, again.rewritten) == (True, ())
 
 
 # -- against a model

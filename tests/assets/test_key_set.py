@@ -54,6 +54,20 @@ def test_a_key_of_several_columns_is_named_where_all_of_its_parts_are() -> None:
     assert keys.named_in("JFK and LGA at 7 o'clock"), "rather too much is cleared than too little"
 
 
+def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -> None:
+    forgot = {"action": "forget", "version": None, "reason": "4711 asked"}
+    for number in (keys_of("bigint", 4711), keys_of("decimal(9,0)", Decimal(4711))):
+        assert redacted(forgot, number) == forgot
+        assert redacted(forgot | {"action": "rollback"}, number)["reason"] == CLEARED
+        verdict = {"name": "v", "passed": True, "message": "", "facts": {"sample": [4711]}}
+        assert redacted(verdict, number)["facts"] == {}
+    assert redacted(forgot, keys_of("string", "4711"))["reason"] == CLEARED
+    mixed = KeySet.of("d", [Field("who", "string"), Field("n", "int")], [("ada", 4711)])
+    assert redacted(forgot | {"reason": "ada, 4711"}, mixed)["reason"] == CLEARED
+    counted = {"action": "discard", "version": None, "reason": "1 versions, 4711 leftovers"}
+    assert redacted(counted, keys_of("string", "4711")) == counted
+
+
 def test_only_whole_words_name_a_key_and_marks_around_it_do_not_hide_it() -> None:
     keys = keys_of("string", "N1", "*")
     for said in ("N1", "N1,", "'N1'", "(N1)", "N1 and N2", "x=N1", "a*b"):

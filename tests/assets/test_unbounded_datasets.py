@@ -105,7 +105,7 @@ def test_a_commit_writes_only_the_changes_and_nothing_new_makes_no_commit(sparkl
     report = world.advance(WEATHER)
     assert (report.action, report.counters) == (
         "applied",
-        {"read": 3, "changes": 2, "superseded": 1, "deleted": 0},
+        {"read": 3, "changes": 2, "superseded": 1, "deleted": 1},
     )
     assert [g.rows for g in world.view(WEATHER).sealed.generations] == [1000, 2]
     log = world.lake.commit_log("datasets/weather", "dataset")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from assets.sources.changes.debezium import DebeziumEnvelope
 from assets.sources.changes.transactions import Part, cut_at_incomplete, whole_transactions
 from assets.sources.opening import Source
-from resources.errors import DatasetError, SchemaMismatchError
+from resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
 from resources.schema import Schema
 from resources.streams import LakeStreams, Retention
 from tests.assets.changes.changing import VALUES, dataset, send, stream
@@ -239,12 +239,45 @@ def test_a_transaction_whose_beginning_the_input_has_dropped_does_not_wait_for_i
     assert cut(sparkling, 1) == {0: ("1", "2")}
 
 
+def ids(world: World) -> list[int]:
+    return sorted(key for key in range(1, 9) if world.view(SPEC).get(key))
+
+
+@pytest.mark.spark
 def test_an_advance_commits_whole_transactions_only(sparkling: World) -> None:
-    changes(sparkling, change("5", 1, 1), change("5", 2, 2), change("6", 3, 3))
-    say(sparkling, begin("5"), end("5", 2), begin("6"))
-    sparkling.advance(SPEC)
-    assert sorted(key for key in (1, 2, 3) if sparkling.view(SPEC).get(key)) == [1, 2]
+    changes(sparkling, change("5", 1, 1), change("5", 2, 2))
+    say(sparkling, begin("5"), end("5", 2))
+    assert sparkling.advance(SPEC).action == "bootstrapped"
+    changes(sparkling, change("6", 3, 3))
+    say(sparkling, begin("6"))
+    report = sparkling.advance(SPEC)
+    assert (report.action, sum(report.lag.values())) == ("up-to-date", 1)
+    assert "1 offsets wait for transactions that have not ended" in report.note
+    assert ids(sparkling) == [1, 2]
     changes(sparkling, change("6", 4, 4))
     say(sparkling, end("6", 2))
-    sparkling.advance(SPEC)
-    assert sorted(key for key in (1, 2, 3, 4) if sparkling.view(SPEC).get(key)) == [1, 2, 3, 4]
+    assert sparkling.advance(SPEC).action == "applied"
+    assert ids(sparkling) == [1, 2, 3, 4]
+
+
+@pytest.mark.spark
+def test_a_bootstrap_waits_for_the_end_of_a_transaction_that_was_open_at_its_target(sparkling: World) -> None:
+    changes(sparkling, change("5", 1, 1), change("6", 1, 2))
+    say(sparkling, begin("5"), end("5", 1), begin("6"))
+    report = sparkling.advance(SPEC)
+    assert (report.action, report.version) == ("waiting", None)
+    with pytest.raises(NoSealedVersionError, match="bootstrap is not finished"):
+        sparkling.view(SPEC)
+    changes(sparkling, change("6", 2, 3), change("7", 1, 4))
+    say(sparkling, end("6", 2), begin("7"))
+    assert sparkling.advance(SPEC).action == "bootstrapped"
+    assert ids(sparkling) == [1, 2, 3], "what the target cut in two is whole, and the next one has not begun"
+
+
+@pytest.mark.spark
+def test_a_transaction_larger_than_a_chunk_makes_the_chunk_larger(sparkling: World) -> None:
+    small = dataset(changes=FORM, order_by="source.lsn", chunk=2)
+    changes(sparkling, *(change("5", number, number) for number in range(1, 6)), change("6", 1, 6))
+    say(sparkling, begin("5"), end("5", 5), begin("6"), end("6", 1))
+    assert sparkling.advance(small).action == "bootstrapped"
+    assert ids(sparkling) == [1, 2, 3, 4, 5, 6]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets import AdjunctDataset, DatasetStore
+from assets import AdjunctDataset, DatasetStore, unbounded_dataset
 from assets.erasing.erasure import find_keys, forget
 from assets.erasing.redaction import CLEARED
 from assets.manifest import DatasetManifest
@@ -26,10 +26,11 @@ from resources.objects import Lake
 from resources.objects.faulty import Crash, Fault
 from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.test_erasure import traces
-from tests.assets.unbounded.tables import content, entries, faulty, send, table, without_spark
+from tests.assets.unbounded.tables import BY_HAND, content, entries, faulty, send, table, without_spark
 
 NAME = "table"
 WHY = {"reason": "request 4711", "by": "ada"}
@@ -112,6 +113,19 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     major(quick)
     assert content(current(quick)) == found
     assert current(quick).rows == 3
+
+
+@pytest.mark.parametrize("key", [1, 4711])
+def test_a_number_that_stands_in_counts_or_in_the_reason_is_forgotten(quick: World, key: int) -> None:
+    quick.stream(NAME, Schema.of(k="bigint", n="int"), ["k"], 1)
+    spec = unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=1, compaction=BY_HAND)
+    for value in (1, 2):
+        quick.send(NAME, [(each, value) for each in (1, 2, 4711)])
+        quick.advance(spec)
+    assert forget(quick.lake, NAME, [key], **WHY).complete
+    assert current(quick).get(key) is None
+    assert DatasetStore(quick.lake, NAME).history()[1].reason == WHY["reason"]
+    assert forget(quick.lake, NAME, [key], **WHY).complete
 
 
 def test_generations_without_the_key_keep_their_files(quick: World) -> None:

@@ -37,7 +37,11 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 NAMED = st.sampled_from(TASKS)
 PARTITIONS = st.sampled_from(SSPS)
 TARGETS = st.tuples(PARTITIONS, st.one_of(st.none(), NAMED))
-MAPPINGS = st.dictionaries(NAMED, st.frozensets(PARTITIONS), min_size=1)
+ALL = frozenset(SSPS)
+MAPPINGS = st.one_of(
+    st.frozensets(NAMED, min_size=1).map(lambda tasks: dict.fromkeys(sorted(tasks), ALL)),
+    st.dictionaries(NAMED, st.frozensets(PARTITIONS), min_size=1),
+)
 SKEWS = st.sampled_from([0, 0, 0, -1, 1, -12, -11])  # hours that a client's clock is off
 FAULTS = st.one_of(
     st.none(),

@@ -1,0 +1,326 @@
+"""StartpointManager: requests, expiry, which request counts, fan-outs, and what they cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestration.offsets import StartpointManager, StartpointRequest
+from resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
+from resources.metadata import MetadataStore
+from resources.objects import open_lake
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import Lake, lake_in
+from resources.objects.memory import InMemoryStore
+from resources.streams import SystemStreamPartition
+from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+
+S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
+T0, T1 = "Partition 0", "Partition 1"
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = BEGIN
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lake() -> Lake:
+    return lake_in(InMemoryStore())
+
+
+@pytest.fixture
+def manager(lake: Lake, clock: Clock) -> StartpointManager:
+    return on(lake, clock)
+
+
+def on(lake: Lake, clock: Clock, *plan: Fault) -> StartpointManager:
+    return StartpointManager(MetadataStore(Lake(FaultyStore(lake.store, plan), lake.id)), "app", clock=clock)
+
+
+def made(clock: Clock, **ago: float) -> StartpointOldest:
+    """Return a startpoint created this long ago."""
+    return StartpointOldest(creation_timestamp_ms=round((clock.now - timedelta(**ago)).timestamp() * 1000))
+
+
+def pending(manager: StartpointManager) -> dict[str, dict[SystemStreamPartition, Any]]:
+    return {t: {ssp: each.startpoint for ssp, each in held.items()} for t, held in manager.get_fan_outs().items()}
+
+
+def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock: Clock) -> None:
+    broadcast, specific = made(clock), made(clock)
+    manager.write_startpoint(S1, broadcast, **WHO)
+    manager.write_startpoint(S1, specific, task=T1, **WHO, on_unresolved="checkpoint")
+    assert manager.read_startpoint(S1) == broadcast
+    assert manager.read_startpoint(S1, T1) == specific
+    assert manager.read_startpoint(S10) is None
+    assert manager.read_startpoint(S1, T0) is None
+    found = [(each.task, each.by, each.reason, each.on_unresolved) for each in manager.requests()]
+    assert found == [(None, "ada", "ticket 7", "fail"), (T1, "ada", "ticket 7", "checkpoint")]
+    assert manager.delete_startpoint(S1)
+    assert not manager.delete_startpoint(S1)
+    assert manager.read_startpoint(S1) is None
+    assert manager.read_startpoint(S1, T1) == specific
+
+
+def test_the_last_request_for_a_target_counts_whatever_its_clock_said(manager: StartpointManager, clock: Clock) -> None:
+    manager.write_startpoint(S0, made(clock), **WHO)
+    late = made(clock, hours=1)
+    manager.write_startpoint(S0, late, **WHO)
+    assert manager.read_startpoint(S0) == late
+    manager.fan_out({T0: [S0]})
+    later = made(clock, hours=2)
+    manager.write_startpoint(S0, later, **WHO)
+    manager.fan_out({T0: [S0]})
+    assert pending(manager) == {T0: {S0: later}}
+
+
+@pytest.mark.parametrize(("age", "there"), [(timedelta(hours=12, milliseconds=-1), True), (timedelta(hours=12), False)])
+def test_a_request_expires_at_twelve_hours_sharp(
+    manager: StartpointManager, clock: Clock, age: timedelta, there: bool
+) -> None:
+    startpoint = made(clock)
+    manager.write_startpoint(S0, startpoint, **WHO)
+    clock.now += age
+    assert (manager.read_startpoint(S0) == startpoint) is there
+    assert bool(manager.requests()) is there
+    report = manager.fan_out({T0: [S0]})
+    assert bool(report.tasks) is there
+    assert [each.startpoint for each in report.expired] == ([] if there else [startpoint])
+    assert not manager.delete_startpoint(S0), "it was cleaned up"
+
+
+def test_what_was_fanned_out_does_not_expire(manager: StartpointManager, clock: Clock) -> None:
+    startpoint = made(clock)
+    manager.write_startpoint(S0, startpoint, **WHO)
+    manager.fan_out({T0: [S0]})
+    clock.now += timedelta(days=30)
+    assert manager.fan_out({T0: [S0]}).tasks[T0][S0].startpoint == startpoint
+
+
+@pytest.mark.parametrize("fan_out_between", [False, True])
+@pytest.mark.parametrize("specific_first", [False, True])
+@pytest.mark.parametrize(("broadcast_age", "specific_age", "winner"), [(1, 2, "b"), (2, 1, "s"), (1, 1, "s")])
+def test_the_newer_of_broadcast_and_specific_counts_and_a_tie_goes_to_the_task(
+    manager: StartpointManager,
+    clock: Clock,
+    broadcast_age: int,
+    specific_age: int,
+    winner: str,
+    specific_first: bool,
+    fan_out_between: bool,
+) -> None:
+    broadcast, specific = made(clock, hours=broadcast_age), made(clock, hours=specific_age)
+    writes = [(broadcast, None), (specific, T0)]
+    for startpoint, task in reversed(writes) if specific_first else writes:
+        manager.write_startpoint(S0, startpoint, task=task, **WHO)
+        if fan_out_between:
+            manager.fan_out({T0: [S0], T1: [S0]})
+    manager.fan_out({T0: [S0], T1: [S0]})
+    assert pending(manager) == {T0: {S0: broadcast if winner == "b" else specific}, T1: {S0: broadcast}}
+    assert manager.requests() == []
+
+
+def test_a_fan_out_joins_what_is_not_committed_yet(manager: StartpointManager, clock: Clock) -> None:
+    first, second, third = made(clock), made(clock), made(clock)
+    manager.write_startpoint(S0, first, **WHO)
+    manager.fan_out({T0: [S0, S1]})
+    manager.write_startpoint(S1, second, **WHO)
+    manager.fan_out({T0: [S0, S1]})
+    assert pending(manager) == {T0: {S0: first, S1: second}}
+    manager.write_startpoint(S0, third, **WHO)
+    manager.fan_out({T0: [S0, S1]})
+    assert pending(manager) == {T0: {S0: third, S1: second}}
+
+
+def test_removal_names_partitions_or_ids_or_takes_all(manager: StartpointManager, clock: Clock) -> None:
+    first, second = made(clock), made(clock)
+    for ssp in (S0, S1, S10):
+        manager.write_startpoint(ssp, first, **WHO)
+    manager.fan_out({T0: [S0, S1, S10]})
+    manager.remove_fan_out_for_task(T0, [S10])
+    assert pending(manager) == {T0: {S0: first, S1: first}}
+    manager.write_startpoint(S0, second, **WHO)
+    manager.fan_out({T0: [S0, S1, S10]})
+    manager.remove_fan_outs({T0: {S0: first.id, S1: first.id}})
+    assert pending(manager) == {T0: {S0: second}}, "what joined after it was read stays"
+    manager.remove_fan_out_for_task(T0)
+    manager.remove_fan_out_for_task(T0)
+    manager.remove_fan_out_for_task("never there")
+    assert pending(manager) == {}
+    assert manager.get_fan_out_for_task(T0) == {}
+
+
+def test_requests_nobody_can_take_stay_and_are_reported(manager: StartpointManager, clock: Clock) -> None:
+    manager.write_startpoint(S1, made(clock), **WHO)
+    manager.write_startpoint(S0, made(clock), task=T1, **WHO)
+    report = manager.fan_out({T0: [S0], T1: []})
+    assert report.tasks == {}
+    assert {(each.ssp, each.task) for each in report.unknown} == {(S1, None), (S0, T1)}
+    assert len(manager.requests()) == 2
+    assert set(manager.fan_out({T0: [S0], T1: [S0, S1]}).tasks) == {T1}
+    assert set(manager.get_fan_out_for_task(T1)) == {S0, S1}
+
+
+def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now(
+    manager: StartpointManager, clock: Clock
+) -> None:
+    broadcast, specific = made(clock, hours=1), made(clock)
+    manager.write_startpoint(S0, broadcast, **WHO)
+    manager.write_startpoint(S1, specific, task=T0, **WHO)
+    manager.fan_out({T0: [S0, S1]})
+    report = manager.fan_out({T1: [S0, S1]})
+    assert pending(manager) == {T1: {S0: broadcast}}
+    assert [each.startpoint for each in report.dropped] == [specific]
+    assert manager.fan_out({T1: [S1]}).dropped[0].startpoint == broadcast
+    assert pending(manager) == {}
+
+
+def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
+    manager: StartpointManager, clock: Clock
+) -> None:
+    startpoint = made(clock)
+    manager.write_startpoint(S0, startpoint, **WHO)
+    manager.fan_out({T0: [S0], T1: [S0]})
+    manager.remove_fan_out_for_task(T1)
+    manager.fan_out({T1: [S0], "new": [S0]})
+    assert pending(manager) == {"new": {S0: startpoint}}
+    manager.fan_out({T0: [S0]})
+    assert pending(manager) == {T0: {S0: startpoint}}, "it had been taken from this task before it was applied"
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
+def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(clock: Clock, kind: Any) -> None:
+    crashes = 0
+    for nth in range(1, 60):
+        lake = lake_in(InMemoryStore())
+        honest, startpoint = on(lake, clock), made(clock)
+        honest.write_startpoint(S0, startpoint, **WHO)
+        store = FaultyStore(lake.store, [Fault("*", nth, kind)])
+        try:
+            StartpointManager(MetadataStore(Lake(store, lake.id)), "app", clock=clock).fan_out({T0: [S0]})
+        except Crash:
+            crashes += 1
+        handed = bool(pending(honest))
+        assert handed or honest.requests()
+        honest.remove_fan_out_for_task(T0)  # a run that was started meanwhile has applied it
+        honest.fan_out({T0: [S0]})
+        assert pending(honest) == ({} if handed else {T0: {S0: startpoint}})
+        assert honest.requests() == []
+        if len(store.requests) < nth:
+            break
+    assert 8 < crashes < 50
+
+
+@pytest.mark.parametrize("nth", range(1, 16))
+def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: Clock, nth: int) -> None:
+    honest, first, second = on(lake, clock), made(clock), made(clock)
+    honest.write_startpoint(S0, first, **WHO)
+
+    def meanwhile() -> None:
+        """Another coordinator hands it out, a run applies it, and somebody asks again."""
+        honest.fan_out({T0: [S0]})
+        honest.remove_fan_out_for_task(T0)
+        honest.write_startpoint(S0, second, **WHO)
+        came.append(nth)
+
+    came: list[int] = []
+    on(lake, clock, Fault("*", nth, "meanwhile", meanwhile)).fan_out({T0: [S0]})
+    honest.fan_out({T0: [S0]})
+    assert pending(honest) == {T0: {S0: second if came else first}}
+    assert came or nth > 8
+    assert honest.requests() == []
+
+
+def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clock) -> None:
+    names = ["a", 'a"', '"a', "lake.s.0", '["task","a"]', "a\n", "ä", '["settled","lake.s.0",null]', " ", "null"]
+    wanted = {}
+    for name in names:
+        wanted[name] = made(clock)
+        manager.write_startpoint(S0, wanted[name], task=name, **WHO)
+    assert {name: manager.read_startpoint(S0, name) for name in names} == wanted
+    manager.fan_out({name: [S0] for name in names})
+    assert pending(manager) == {name: {S0: startpoint} for name, startpoint in wanted.items()}
+    manager.remove_fan_out_for_task(names[4])
+    assert set(pending(manager)) == {*names} - {names[4]}
+
+
+@pytest.mark.parametrize("task", ["", "x" * 501, "\ud800", 3])
+def test_a_task_that_can_not_be_kept_is_refused(manager: StartpointManager, task: Any) -> None:
+    with pytest.raises(InvalidNameError, match="task name"):
+        manager.write_startpoint(S0, StartpointOldest(), task=task, **WHO)
+    with pytest.raises(InvalidNameError, match="task name"):
+        manager.fan_out({task: [S0]})
+
+
+def test_a_request_says_who_and_why(manager: StartpointManager) -> None:
+    with pytest.raises(ConfigurationError, match="by=''"):
+        manager.write_startpoint(S0, StartpointOldest(), by="", reason="because")
+    with pytest.raises(ConfigurationError, match="reason=' '"):
+        manager.write_startpoint(S0, StartpointOldest(), by="ada", reason=" ")
+    with pytest.raises(ConfigurationError, match="on_unresolved='skip'"):
+        manager.write_startpoint(S0, StartpointOldest(), **WHO, on_unresolved="skip")  # type: ignore[arg-type]
+
+
+def test_a_fan_out_without_tasks_and_an_expiry_of_nothing_are_refused(manager: StartpointManager, lake: Lake) -> None:
+    with pytest.raises(ConfigurationError, match="names no tasks"):
+        manager.fan_out({})
+    with pytest.raises(ConfigurationError, match="expire after 0:00:00"):
+        StartpointManager(MetadataStore(lake), "app", expires_after=timedelta(0))
+
+
+def test_a_request_of_a_newer_version_is_refused_by_name_and_can_be_deleted(
+    manager: StartpointManager, lake: Lake
+) -> None:
+    namespace = MetadataStore(lake).namespace("startpoints", "app")
+    stored = StartpointRequest(ssp=S0, startpoint=StartpointUpcoming(), **WHO).to_json()
+    namespace.transact(lambda _: ({'["lake.s.0",null]': {**stored, "version": 2}}, None), by="newer")
+    with pytest.raises(MalformedDocumentError, match=r"lake\.s\.0.*'app' has version 2; .* Upgrade"):
+        manager.requests()
+    assert manager.delete_startpoint(S0)
+    assert manager.requests() == []
+
+
+def test_writing_the_same_request_again_changes_nothing(manager: StartpointManager, lake: Lake, clock: Clock) -> None:
+    startpoint = made(clock)
+    for _ in range(2):
+        manager.write_startpoint(S0, startpoint, **WHO)
+    assert MetadataStore(lake).namespace("startpoints", "app").read().version == 1
+
+
+def test_ten_thousand_partitions_of_a_thousand_tasks_take_few_requests(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path / "lake")
+    tasks = {
+        f"Partition {task}": [SystemStreamPartition("lake", f"s{stream}", task) for stream in range(10)]
+        for task in range(1000)
+    }
+    store = FaultyStore(lake.store)
+    manager = StartpointManager(MetadataStore(Lake(store, lake.id)), "app")
+    manager.write_startpoints(
+        StartpointRequest(ssp=ssp, startpoint=StartpointSpecific("7"), **WHO) for ssps in tasks.values() for ssp in ssps
+    )
+    reader = StartpointManager(MetadataStore(Lake(store, lake.id)), "app")
+    store.requests.clear()
+    report = reader.fan_out(tasks)
+    assert sum(map(len, report.tasks.values())) == 10_000
+    assert len(store.requests) < 100
+    assert sum("/startpoints/app/pages/" in key for request, key in store.requests if request == "get") < 25
+    store.requests.clear()
+    reader.remove_fan_outs(
+        {task: {ssp: each.startpoint.id for ssp, each in held.items()} for task, held in report.tasks.items()}
+    )
+    assert reader.get_fan_outs() == {}
+    assert len(store.requests) < 60
