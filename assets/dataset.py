@@ -16,13 +16,13 @@ from assets.checking.validators import check_validators
 from assets.following import DeadLetters, DeltaCompaction, Following, OnLostOffset
 from assets.policies import DiscardPolicy, VersionPartitions
 from assets.sources.changes.formats import ChangeFormat, Upserts
+from assets.sources.extractor import KeyValueExtractor
 from assets.sources.inputs import Input, QuerySource
 from resources.errors import ConfigurationError
 from resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:
     from assets.checking.validators import Validator
-    from assets.sources.extractor import KeyValueExtractor
     from assets.unbounded.initial import InitialLoad
 
 Kind = Literal["bounded", "unbounded"]
@@ -86,6 +86,7 @@ class AdjunctDataset:
             if missing and not self.by_offset:
                 raise self._wrong(f"does not store its key column {missing[0]!r}", "Add it to columns=.")
         self._check_spread()
+        self._check_types()
         check_validators(f"dataset {self.name!r}", self.validators)
         if self.kind == "unbounded" and self.stream is None:
             raise self._wrong(
@@ -136,6 +137,27 @@ class AdjunctDataset:
                 f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
                 "one key could lie in two buckets",
                 "Partition by columns of the key only, or add the column to the key.",
+            )
+
+    def _check_types(self) -> None:
+        if not isinstance(self.bootstrap, bool):
+            raise self._wrong(f"has bootstrap={self.bootstrap!r}: expected True or False", "Choose one of them.")
+        if self.extractor is not None and (
+            isinstance(self.extractor, type) or not isinstance(self.extractor, KeyValueExtractor)
+        ):
+            raise self._wrong(
+                f"has extractor={self.extractor!r}: expected an extractor",
+                "Write Projection(…) or PythonExtractor(…), or leave it out.",
+            )
+        if not isinstance(self.discard, DiscardPolicy):
+            raise self._wrong(
+                f"has discard={self.discard!r}: expected a DiscardPolicy", "Write DiscardPolicy(keep=3), say."
+            )
+        dead = self.following.on_bad_change
+        if isinstance(dead, DeadLetters) and dead.stream == self.input:
+            raise self._wrong(
+                f"sends its dead letters to its own input {self.input}: they would be read as changes",
+                "Name another stream: on_bad_change=DeadLetters(STREAM).",
             )
 
     def _check_columns(self, what: str, columns: tuple[str, ...]) -> None:
@@ -198,7 +220,7 @@ def bounded_dataset(
         validators=tuple(validators),
         versions=versions,
         # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage.
-        discard=discard or DiscardPolicy(keep=3 if versions is None else None),
+        discard=DiscardPolicy(keep=3 if versions is None else None) if discard is None else discard,
         on_damage=on_damage,
     )
 
@@ -237,23 +259,26 @@ def unbounded_dataset(
     commits can be read (its grace, and at least the newest `keep` commits).
     """
     spread = _partition_by(name, key, partitions, partition_by, broadcast)
-    following = Following(
-        changes=changes or Upserts(),
-        order_by=order_by,
-        keep_tombstones=keep_tombstones,
-        on_bad_change=on_bad_change,
-        initial=initial,
-        max_age=max_age,
-        on_lost_offset=on_lost_offset,
-        compaction=compaction or DeltaCompaction(),
-        persistent=persistent,
-        freshness=freshness,
-        **({} if chunk is None else {"chunk": chunk}),
-    )
+    try:
+        following = Following(
+            changes=Upserts() if changes is None else changes,
+            order_by=order_by,
+            keep_tombstones=keep_tombstones,
+            on_bad_change=on_bad_change,
+            initial=initial,
+            max_age=max_age,
+            on_lost_offset=on_lost_offset,
+            compaction=DeltaCompaction() if compaction is None else compaction,
+            persistent=persistent,
+            freshness=freshness,
+            **({} if chunk is None else {"chunk": chunk}),
+        )
+    except ConfigurationError as error:
+        raise type(error)(f"dataset {name!r}: {error.problem}", error.next_step) from error
     return AdjunctDataset(
         name, "unbounded", input, _names(key), spread, partitions, bootstrap,
         None if columns is None else _names(columns), description, _names(owners), group,
-        extractor=extractor, discard=discard or DiscardPolicy(), following=following,
+        extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
     )  # fmt: skip
 
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
-from assets.sources.changes.formats import Upserts
+from assets.sources.changes.formats import ChangeFormat, Upserts
 from resources.errors import ConfigurationError
 from resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:
-    from assets.sources.changes.formats import ChangeFormat
     from assets.unbounded.initial import InitialLoad
 
 OnLostOffset = Literal["rebuild", "fail", "serve_stale"]
@@ -38,12 +37,16 @@ class DeltaCompaction:
             raise ConfigurationError(
                 f"a compaction policy has deltas={self.deltas!r}: expected 2 or more.", "8 is usual."
             )
-        if not isinstance(self.fraction, int | float) or isinstance(self.fraction, bool) or self.fraction <= 0:
+        if not isinstance(self.fraction, int | float) or isinstance(self.fraction, bool) or not self.fraction > 0:
             raise ConfigurationError(
                 f"a compaction policy has fraction={self.fraction!r}: expected more than 0.", "0.2 is a fifth."
             )
         if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
             raise ConfigurationError(f"a compaction policy has rows={self.rows!r}: expected 1 or more.", "Change it.")
+        if not isinstance(self.inside_commit, bool):
+            raise ConfigurationError(
+                f"a compaction policy has inside_commit={self.inside_commit!r}: expected True or False.", "Choose one."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Following:
     freshness: timedelta | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.on_bad_change != "fail" and not isinstance(self.on_bad_change, DeadLetters):
             raise ConfigurationError(
                 f'on_bad_change is {self.on_bad_change!r}: expected "fail" or DeadLetters(STREAM).', "Choose one."
@@ -100,8 +104,10 @@ class Following:
             )
         for name in ("max_age", "freshness"):
             value = getattr(self, name)
-            if value is not None and value <= timedelta(0):
-                raise ConfigurationError(f"{name} is {value}: expected more than nothing.", "Change it.")
+            if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
+                raise ConfigurationError(
+                    f"{name} is {value!r}: expected a timedelta of more than nothing.", "Write timedelta(days=7), say."
+                )
         if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or self.chunk < 1:
             raise ConfigurationError(f"chunk is {self.chunk!r}: expected 1 or more records.", "Change it.")
         if not self.persistent and self.initial is not None:
@@ -116,3 +122,36 @@ class Following:
                 'a table of one run can\'t have on_lost_offset="serve_stale": nothing is stored that could be served.',
                 "Declare rebuild or fail, or persistent=True.",
             )
+
+    def _check_types(self) -> None:
+        if isinstance(self.changes, type) or not isinstance(self.changes, ChangeFormat):
+            raise ConfigurationError(
+                f"changes is {self.changes!r}: expected a form of changes.",
+                "Write Upserts(), OperationColumn(…), DebeziumUnwrapped() or DebeziumEnvelope(…).",
+            )
+        if self.order_by is not None and (not isinstance(self.order_by, str) or not self.order_by):
+            raise ConfigurationError(
+                f"order_by is {self.order_by!r}: expected the name of a column.", "Leave it out to order by offset."
+            )
+        if self.keep_tombstones is not None and (
+            isinstance(self.keep_tombstones, bool) or not isinstance(self.keep_tombstones, int)
+        ):
+            raise ConfigurationError(
+                f"keep_tombstones is {self.keep_tombstones!r}: expected a whole number, 0 or more, in the unit of the "
+                "ordering column.",
+                "Change it, or leave it out.",
+            )
+        # By what it can do: the protocol's module imports this one.
+        loads = callable(getattr(self.initial, "load", None)) and callable(getattr(self.initial, "describe", None))
+        if self.initial is not None and (isinstance(self.initial, type) or not loads):
+            raise ConfigurationError(
+                f"initial is {self.initial!r}: expected a bulk snapshot.",
+                "Write ParquetSnapshot(…), QuerySnapshot(…) or PostgresSnapshot(…).",
+            )
+        if not isinstance(self.compaction, DeltaCompaction):
+            raise ConfigurationError(
+                f"compaction is {self.compaction!r}: expected a DeltaCompaction.",
+                "Write DeltaCompaction(deltas=8), say.",
+            )
+        if not isinstance(self.persistent, bool):
+            raise ConfigurationError(f"persistent is {self.persistent!r}: expected True or False.", "Choose one.")

@@ -218,13 +218,17 @@ class Application:
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
         if limit is None:
             return
-        what = f"application {self.name!r}: table {name!r} has max_staleness={limit}"
+        found = limit if isinstance(limit, timedelta) else repr(limit)
+        what = f"application {self.name!r}: table {name!r} has max_staleness={found}"
         if not isinstance(table, AdjunctDataset) or table.kind != "unbounded":
             raise ConfigurationError(
                 f"{what}, and follows no change stream.", "Leave it out: it is for unbounded datasets."
             )
-        if limit <= timedelta(0):
-            raise ConfigurationError(f"{what}: expected more than nothing.", "Write how old a missing change may be.")
+        if not isinstance(limit, timedelta) or limit <= timedelta(0):
+            raise ConfigurationError(
+                f"{what}: expected a timedelta of more than nothing.",
+                "Write how old a missing change may be: max_staleness=timedelta(minutes=10), say.",
+            )
 
     def _refuse_reading(self, stream: str) -> None:
         """Refuse an input stream that this application writes: its records would come back for ever."""

@@ -6,6 +6,9 @@ Without one, an entry is the record itself: its key and value. `Projection` comp
 Tombstones have a key and no value, so nothing is computed from them: they go around an extractor that passes the
 dataset's key columns on unchanged, and delete by these. Where the key is computed, nobody can say which entry a
 tombstone deletes, and a version with one is refused.
+
+In a change stream, a record of which no entry is made says that the one that was there is gone: it becomes a tombstone
+where the key is passed on. Where the key is computed, what was there stays.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
@@ -21,7 +26,7 @@ from resources.spark_errors import first_line
 from resources.streams.system import TOMBSTONE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _EXACT_IN_DOUBLE = ("tinyint", "smallint", "int", "float")
@@ -50,7 +55,8 @@ class KeyValueExtractor(Protocol):
         These are the columns of META, and for changes what else is known of them.
 
         A tombstone stays one: the columns that are kept have its values, the others are null. Raises DatasetError
-        where the extractor itself is wrong; SchemaMismatchError is for records, and refuses their version.
+        where the extractor itself is wrong; SchemaMismatchError is for records, and refuses their version. Of a change
+        that it makes no entry of, nothing is known afterwards: to delete what was there, return a tombstone.
         """
         ...
 
@@ -65,6 +71,9 @@ class Projection:
 
     `select` says by column how it is computed, as Spark SQL; other columns are taken from the record as they are.
     An expression must have the declared type, or one that fits into it without loss: nothing is cast otherwise.
+
+    In an unbounded dataset a change for which `where` does not hold deletes the entry of its key, if the key is passed on
+    as it is. Where the key is computed, nobody can say which entry that was, and it stays.
     """
 
     columns: str
@@ -103,6 +112,33 @@ class Projection:
         return all(self._computed.get(name, name) in (name, quoted(name)) for name in columns)
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if self.where is not None:
+            records = records.where(F.col(TOMBSTONE) | self._passes(records, self.where, what))
+        return self._entries(records, schema, what)
+
+    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
+        """Return what `apply` does, and a tombstone for each record that `where` leaves out and that has a key."""
+        from pyspark.sql import functions as F
+
+        if self.where is not None:
+            keyed = reduce(and_, [F.expr(quoted(name)).isNotNull() for name in key])
+            mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
+            records = records.withColumn(TOMBSTONE, mark).where(F.col(TOMBSTONE).isNotNull())
+        return self._entries(records, schema, what)
+
+    def _passes(self, records: DataFrame, where: str, what: str) -> Column:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        try:
+            records.where(F.col(TOMBSTONE) | F.expr(where))
+        except PySparkException as error:
+            raise _unplanned(what, "where", where, error) from error
+        return F.expr(where)
+
+    def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
@@ -124,11 +160,6 @@ class Projection:
                 )
             value = expression if self.keeps((field.name,)) else F.when(~tombstone, expression)
             columns.append(value.cast(field.type).alias(field.name))
-        if self.where is not None:
-            try:
-                records = records.where(tombstone | F.expr(self.where))
-            except PySparkException as error:
-                raise _unplanned(what, "where", self.where, error) from error
         return records.select(*columns, *companions(records))
 
     def describe(self) -> str:
@@ -145,6 +176,10 @@ class PythonExtractor:
     STRING, seats INT"). Values must be of their column's type: nothing is parsed, rounded or cut. The module is
     imported where the tasks run. `unchanged` are columns that the function promises to pass on from the record as
     they are; each entry is checked for it.
+
+    In an unbounded dataset a change of which the function makes no entry deletes the entry of its key, if `unchanged` has
+    the whole key. Where the function makes the key, nobody can say which entries an earlier change of the record made:
+    they stay until a change writes them anew.
     """
 
     factory: str
@@ -178,9 +213,16 @@ class PythonExtractor:
         return set(columns) <= set(self.unchanged)
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        return self._entries(records, schema, what, ())
+
+    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
+        """Return what `apply` does, and a tombstone for each record that makes no entry and has a key."""
+        return self._entries(records, schema, what, tuple(key))
+
+    def _entries(self, records: DataFrame, schema: Schema, what: str, key: tuple[str, ...]) -> DataFrame:
         from assets.sources.python_extractor import extracted
 
-        return extracted(records, self, Schema.from_ddl(self.columns, what), what).select(
+        return extracted(records, self, Schema.from_ddl(self.columns, what), what, key).select(
             *[quoted(name) for name in schema.names], *companions(records)
         )
 

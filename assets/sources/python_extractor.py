@@ -33,8 +33,13 @@ _CLASSES: dict[str, tuple[type, ...]] = {
 _DECIMAL, _INTEGER = (Decimal, int), (int,)
 
 
-def extracted(records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str) -> DataFrame:
-    """Return the entries of these records, with all columns of `schema` and those of the records that begin `__`."""
+def extracted(
+    records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+) -> DataFrame:
+    """Return the entries of these records, with all columns of `schema` and those of the records that begin `__`.
+
+    A record that makes none becomes a tombstone, where it has all columns of the key `deleting`.
+    """
     from pyspark.sql import functions as F
 
     load(extractor, what)  # a name that can't be imported here will not be in a task either: say so without one
@@ -44,7 +49,7 @@ def extracted(records: DataFrame, extractor: PythonExtractor, schema: Schema, wh
     given = [*schema.names, *marks]
     types = [field.type for field in schema.fields] + [records.schema[name].dataType.simpleString() for name in marks]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
-    frame = by_position.mapInArrow(_task(extractor, names, schema, what), ddl)
+    frame = by_position.mapInArrow(_task(extractor, names, schema, what, deleting), ddl)
     return frame.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate(given)])
 
 
@@ -70,16 +75,21 @@ def load(extractor: PythonExtractor, what: str) -> Function:
 
 
 def _task(
-    extractor: PythonExtractor, names: list[str], schema: Schema, what: str
+    extractor: PythonExtractor, names: list[str], schema: Schema, what: str, deleting: tuple[str, ...]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return wrapped(_entries(batches, extractor, names, schema, what))
+        return wrapped(_entries(batches, extractor, names, schema, what, deleting))
 
     return run
 
 
 def _entries(
-    batches: Iterator[pa.RecordBatch], extractor: PythonExtractor, names: list[str], schema: Schema, what: str
+    batches: Iterator[pa.RecordBatch],
+    extractor: PythonExtractor,
+    names: list[str],
+    schema: Schema,
+    what: str,
+    deleting: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
     function = load(extractor, what)
     data = [name for name in names if name not in _marks(names)]
@@ -89,13 +99,17 @@ def _entries(
         entries: list[dict[str, Any]] = []
         marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
         for row, record in enumerate(table.select(data).to_pylist()):
+            made: list[dict[str, Any]] = []
+            if not marks[row][TOMBSTONE]:
+                made = _called(function, record, extractor, schema, f"{what}: {_place(marks[row])}")
+                marks[row][TOMBSTONE] = not made and deleting and all(record[name] is not None for name in deleting)
             if marks[row][TOMBSTONE]:
                 made = [{name: record[name] if name in extractor.unchanged else None for name in schema.names}]
-            else:
-                made = _called(function, record, extractor, schema, f"{what}: {_place(marks[row])}")
             entries += made
             taken += [row] * len(made)
         places = [f"{what}: {_place(marks[row])}" for row in taken]
+        if deleting:
+            table = _marked(table, [bool(mark[TOMBSTONE]) for mark in marks])
         yield _batch(table, taken, entries, schema, extractor.factory, places)
 
 
@@ -108,6 +122,12 @@ def _named(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
     import pyarrow as pa
 
     return pa.Table.from_batches([batch]).rename_columns(names)
+
+
+def _marked(table: pa.Table, tombstones: list[bool]) -> pa.Table:
+    import pyarrow as pa
+
+    return table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, pa.array(tombstones, pa.bool_()))
 
 
 def _called(

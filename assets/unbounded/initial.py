@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Position = Mapping[str, str]
 _POSITION_FILE = "position.json"
+_OR_FUNCTION = "a function that returns it"
 _STAGED_BYTES = 128 * 1024 * 1024
 
 
@@ -81,9 +84,13 @@ class ParquetSnapshot:
     position: Position | str = _POSITION_FILE
 
     def __post_init__(self) -> None:
-        if not self.url:
-            raise ConfigurationError("a Parquet snapshot has no url.", "Name the file, or the folder of the files.")
-        _freeze(self, self.position)
+        if not isinstance(self.url, str) or not self.url:
+            raise ConfigurationError(
+                f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
+                "Name the file, or the folder of the files.",
+            )
+        if not isinstance(self.position, str) or not self.position:
+            _freeze(self, "a Parquet snapshot", self.position, "the name of a JSON object beside the files")
 
     def load(
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
@@ -130,21 +137,33 @@ class QuerySnapshot:
     position: Position | Callable[[], Position] | None = None
 
     def __post_init__(self) -> None:
-        if (self.sql is None) == (self.query is None) or not self.position:
+        if (self.sql is None) == (self.query is None) or self.position is None:
             raise ConfigurationError(
                 "a query snapshot needs exactly one of sql and query, and a position.",
                 'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
             )
-        _freeze(self, self.position)
+        if self.sql is not None and (not isinstance(self.sql, str) or not self.sql.strip()):
+            raise ConfigurationError(f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….")
+        if self.query is not None and not callable(self.query):
+            raise ConfigurationError(
+                f"a query snapshot has query={self.query!r}: expected a function of the session.",
+                "SQL is given as sql=….",
+            )
+        if not callable(self.position):
+            _freeze(self, "a query snapshot", self.position, _OR_FUNCTION)
 
     def load(
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         assert self.position is not None
-        position = positions(what, self.position() if callable(self.position) else self.position, ssps)
+        given = calling(what, "position function", self.position) if callable(self.position) else self.position
+        position = positions(what, given, ssps)
         sql, query = self.sql, self.query
-        rows = _reading(what, lambda: query(spark) if query is not None else spark.sql(str(sql)))
+        if query is not None:
+            rows = calling(what, "query function", lambda: query(spark))
+        else:
+            rows = _reading(what, lambda: spark.sql(str(sql)))
         if not hasattr(rows, "mapInArrow"):
             raise DatasetError(f"{what} returned a {type(rows).__name__}.", "Return a Spark DataFrame.")
         return Snapshot(rows, position)
@@ -154,12 +173,20 @@ class QuerySnapshot:
 
 
 def positions(what: str, given: Any, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-    """Return a position with all partitions of the stream. Raises DatasetError naming those missing or unknown.
+    """Return a position with all partitions of the stream. Raises DatasetError for anything else, naming what is wrong.
 
     A partition is named in full ("lake.accounts.0") or by its number; `given` is a mapping, or pairs.
     """
     wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
-    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    pairs = _pairs(given)
+    if pairs is None:
+        raise DatasetError(
+            f"{what}: its position is {given!r}: expected the next offset of each partition.",
+            'Give a mapping, as {"lake.accounts.0": "123", …}.',
+        )
+    for name, offset in pairs:
+        if not _is_offset(offset):
+            raise _no_offset(DatasetError, what, name, offset)
     found = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
     unknown = sorted(str(name) for name, _ in pairs if str(name) not in wanted)
     missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(found))
@@ -182,6 +209,10 @@ def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[System
     position = positions(what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps)
     oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
     for ssp, offset in position.items():
+        try:
+            source.system.compare(offset, offset)
+        except OffsetOutOfRangeError as error:
+            raise _no_offset(OffsetOutOfRangeError, what, ssp, offset) from error
         if source.system.compare(offset, oldest[ssp]) < 0:
             raise OffsetOutOfRangeError(
                 f"{what} was taken at offset {offset} of {ssp}, and the stream holds nothing before {oldest[ssp]} any "
@@ -271,11 +302,48 @@ def _uploaded(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> i
     return number + 1
 
 
-def _freeze(declared: Any, position: Any) -> None:
-    """Make a declaration hashable: it is part of a dataset's."""
-    if isinstance(position, Mapping):
-        pairs = sorted((str(ssp), str(offset)) for ssp, offset in position.items())
-        object.__setattr__(declared, "position", tuple(pairs))
+def calling(what: str, function: str, call: Callable[[], Any]) -> Any:
+    """Return what a user's function returns. Raises DatasetError for an error of its own; Adjunct's pass through."""
+    try:
+        return call()
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise DatasetError(
+            f"{what}: its {function} failed: {type(error).__name__}: {first_line(error)}", "Correct the function."
+        ) from error
+
+
+def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
+    """Return a position as (partition, offset); None for what is no position."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return None
+    found = list(given.items() if isinstance(given, Mapping) else given)
+    return found if all(isinstance(each, list | tuple) and len(each) == 2 for each in found) else None
+
+
+def _is_offset(offset: object) -> bool:
+    # Databases answer numbers.
+    return isinstance(offset, str | Integral | Decimal) and not isinstance(offset, bool)
+
+
+def _no_offset(kind: type[AdjunctError], what: str, partition: Any, offset: Any) -> AdjunctError:
+    return kind(
+        f"{what}: its position has the offset {offset!r} for partition {partition}: expected an offset of the stream, "
+        "such as '42'.",
+        "Record offsets as the stream's system gave them out.",
+    )
+
+
+def _freeze(declared: Any, what: str, position: Any, other: str) -> None:
+    """Make a declaration hashable: it is part of a dataset's. Raises ConfigurationError for what is no position."""
+    pairs = _pairs(position)
+    if not pairs or not all(_is_offset(offset) for _, offset in pairs):
+        raise ConfigurationError(
+            f"{what} has position={position!r}: expected the next offset of each partition, or {other}.",
+            'Write position={"lake.accounts.0": "123", …}.',
+        )
+    object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
 
 
 def _reading(what: str, read: Callable[[], Any]) -> Any:

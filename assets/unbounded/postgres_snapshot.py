@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from assets.unbounded.initial import Position, Snapshot, _freeze, positions
+from assets.unbounded.initial import _OR_FUNCTION, Position, Snapshot, _freeze, calling, positions
 from resources.backends.postgres_connection import (
     connect_blocking,
     connection_settings,
@@ -60,6 +60,10 @@ class PostgresSnapshot:
     batch: int = 10_000
 
     def __post_init__(self) -> None:
+        for name in ("dsn_env", "query", "position_query"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, str):
+                raise ConfigurationError(f"a PostgreSQL snapshot has {name}={given!r}: expected text.", "Correct it.")
         if not self.dsn_env or not self.query or (self.position_query is None) == (self.position is None):
             raise ConfigurationError(
                 "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position.",
@@ -72,7 +76,8 @@ class PostgresSnapshot:
             )
         if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
             raise ConfigurationError(f"batch is {self.batch!r}: expected 1 or more rows.", "Change it.")
-        _freeze(self, self.position)
+        if self.position is not None and not callable(self.position):
+            _freeze(self, "a PostgreSQL snapshot", self.position, _OR_FUNCTION)
 
     def load(
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
@@ -80,7 +85,9 @@ class PostgresSnapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         require_driver(what)
         settings = connection_settings(what, self.dsn_env, {})
-        given: Any = self.position() if callable(self.position) else self.position
+        given: Any = self.position
+        if callable(self.position):
+            given = calling(what, "position function", self.position)
         connection = connect_blocking(what, settings)
         tables = self._read(connection, schema, what, where(settings))
         try:

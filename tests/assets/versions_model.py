@@ -110,6 +110,10 @@ class Model:
     def discard(self, keep: int, leased: set[int]) -> None:
         sealed = sorted((number for number, each in self.versions.items() if each.state == "sealed"), reverse=True)
         staying = {*sealed[:keep], *leased, self.head, self.pin}
+        # What a withdrawal of the head would serve again; a policy that keeps one version keeps no other for it.
+        next_best = self.versions[self.head].replaced if self.head is not None and keep != 1 else None
+        if next_best in sealed:
+            staying.add(next_best)
         self.versions = {number: each for number, each in self.versions.items() if number in staying}
 
     # -- operators

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assets.manifest import POSITION
-from assets.sources.changes.formats import ORDER, PROBLEM, named
-from assets.sources.extractor import companions
+from assets.sources.changes.formats import ORDER, PROBLEM, YEARS, named, outside_years, shown
+from assets.sources.extractor import Projection, PythonExtractor, companions
 from resources.errors import BadChangeError, SchemaMismatchError
 from resources.schema import Schema
 from resources.spark_errors import refusal
@@ -81,12 +81,13 @@ def decode_changes(
         order_by=order_by,
         comparable=order_by is not None or partitions == 1,
     )
+    rows = _within_years(rows, rows_schema)
     if order_by is not None and order_by in rows_schema.names:
         rows = rows.withColumn(ORDER, position_of(rows, order_by))
     if order_by is not None:
         rows = _with_problem(rows, F.when(F.col(ORDER).isNull(), F.lit(f"no value to order by: {order_by!r} is null")))
     if spec.extractor is not None:
-        rows = _extracted(spec, rows, entry_schema, what)
+        rows = _within_years(_extracted(spec, rows, entry_schema, what), entry_schema)
     null_key = [F.when(named(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
     changes = _with_problem(rows, *null_key)
     raw = [F.col(RAW)] if RAW in changes.columns else []
@@ -118,23 +119,46 @@ def refuse_problems(changes: DataFrame, what: str) -> DataFrame:
 
 
 def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
-    """Return the entries that the extractor makes of rows; deletions and problems go around it."""
+    """Return the entries that the extractor makes of rows; deletions and problems go around it.
+
+    A change of which it makes no entry deletes the one that was there, where the key tells which.
+    """
     from pyspark.sql import functions as F
 
-    assert spec.extractor is not None
+    extractor = spec.extractor
+    assert extractor is not None
+    kept = extractor.keeps(spec.key)
     marks = companions(rows)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
-    entries = spec.extractor.apply(around, entry_schema, what)
+    if kept and isinstance(extractor, Projection | PythonExtractor):
+        entries = extractor.apply_to_changes(around, entry_schema, what, spec.key)
+    else:
+        entries = extractor.apply(around, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
     if lost:
         raise SchemaMismatchError(
-            f"{what}: extractor {spec.extractor.describe()} does not pass on {', '.join(lost)}.",
+            f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}.",
             "Let apply pass on every column that begins with '__', record by record.",
         )
-    if spec.extractor.keeps(spec.key):
+    if kept:
         return entries
     told = "a deletion, and nothing says of which entry: the key is computed by the extractor"
     return _with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(told)))
+
+
+def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:
+    """Return the changes with a problem, and no value, where a date or timestamp is of a year that Python has not."""
+    from pyspark.sql import functions as F
+
+    reasons, values = [], {}
+    for field in (field for field in schema.fields if field.type in ("date", "timestamp")):
+        value = named(field.name)
+        outside = outside_years(value, field.type)
+        said = shown(value.cast("string"))
+        told = F.concat(F.lit(f"column {field.name!r} is "), said, F.lit(f", declared {field.type}: {YEARS}"))
+        reasons.append(F.when(outside, told))
+        values[field.name] = F.when(~outside, value)
+    return changes.withColumns(values | {PROBLEM: F.coalesce(F.col(PROBLEM), *reasons)}) if reasons else changes
 
 
 def _with_problem(changes: DataFrame, *reasons: Column) -> DataFrame:

@@ -2,8 +2,9 @@
 
     value -> from_json -> op, before and after with their declared types -> none, one or two changes -> explode
 
-Numbers and booleans are read as such, so that a text where a number belongs is found; dates, timestamps, decimals and
-binary values are read as texts, since what they mean is for the declaration to say. Of the row before only the key is
+Numbers and booleans are read as such, so that a text where a number belongs is found, and dates and timestamps as
+variants, which say whether they are numbers or texts; decimals and binary values are read as texts, since what they mean
+is for the declaration to say. Of the row before only the key is
 used: databases fill the rest of it, or not, as they are configured.
 """
 
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assets.sources.changes.formats import ORDER, PROBLEM, TRUNCATE, named, shown, unknown_operation
-from assets.sources.changes.json_values import NUMBER, raw_form, value_of
+from assets.sources.changes.formats import ORDER, PROBLEM, TRUNCATE, YEARS, named, shown, unknown_operation
+from assets.sources.changes.json_values import DATED, dated, is_number, raw_form, text_of, value_of
 from assets.sources.extractor import companions
 from resources.schema import Field, Schema
 from resources.streams.system import META, TOMBSTONE
@@ -51,7 +52,7 @@ def changes_of(
     carried = [F.col(name) for name in kept if name != _TEXT]
     owned = [named(name).alias(f"__own{index}") for index, name in enumerate(own)]
     top = _top(_block(schema, old, path))
-    parsed = F.from_json(F.col(_TEXT), top, {"columnNameOfCorruptRecord": _BAD})
+    parsed = F.from_json(F.col(_TEXT), top, _options(declared))
     read = records.select(*carried, F.col(_TEXT), *owned, parsed.alias(_PARSED))
     read = read.select(
         "*",
@@ -100,7 +101,7 @@ def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -
     transaction = StructType().add("id", StringType()).add("data_collection_order", StringType())
     block = StructType().add("transaction", transaction)
     records = texts_of(declared, records, what)
-    parsed = F.from_json(F.col(_TEXT), _top(block), {"columnNameOfCorruptRecord": _BAD}).alias(_PARSED)
+    parsed = F.from_json(F.col(_TEXT), _top(block), _options(declared)).alias(_PARSED)
     read = records.where(~F.col(TOMBSTONE)).select("*", parsed)
     readable = F.col(_PARSED).isNotNull() & F.col(_PARSED)[_BAD].isNull()
     return read.select(
@@ -133,6 +134,11 @@ def _top(block: StructType) -> StructType:
     from pyspark.sql.types import StringType, StructType
 
     return StructType([*block.fields]).add("payload", block).add(_BAD, StringType())
+
+
+def _options(declared: DebeziumEnvelope) -> dict[str, str]:
+    """Return how JSON is read: NaN and infinities only stand in what was made of Avro, which has them."""
+    return {"columnNameOfCorruptRecord": _BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
 
 
 def _part(*path: str) -> Column:
@@ -200,7 +206,7 @@ def _problem(
 
 
 _UNKNOWABLE = ("string", "binary")
-_READ = ("string", "boolean", "bigint", "float", "double")  # as from_json gives them: what does not fit is told by it
+_READ = ("string", "boolean", "bigint")  # as from_json gives them: what does not fit is told by it
 
 
 def _unread(schema: Schema, old: Schema) -> Column:
@@ -252,11 +258,16 @@ def _told(field: Field, said: Column) -> Column:
 def _misfit(declared: DebeziumEnvelope, field: Field, raw: str, converted: str) -> Column:
     from pyspark.sql import functions as F
 
-    said = F.col(raw)[field.name].cast("string")
+    value = F.col(raw)[field.name]
+    said = text_of(field, value)
     told = _told(field, said)
+    if field.type in ("float", "double"):
+        told = F.lit(f"column {field.name!r} is a number too large for {field.type}")
+    if field.type in DATED:
+        told = F.concat(told, F.when(dated(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise(""))
     if field.type == "timestamp" and declared.timestamps is None:
-        told = F.concat(told, F.when(said.rlike(NUMBER), F.lit("; timestamps= says what it counts")).otherwise(""))
-    return F.when(F.col(raw)[field.name].isNotNull() & F.col(converted)[field.name].isNull(), told)
+        told = F.concat(told, F.when(is_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
+    return F.when(said.isNotNull() & F.col(converted)[field.name].isNull(), told)
 
 
 def _unavailable(declared: DebeziumEnvelope, field: Field) -> Column:

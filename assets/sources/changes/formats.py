@@ -234,6 +234,18 @@ def shown(value: Column) -> Column:
     return F.coalesce(F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'")), F.lit("null"))
 
 
+YEARS = "years are 1 to 9999"
+_DAYS = (-719_162, 2_932_896)  # from 0001-01-01 to 9999-12-31
+_MICROS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
+
+
+def outside_years(value: Column, kind: str) -> Column:
+    """Whether a date or timestamp is of a year that Python, and so a reader by key, has no value for."""
+    from pyspark.sql import functions as F
+
+    return ~(F.unix_date(value).between(*_DAYS) if kind == "date" else F.unix_micros(value).between(*_MICROS))
+
+
 def unknown_operation(value: Column) -> Column:
     """Return the reason for an operation that is not declared."""
     from pyspark.sql import functions as F

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
+from assets.sources.changes.formats import outside_years
 from resources.schema import Field, Schema
 
 if TYPE_CHECKING:
@@ -13,20 +14,23 @@ if TYPE_CHECKING:
 
     from assets.sources.changes.debezium import DebeziumEnvelope
 
-NUMBER = r"^-?\d{1,18}$"
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?)$"
-_LAST_MILLI = 253_402_300_799_999  # the end of the year 9999
+_LAST_DAY = 9_999_999  # far beyond the year 9999, and no more than a date can hold
 _EXACT_DIGITS = 15
+DATED = ("date", "timestamp")
+_FLOATS = ("float", "double")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def raw_form(schema: Schema) -> StructType:
-    """Return how a row is read: numbers and booleans as such, anything else as a text."""
-    from pyspark.sql.types import BooleanType, DoubleType, FloatType, LongType, StringType, StructType
+    """Return how a row is read: numbers and booleans as such, dates and timestamps as either, all else as a text."""
+    from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, StructType, VariantType
 
-    native: dict[str, DataType] = {"boolean": BooleanType(), "float": FloatType(), "double": DoubleType()}
+    native: dict[str, DataType] = {"boolean": BooleanType()}
     native |= dict.fromkeys(_INTEGERS, LongType())
+    native |= dict.fromkeys(_FLOATS, DoubleType())
+    native |= dict.fromkeys(DATED, VariantType())
     block = StructType()
     for field in schema.fields:
         block = block.add(field.name, native.get(field.type, StringType()))
@@ -39,22 +43,48 @@ def value_of(declared: DebeziumEnvelope, field: Field, raw: Column, text: Column
 
     if field.type in _INTEGERS:
         return raw.try_cast(field.type)
-    if field.type == "date":
-        days = F.when(raw.rlike(r"^-?\d{1,7}$"), F.date_from_unix_date(raw.try_cast("int")))
-        return F.coalesce(days, F.when(raw.rlike(_DATE), raw.try_cast("date")))
-    if field.type == "timestamp":
-        written = F.when(raw.rlike(_ISO), raw.try_cast("timestamp"))
-        if declared.timestamps is None:
-            return written
-        factor = 1000 if declared.timestamps == "millis" else 1
-        number = F.when(raw.rlike(NUMBER), raw.try_cast("bigint"))
-        last = _LAST_MILLI * 1000 // factor
-        return F.coalesce(F.when(F.abs(number) <= last, F.timestamp_micros(number * factor)), written)
+    if field.type in _FLOATS:
+        value, infinity = raw.cast(field.type), F.lit(float("inf"))
+        # JSON has no infinity: one that was read is a number that is too large. Avro has.
+        sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
+        return F.when((F.abs(value) != infinity) | sent, value)
+    if field.type in DATED:
+        value = dated(declared, field, raw)
+        return F.when(~outside_years(value, field.type), value)
     if field.type == "binary":
         return F.try_to_binary(raw, F.lit("base64"))
     if field.type.startswith("decimal"):
         return _decimal(declared, field, raw, text)
     return raw
+
+
+def text_of(field: Field, raw: Column) -> Column:
+    """Return a value as errors show it, null where there is none."""
+    from pyspark.sql import functions as F
+
+    return F.try_variant_get(raw, "$", "string") if field.type in DATED else raw.cast("string")
+
+
+def is_number(raw: Column) -> Column:
+    """Whether a date or timestamp came as a whole number, without quotes."""
+    from pyspark.sql import functions as F
+
+    return F.schema_of_variant(raw) == "BIGINT"
+
+
+def dated(declared: DebeziumEnvelope, field: Field, raw: Column) -> Column:
+    """Return a date or timestamp of any year, null where it is none."""
+    from pyspark.sql import functions as F
+
+    text, number = text_of(field, raw), F.when(is_number(raw), F.try_variant_get(raw, "$", "bigint"))
+    if field.type == "date":
+        days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
+        return F.coalesce(days, F.when(text.rlike(_DATE), text.try_cast("date")))
+    written = F.when(text.rlike(_ISO), text.try_cast("timestamp"))
+    if declared.timestamps is None:
+        return written
+    factor = F.lit(1000 if declared.timestamps == "millis" else 1)
+    return F.coalesce(F.timestamp_micros(F.try_multiply(number, factor)), written)
 
 
 def _decimal(declared: DebeziumEnvelope, field: Field, raw: Column, text: Column) -> Column:

@@ -258,4 +258,4 @@ class StartpointMachine(RuleBasedStateMachine):
 
 
 TestStartpoints = StartpointMachine.TestCase
-TestStartpoints.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStartpoints.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
