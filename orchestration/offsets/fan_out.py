@@ -136,7 +136,8 @@ class _Hands:
                     self.pending[task][ssp] = request
                 else:
                     self._orphans.append(request)
-                    self._handed[task].pop(ssp, None)
+                    if request.task is None:
+                        self._handed[task].pop(ssp, None)
 
     def give(self, task: str, request: StartpointRequest) -> None:
         ssp, held = request.ssp, self.pending[task]

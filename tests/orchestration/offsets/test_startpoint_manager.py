@@ -202,6 +202,20 @@ def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
     assert pending(manager) == {T0: {S0: startpoint}}, "it had been taken from this task before it was applied"
 
 
+def test_a_later_request_that_is_dropped_does_not_bring_back_what_its_task_has_applied(
+    manager: StartpointManager, clock: Clock
+) -> None:
+    broadcast, specific = made(clock), made(clock)
+    manager.write_startpoint(S0, broadcast, **WHO)
+    manager.fan_out({T0: [S0], T1: [S0]})
+    manager.remove_fan_out_for_task(T0)
+    manager.write_startpoint(S0, specific, task=T0, **WHO)
+    manager.fan_out({T0: [S0], T1: [S0]})
+    assert [each.startpoint for each in manager.fan_out({T1: [S0]}).dropped] == [specific]
+    manager.fan_out({T0: [S0]})
+    assert pending(manager) == {}
+
+
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(clock: Clock, kind: Any) -> None:
     crashes = 0
