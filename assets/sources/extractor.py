@@ -72,8 +72,8 @@ class Projection:
     `select` says by column how it is computed, as Spark SQL; other columns are taken from the record as they are.
     An expression must have the declared type, or one that fits into it without loss: nothing is cast otherwise.
 
-    In an unbounded dataset a change for which `where` does not hold deletes the entry of its key, if the key is passed on
-    as it is. Where the key is computed, nobody can say which entry that was, and it stays.
+    In an unbounded dataset a change for which `where` does not hold deletes the entry of its key, if the key is passed
+    on as it is. Where the key is computed, nobody can say which entry that was, and it stays.
     """
 
     columns: str
@@ -177,9 +177,9 @@ class PythonExtractor:
     imported where the tasks run. `unchanged` are columns that the function promises to pass on from the record as
     they are; each entry is checked for it.
 
-    In an unbounded dataset a change of which the function makes no entry deletes the entry of its key, if `unchanged` has
-    the whole key. Where the function makes the key, nobody can say which entries an earlier change of the record made:
-    they stay until a change writes them anew.
+    In an unbounded dataset a change of which the function makes no entry deletes the entry of its key, if `unchanged`
+    has the whole key. Where the function makes the key, nobody can say which entries an earlier change of the record
+    made: they stay until a change writes or deletes them by their own key.
     """
 
     factory: str

@@ -89,7 +89,7 @@ def _entries(
     names: list[str],
     schema: Schema,
     what: str,
-    deleting: tuple[str, ...],
+    deleting: tuple[str, ...] = (),
 ) -> Iterator[pa.RecordBatch]:
     function = load(extractor, what)
     data = [name for name in names if name not in _marks(names)]

@@ -123,12 +123,13 @@ class TransientTable:
 
         The view before is released when the new one is there. Raises BadChangeError and NullKeyError for changes that
         can't be applied, DatasetError where a bootstrap lacks changes, and OffsetOutOfRangeError where the stream does
-        not reach back and that is declared to fail.
+        not reach back and that is declared to fail, or where it ends before what was read of it.
         """
         source, before, stages = self._source, self.view, Stages(self.spec.name)
         with stages("collect"):
             upcoming = source.system.upcoming(source.ssps)
             starts, decision = self._starts(upcoming) if before is None else (_ends(before.ranges), _goes_on())
+            self._check_not_made_anew(starts, upcoming)
             fresh = self._whole(starts, upcoming, spark)
             records = source.count(fresh) if fresh else 0
         action: Action = "up-to-date"
@@ -175,8 +176,14 @@ class TransientTable:
                 "partitions.",
                 "Declare the input that the batch was begun with until it has ended.",
             )
-        oldest = source.system.oldest(source.ssps)
+        oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
         for ssp, (start, end) in ranges.items():
+            if source.system.compare(end, upcoming[ssp]) > 0:
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
+                    f"and the stream ends at {upcoming[ssp]}: the batch can't be run again as it was.",
+                    "The stream was deleted and made anew: run the application under a new name.",
+                )
             if start != end and source.system.compare(start, oldest[ssp]) < 0:
                 raise OffsetOutOfRangeError(
                     f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
@@ -248,6 +255,18 @@ class TransientTable:
             ssp: default[ssp] if ssp not in last else max_offset(source, last[ssp], oldest[ssp]) for ssp in source.ssps
         }
         return starts, _decided("create", reason)
+
+    def _check_not_made_anew(
+        self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
+    ) -> None:
+        for ssp, start in starts.items():
+            if self._source.system.compare(start, upcoming[ssp]) > 0:
+                raise OffsetOutOfRangeError(
+                    f"dataset {self.spec.name!r} has read {ssp} up to offset {start}, and the stream ends at "
+                    f"{upcoming[ssp]}.",
+                    "The stream was deleted and made anew: declare the dataset under a new name, which begins at the "
+                    "stream's default offset, or with bootstrap=True, which reads all of the stream in each run.",
+                )
 
     def _last_ends(self) -> dict[SystemStreamPartition, str]:
         """Return up to where the application has read, of the partitions that there are."""

@@ -19,9 +19,19 @@ def by_seat() -> Function:
     return entries
 
 
+def seated() -> Function:
+    """The record, if it has seats."""
+    return lambda record: [{"tailnum": record["tailnum"], "seats": record["seats"]}] if record["seats"] else []
+
+
 def whatever_it_says() -> Function:
     """What stands in `model`, evaluated: for everything that a function may do wrong."""
     return lambda record: eval(record["model"], {"dt": dt, "record": record})
+
+
+def same() -> Function:
+    """The record as it is."""
+    return lambda record: [dict(record)]
 
 
 def renamed() -> Function:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from assets.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from assets.following import DeadLetters, DeltaCompaction
+from assets.sources.changes.formats import Upserts
+from assets.sources.extractor import Projection
+from assets.unbounded.initial import ParquetSnapshot, QuerySnapshot
+from assets.unbounded.postgres_snapshot import PostgresSnapshot
 from resources.errors import ConfigurationError, InvalidNameError
 
 
@@ -76,6 +82,84 @@ def test_a_declaration_that_cannot_work_is_refused_in_words(change, message):
 def test_an_unsafe_name_is_refused(change):
     with pytest.raises(InvalidNameError):
         unbounded_dataset(**{"name": "planes", "input": "lake.planes", "key": "a", "partitions": 1, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_age": 7}, "max_age is 7: expected a timedelta"),
+        ({"max_age": "7d"}, "max_age is '7d': expected a timedelta"),
+        ({"freshness": 3}, "freshness is 3: expected a timedelta"),
+        ({"keep_tombstones": "x", "order_by": "n"}, "keep_tombstones is 'x': expected a whole number"),
+        ({"keep_tombstones": 1.5, "order_by": "n"}, "keep_tombstones is 1.5: expected a whole number"),
+        ({"keep_tombstones": True, "order_by": "n"}, "keep_tombstones is True: expected a whole number"),
+        ({"order_by": 5}, "order_by is 5: expected the name of a column"),
+        ({"order_by": "*"}, "ordering column name '*' is not safe"),
+        ({"changes": "x"}, "changes is 'x': expected a form of changes"),
+        ({"changes": Upserts}, "expected a form of changes"),
+        ({"initial": "x"}, "initial is 'x': expected a bulk snapshot"),
+        ({"initial": ParquetSnapshot}, "expected a bulk snapshot"),
+        ({"compaction": "x"}, "compaction is 'x': expected a DeltaCompaction"),
+        ({"compaction": ""}, "compaction is '': expected a DeltaCompaction"),
+        ({"persistent": "no"}, "persistent is 'no': expected True or False"),
+        ({"discard": "x"}, "discard='x': expected a DiscardPolicy"),
+        ({"extractor": "x"}, "extractor='x': expected an extractor"),
+        ({"extractor": Projection}, "expected an extractor"),
+        ({"bootstrap": "no"}, "bootstrap='no': expected True or False"),
+        ({"on_bad_change": DeadLetters("lake.people")}, "dead letters to its own input lake.people"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_the_names_of_both(change, message):
+    with pytest.raises(ConfigurationError) as caught:
+        unbounded_dataset(**{"name": "people", "input": "lake.people", "key": "k", "partitions": 2, **change})
+    assert message in str(caught.value)
+    assert "dataset 'people'" in str(caught.value)
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize("change", [{"bootstrap": "no"}, {"extractor": "x"}, {"discard": "x"}, {"discard": 0}])
+def test_a_bounded_dataset_is_refused_alike(change):
+    with pytest.raises(ConfigurationError, match=f"dataset 'planes' has {next(iter(change))}="):
+        bounded_dataset("planes", **{"input": "lake.planes", "key": "a", "partitions": 8, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fraction": float("nan")}, "fraction=nan: expected more than 0"),
+        ({"fraction": 0}, "fraction=0: expected more than 0"),
+        ({"inside_commit": "x"}, "inside_commit='x': expected True or False"),
+    ],
+)
+def test_a_compaction_policy_that_cannot_work_is_refused(change, message):
+    with pytest.raises(ConfigurationError, match=message):
+        DeltaCompaction(**change)
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: ParquetSnapshot(5), "a Parquet snapshot has url=5"),
+        (lambda: ParquetSnapshot("x", position=5), "a Parquet snapshot has position=5: expected the next offset"),
+        (lambda: ParquetSnapshot("x", position=None), "position=None: expected the next offset"),
+        (lambda: ParquetSnapshot("x", position={}), "position={}: expected the next offset"),
+        (lambda: ParquetSnapshot("x", position={"0": None}), "position={'0': None}: expected the next offset"),
+        (lambda: QuerySnapshot(sql="x", position=5), "a query snapshot has position=5"),
+        (lambda: QuerySnapshot(sql=5, position={"0": "1"}), "a query snapshot has sql=5"),
+        (lambda: QuerySnapshot(query="x", position={"0": "1"}), "a query snapshot has query='x'"),
+        (lambda: PostgresSnapshot("DSN", "SELECT 1", position=5), "a PostgreSQL snapshot has position=5"),
+        (lambda: PostgresSnapshot(5, "SELECT 1", position={"0": "1"}), "a PostgreSQL snapshot has dsn_env=5"),
+    ],
+)
+def test_a_bulk_snapshot_that_cannot_work_is_refused(declare, message):
+    with pytest.raises(ConfigurationError) as caught:
+        declare()
+    assert message in str(caught.value)
+
+
+def test_a_bulk_snapshot_can_be_declared_anew_with_another_field():
+    snapshot = ParquetSnapshot("x", position={"0": 1, "1": "2"})
+    assert replace(snapshot, url="y") == ParquetSnapshot("y", position={"0": "1", "1": "2"})
 
 
 def test_an_unknown_kind_is_refused():

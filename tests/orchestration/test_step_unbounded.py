@@ -288,8 +288,11 @@ def test_freshness_can_be_demanded_of_change_streams_only(world: StepWorld) -> N
         app.table(fixed, max_staleness=MINUTES)
     with pytest.raises(ConfigurationError, match="'things' has max_staleness"):
         app.table(world.table(), max_staleness=MINUTES)  # type: ignore[call-overload]
-    with pytest.raises(ConfigurationError, match="expected more than nothing"):
-        app.table(planes(), max_staleness=timedelta(0))
+    for limit in (timedelta(0), 5, "10m"):
+        with pytest.raises(
+            ConfigurationError, match=r"table 'planes' has max_staleness=.* expected a timedelta of more"
+        ):
+            app.table(planes(), max_staleness=limit)  # type: ignore[arg-type]
     assert app.table(planes(), max_staleness=MINUTES).max_staleness == MINUTES
     assert app.max_staleness == {"planes": MINUTES}
 

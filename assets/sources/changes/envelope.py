@@ -3,9 +3,9 @@
     value -> from_json -> op, before and after with their declared types -> none, one or two changes -> explode
 
 Numbers and booleans are read as such, so that a text where a number belongs is found, and dates and timestamps as
-variants, which say whether they are numbers or texts; decimals and binary values are read as texts, since what they mean
-is for the declaration to say. Of the row before only the key is
-used: databases fill the rest of it, or not, as they are configured.
+variants, which say whether they are numbers or texts; decimals and binary values are read as texts, since what they
+mean is for the declaration to say. Of the row before only the key is used: databases fill the rest of it, or not, as
+they are configured.
 """
 
 from __future__ import annotations

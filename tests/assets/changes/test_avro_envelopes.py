@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import math
 import random
 import struct
 from decimal import Decimal
@@ -112,6 +113,18 @@ def test_rows_in_avro_are_rows_as_in_json(sparkling: World) -> None:
     assert all(told[offset].startswith("not Avro of the declared schema: ") for offset in (4, 5, 6))
     assert "1 bytes are left over" in told[5]
     assert told[7] == "not a Debezium envelope: the value is null"
+
+
+def test_numbers_that_json_has_not_are_read_from_avro(sparkling: World) -> None:
+    newer = json.dumps(schema({"name": "ratio", "type": "double"}))
+    values = [written(newer, "c", None, {**ANVIL, "ratio": ratio}, 1) for ratio in (math.inf, math.nan, 1e39)]
+    stream(sparkling, BINARY, [(value,) for value in values])
+    form = DebeziumEnvelope("id BIGINT, ratio DOUBLE", format="avro", avro_schema=newer)
+    assert [str(change.row[1]) for change in decoded(sparkling, dataset(changes=form))] == ["inf", "nan", "1e+39"]
+    narrow = DebeziumEnvelope("id BIGINT, ratio FLOAT", format="avro", avro_schema=newer)
+    found = [(str(change.row[1]), change.problem) for change in decoded(sparkling, dataset(changes=narrow))]
+    told = "column 'ratio' is a number too large for float"
+    assert found == [("inf", None), ("nan", None), ("None", told)]
 
 
 def test_values_with_a_schema_id_are_read_with_their_own_schema(sparkling: World) -> None:

@@ -15,7 +15,7 @@ from assets.sources.extractor import Projection, PythonExtractor
 from assets.sources.opening import Source
 from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import Schema
-from tests.assets.changes.changing import Change, dataset, decoded, problems, stream
+from tests.assets.changes.changing import Change, dataset, decoded, frame_of, problems, send, stream
 from tests.assets.conftest import World
 
 ROWS = Schema.of(id="bigint", name="string")
@@ -146,7 +146,59 @@ def test_a_projection_gets_the_rows_and_never_those_that_could_not_be_read(spark
         Change(0, (1, "A"), False, 1, None),
         Change(1, (2, None), True, 2, "unknown operation 'x'"),
         Change(2, (1, None), True, 1, None),
+        Change(3, (3, None), True, 3, None),
     ]
+
+
+SEATS = Schema.of(tailnum="string", seats="int")
+PLANES = [("N1", 2), ("N2", 3), ("N1", 0), ("N2", None), ("N3", 1), (None, 0)]
+PASSING = [
+    Projection("tailnum STRING, seats INT", where="seats > 0"),
+    PythonExtractor("tests.assets.extractors:seated", "tailnum STRING, seats INT", ("tailnum",)),
+]
+
+
+@pytest.mark.parametrize("extractor", PASSING)
+def test_a_change_that_makes_no_entry_deletes_the_one_that_was_there(sparkling: World, extractor: Any) -> None:
+    stream(sparkling, SEATS, PLANES[:2])
+    spec = dataset(key="tailnum", extractor=extractor)
+    sparkling.advance(spec)
+    send(sparkling, PLANES[2:])
+    sparkling.advance(spec)
+    assert dict(sparkling.view(spec).items()) == {"N3": {"tailnum": "N3", "seats": 1}}
+
+
+def test_a_change_that_makes_no_entry_deletes_nothing_where_the_key_is_computed(sparkling: World) -> None:
+    stream(sparkling, SEATS, PLANES[:4])
+    computed = Projection("plane STRING, seats INT", {"plane": "upper(tailnum)"}, "seats > 0")
+    found = decoded(sparkling, dataset(key="plane", extractor=computed))
+    assert [(change.row, change.deleted) for change in found] == [(("N1", 2), False), (("N2", 3), False)]
+
+
+DAYS = Schema.of(id="bigint", day="date", at="timestamp")
+_LAST_MICRO = 253_402_300_799_999_999
+
+
+def test_dates_and_times_that_python_has_not_are_problems_whatever_the_format(sparkling: World) -> None:
+    edges = [(1, -719_162, -62_135_596_800_000_000), (2, 2_932_896, _LAST_MICRO), (3, None, None)]
+    beyond = [(4, -719_163, 0), (5, 2_932_897, 0), (6, 0, -62_135_596_800_000_001), (7, 0, _LAST_MICRO + 1)]
+    stream(sparkling, DAYS, edges + beyond)
+    functions = PythonExtractor("tests.assets.extractors:same", "id BIGINT, day DATE, at TIMESTAMP", ("id",))
+    for extractor in (None, functions):
+        changes = frame_of(sparkling, dataset(extractor=extractor))
+        found = {row["__offset"]: row["__problem"] for row in changes.select("__offset", "__problem").collect()}
+        assert [found[offset] for offset in range(3)] == [None] * 3
+        assert found[3] == "column 'day' is '0000-12-31', declared date: years are 1 to 9999"
+        assert found[4] == "column 'day' is '+10000-01-01', declared date: years are 1 to 9999"
+        assert all(found[offset].startswith("column 'at' is ") for offset in (5, 6))
+
+
+def test_a_date_that_a_projection_computes_is_of_a_year_that_python_has(sparkling: World) -> None:
+    stream(sparkling, SEATS, [("N1", 1), ("N2", 10_000_000)])
+    projection = Projection("tailnum STRING, day DATE", {"day": "date_add(date'2020-01-01', seats)"})
+    found = decoded(sparkling, dataset(key="tailnum", extractor=projection))
+    assert [change.row[1] for change in found] == [dt.date(2020, 1, 2), None]
+    assert "years are 1 to 9999" in str(found[1].problem)
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,50 @@ def test_a_value_that_does_not_fit_its_column_is_a_problem_and_never_null(sparkl
     assert [found.get(offset) for offset in range(len(MISFITS))] == expected
 
 
+WIDE = [
+    ('"small": 1e39', "column 'small' is a number too large for float"),
+    ('"large": -1e400', "column 'large' is a number too large for double"),
+    ('"large": 1e308, "small": 3e38', None),
+    ('"large": "NaN"', "column 'large' is 'NaN', declared double"),
+    ('"small": "Infinity"', "column 'small' is 'Infinity', declared float"),
+    ('"large": NaN', "not JSON: "),
+    ('"day": "2026"', "column 'day' is '2026', declared date"),
+    ('"day": 2026, "at": 1700000000000, "note": "2026"', None),
+    ('"at": "1700000000000"', "column 'at' is '1700000000000', declared timestamp"),
+    ('"day": 2026.0', "column 'day' is '2026', declared date"),
+    ('"day": null, "at": null', None),
+    ('"day": {"a": 1, "a": 2}', "not JSON: "),
+    ('"day": {"a": 1}', "column 'day' is '{\"a\":1}', declared date"),
+    ('"day": -719163', "column 'day' is '-719163', declared date: years are 1 to 9999"),
+    ('"day": 2932896, "at": 253402300799999', None),
+    ('"day": "0000-12-31"', "column 'day' is '0000-12-31', declared date: years are 1 to 9999"),
+    ('"at": -62135596800001', "column 'at' is '-62135596800001', declared timestamp: years are 1 to 9999"),
+    ('"at": 9223372036854775807', "column 'at' is '9223372036854775807', declared timestamp"),
+    (
+        '"at": "9999-12-31T23:00:00-05:00"',
+        "column 'at' is '9999-12-31T23:00:00-05:00', declared timestamp: years are 1 to 9999",
+    ),
+]
+
+
+def test_numbers_are_finite_and_dates_are_numbers_or_texts_of_years_that_python_has(sparkling: World) -> None:
+    envelopes(sparkling, *(f'{{"op":"c","after":{{"id":1,{said}}}}}' for said, _ in WIDE))
+    form = DebeziumEnvelope(
+        "id BIGINT, small FLOAT, large DOUBLE, day DATE, at TIMESTAMP, note STRING", timestamps="millis"
+    )
+    changes = frame_of(sparkling, dataset(changes=form)).select("__offset", "__problem", "id")
+    found = {row["__offset"]: row["__problem"] for row in changes.collect()}
+    assert [told[:10] if told and told.startswith("not JSON: ") else told for _, told in sorted(found.items())] == [
+        told for _, told in WIDE
+    ]
+
+
+def test_an_update_of_the_key_with_a_date_that_python_has_not_deletes_nothing(sparkling: World) -> None:
+    envelopes(sparkling, {"op": "u", "before": {"id": 1}, "after": {"id": 2, "day": 9_999_999}})
+    (found,) = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, day DATE")))
+    assert "years are 1 to 9999" in str(found.problem)
+
+
 def test_a_decimal_that_json_has_made_inexact_is_a_problem(sparkling: World) -> None:
     digits = "12345678901234567.91"
     envelopes(

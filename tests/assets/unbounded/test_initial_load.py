@@ -24,6 +24,7 @@ from resources.errors import (
     NullKeyError,
     OffsetOutOfRangeError,
     SchemaMismatchError,
+    StoreUnavailableError,
     TableAccessError,
 )
 from resources.schema import Schema
@@ -197,6 +198,45 @@ def test_a_position_names_every_partition_of_the_stream_once() -> None:
     ):
         with pytest.raises(DatasetError, match=said):
             positions("x", given, ssps)
+
+
+@pytest.mark.parametrize("offset", ["abc", "-1", " 1", "", None, 1.0, True, [1]])
+def test_what_is_no_offset_is_told_with_dataset_snapshot_and_partition(
+    sparkling: World, tmp_path: Path, offset: Any
+) -> None:
+    table = table_in(sparkling)
+    folder = write(tmp_path / "bulk", {"lake.accounts.0": "0", "lake.accounts.1": offset}, **rows(1))
+    with pytest.raises((DatasetError, OffsetOutOfRangeError)) as caught:
+        advance(table, ParquetSnapshot(folder))
+    for said in ("dataset 'accounts': Parquet files at", "bulk", f"the offset {offset!r}", "partition lake.accounts.1"):
+        assert said in caught.value.problem
+    assert table.content is None
+
+
+def test_errors_of_a_users_functions_are_told_and_those_of_adjunct_pass(sparkling: World) -> None:
+    table = table_in(sparkling)
+
+    def wrong(_: Any = None) -> Any:
+        raise ValueError("no such export")
+
+    def busy(_: Any = None) -> Any:
+        raise StoreUnavailableError("the store is busy.", "Try again.")
+
+    said = r"dataset 'accounts': query {}: its {} function failed: ValueError: no such export"
+    with pytest.raises(DatasetError, match=said.format("wrong", "query")) as caught:
+        advance(table, QuerySnapshot(query=wrong, position=BEGIN))
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(DatasetError, match=said.format(r"\(SELECT 1\)", "position")):
+        advance(table, QuerySnapshot(sql="SELECT 1", position=wrong))
+    for snapshot in (QuerySnapshot(query=busy, position=BEGIN), QuerySnapshot(sql="SELECT 1", position=busy)):
+        with pytest.raises(StoreUnavailableError):
+            advance(table, snapshot)
+
+
+@pytest.mark.parametrize("given", [[("0",)], "0", 5, None, [5]])
+def test_a_position_function_that_returns_something_else_is_told(sparkling: World, given: Any) -> None:
+    with pytest.raises(DatasetError, match=r"dataset 'accounts': query \(SELECT 1\): its position is .*: expected"):
+        advance(table_in(sparkling), QuerySnapshot(sql="SELECT 1", position=lambda: given))
 
 
 def test_a_position_that_is_missing_beside_the_files_is_told(sparkling: World, tmp_path: Path) -> None:

@@ -175,6 +175,22 @@ def test_a_last_offset_that_has_fallen_off_the_stream_is_passed_over_and_told_or
         runs.batch()
 
 
+def test_a_last_offset_beyond_the_streams_end_is_of_another_stream(runs: Runs) -> None:
+    runs.spec = declared(bootstrap=False)
+    runs.last = 'offsets-1:{"lake.table.0":["0","0"],"lake.table.1":["0","99"]}'
+    runs.send(a=1)
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"dataset 'table' has read lake.table.1 up to offset 99, and the stream ends at \d"
+    ) as caught:
+        runs.start().advance(runs.world.spark)
+    assert "declare the dataset under a new name" in caught.value.next_step
+    with pytest.raises(OffsetOutOfRangeError, match=r"'table': an open batch was begun with the offsets 0 to 99 of"):
+        runs.start().view_of(str(runs.last), runs.world.spark)
+    runs.spec = declared()
+    runs.start()
+    assert runs.batch() == {"a": 1}, "marked for bootstrap, it is built of what is there"
+
+
 # -- kept current
 
 
