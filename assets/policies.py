@@ -26,8 +26,11 @@ class DiscardPolicy:
             raise ConfigurationError(
                 f"a discard policy keeps {self.keep!r} versions: expected 1 or more.", "Change keep=."
             )
-        if self.grace < timedelta(0):
-            raise ConfigurationError(f"a discard policy has a grace period of {self.grace}.", "Change grace=.")
+        if not isinstance(self.grace, timedelta) or self.grace < timedelta(0):
+            raise ConfigurationError(
+                f"a discard policy has a grace period of {self.grace!r}: expected a timedelta that is not negative.",
+                "Change grace=.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
