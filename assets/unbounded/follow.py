@@ -494,7 +494,7 @@ class _Follower:
             positioned=True,
             order_by=spec.following.order_by,
             generations=generations,
-            rows=generations[0].rows if len(generations) == 1 and spec.following.order_by is None else None,
+            rows=generations[0].rows if len(generations) == 1 and not _keeps_deletions(spec, generations[0]) else None,
             offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in offsets.items()},
             counters=dict(counters),
         )
@@ -630,6 +630,11 @@ def retire(manifest: DatasetManifest, version: SealedVersion, now: datetime) -> 
     gone = [each for each in before if each.folder not in needed and each.files]
     retired = [Retired(generation=each.id, folder=each.folder, until=version.number, at=now) for each in gone]
     return manifest.after(version=version, retired=(*manifest.retired, *retired))
+
+
+def _keeps_deletions(spec: AdjunctDataset, generation: Generation) -> bool:
+    """Whether rows of a generation may be deletions, which are no entries."""
+    return spec.following.order_by is not None or any(file.stats.get("tombstones") for file in generation.files)
 
 
 def max_offset(source: Source, left: str, right: str) -> str:
