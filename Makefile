@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two processes: half of the suite waits for JVMs and servers to start. PYTEST_ARGS="-n 0" runs it in one.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: demo test unit lint types layers ui bench servers java clean
+.PHONY: demo test test-long unit lint types layers ui bench servers java clean
 
 demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no server and no account
 	@$(BIN)/adjunct demo
@@ -15,6 +15,9 @@ test: java $(READY) lint types layers servers unit  ## Everything that must hold
 
 unit: java $(READY)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-long: java $(READY) servers  ## Variants that `make test` leaves out, because another test shows the same
+	@$(BIN)/python -m pytest -m long
 
 lint: $(READY)
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .

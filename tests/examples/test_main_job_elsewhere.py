@@ -26,6 +26,7 @@ def test_the_main_job_on_versitygw_equals_the_oracle(
     on_s3(versitygw, tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 def test_the_main_job_on_moto_equals_the_oracle(
     moto_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

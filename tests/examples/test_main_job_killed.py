@@ -43,7 +43,7 @@ IN_BATCHES = [
 
 @pytest.mark.parametrize(
     "deaths",
-    [BEFORE_THE_FIRST_BATCH, IN_BATCHES],
+    [pytest.param(BEFORE_THE_FIRST_BATCH, marks=pytest.mark.long), IN_BATCHES],
     ids=["before-the-first-batch", "in-batches"],
 )
 def test_a_job_killed_again_and_again_gives_what_an_undisturbed_one_gives(deaths: list[str], tmp_path: Path) -> None:
