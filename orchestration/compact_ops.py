@@ -7,7 +7,6 @@ from typing import Literal
 from dagster import (
     AssetObservation,
     Config,
-    DefaultScheduleStatus,
     JobDefinition,
     MetadataValue,
     OpExecutionContext,
@@ -19,8 +18,9 @@ from dagster import (
 from pydantic import Field
 
 from orchestration.dataset_ops import DatasetAsset
-from orchestration.failures import clear_failures
+from orchestration.failures import clear_failures, raise_first
 from orchestration.lake_resource import LakeResource
+from orchestration.operations import switched_off
 from resources.errors import AdjunctError
 from resources.spark import SparkResource
 
@@ -90,11 +90,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
                 if report.changed:
                     metadata = {"adjunct/compaction": MetadataValue.json(report.to_json())}
                     context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
-            if errors:
-                first, *others = errors
-                for other in others:
-                    context.log.error(str(other))
-                raise first
+            raise_first(context, errors)
         context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
 
     @job(
@@ -111,11 +107,4 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
 def compact_schedule(compacting: JobDefinition) -> ScheduleDefinition:
     """Return a schedule that compacts once an hour; it is off until somebody switches it on."""
-    return ScheduleDefinition(
-        name=f"{compacting.name}_hourly",
-        job=compacting,
-        cron_schedule="41 * * * *",
-        execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.STOPPED,
-        description="Compacts what is due once an hour.",
-    )
+    return switched_off(compacting, "hourly", "41 * * * *", "Compacts what is due once an hour.")

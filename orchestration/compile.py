@@ -10,6 +10,7 @@ from assets.sources.entries import schema_of_entries
 from orchestration.counting import JoinCounts
 from orchestration.graph import Filter, Input, Join, Map, Operator, PartitionBy, SendToStream, SendToTable
 from orchestration.physical import check_join
+from resources.columns import column, quoted
 from resources.errors import PlanningError
 from resources.schema import Schema
 from resources.streams import META, AppendResult, OffsetRange, SystemStreamPartition
@@ -88,7 +89,7 @@ class _Batch:
             return self._apply(operator, frame, spec.function) if spec.function else self._select(frame, spec)
         if isinstance(spec, PartitionBy):
             partitions = self._context.plan.partitions_at(operator.id)
-            return frame.repartition(partitions, *[_column(name) for name in spec.columns])
+            return frame.repartition(partitions, *[column(name) for name in spec.columns])
         if isinstance(spec, Join):
             return self._join(operator, frame, spec)
         if isinstance(spec, SendToStream):
@@ -103,7 +104,7 @@ class _Batch:
         """Return the records where the planner's auto_repartition has them before this operator."""
         for exchange in self._context.plan.exchanges_before(operator.id):
             if exchange.reason == "auto_repartition":
-                frame = frame.repartition(exchange.partitions, *[_column(name) for name in exchange.partitioned_by])
+                frame = frame.repartition(exchange.partitions, *[column(name) for name in exchange.partitioned_by])
         return frame
 
     def _read(self, stream: str) -> DataFrame:
@@ -146,13 +147,13 @@ class _Batch:
         self._check_columns(operator, frame, spec, schema)
         keys = [f"__key_{index}" for index in range(len(spec.on))]
         side = entries.select(
-            *[_column(column).alias(key) for (_, column), key in zip(spec.on, keys, strict=True)],
-            *[_column(chosen.column).alias(chosen.name) for chosen in selection],
+            *[column(entry).alias(key) for (_, entry), key in zip(spec.on, keys, strict=True)],
+            *[column(chosen.column).alias(chosen.name) for chosen in selection],
             F.lit(True).alias("__matched"),
         )
         condition: Column | None = None
         for (stream, _), key in zip(spec.on, keys, strict=True):
-            equal = frame[f"`{stream}`"] == side[key]
+            equal = frame[quoted(stream)] == side[key]
             condition = equal if condition is None else condition & equal
         side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
         joined = frame.join(side, condition, spec.how)
@@ -172,17 +173,17 @@ class _Batch:
     def _check_columns(self, operator: Operator, frame: DataFrame, spec: Join, schema: Schema) -> None:
         """Say which side lacks a column before Spark does, in the application's own words."""
         types = dict(frame.dtypes)
-        for stream, column in spec.on:
+        for stream, entry in spec.on:
             if stream not in types:
                 raise PlanningError(
                     f"{operator.id}: the stream has no column {stream!r} to join on; it has "
                     f"{', '.join(name for name in types if not name.startswith('__'))}.",
                     "Correct on=, or add the column with map().",
                 )
-            expected = schema.field(column, f"dataset {spec.dataset}").type
+            expected = schema.field(entry, f"dataset {spec.dataset}").type
             if types[stream] != expected:
                 raise PlanningError(
-                    f"{operator.id}: the stream's {stream!r} is {types[stream]} and {column!r} of dataset "
+                    f"{operator.id}: the stream's {stream!r} is {types[stream]} and {entry!r} of dataset "
                     f"{spec.dataset} is {expected}; equal values of different types lie in different buckets.",
                     f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
                 )
@@ -220,7 +221,7 @@ class _Batch:
         self._before_output(qualified)
         system_name, _, stream = qualified.partition(".")
         system = self._context.systems[system_name]
-        visible = frame.select(*[_column(name) for name in frame.columns if not name.startswith("__")])
+        visible = frame.select(*[column(name) for name in frame.columns if not name.startswith("__")])
         system.create(stream, schema=Schema.from_spark(visible.schema), key=key, partitions=partitions)
         result = system.append(
             stream,
@@ -249,9 +250,3 @@ def _upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:
         if isinstance(operator.spec, SendToStream | SendToTable) or operator.id in needed:
             needed |= {operator.id, *operator.inputs}
     return needed
-
-
-def _column(name: str) -> Any:
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name.replace('`', '``')}`")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dagster import AssetExecutionContext, Failure, OpExecutionContext, RetryRequested
@@ -36,3 +36,11 @@ def clear_failures(
             metadata={"error": type(ours).__name__, "next step": ours.next_step or "See the message."},
             allow_retries=False,
         ) from error
+
+
+def raise_first(context: OpExecutionContext, errors: Sequence[AdjunctError]) -> None:
+    """Raise the first of the errors, if there are any, and log the others: each was of a dataset of its own."""
+    for other in errors[1:]:
+        context.log.error(str(other))
+    if errors:
+        raise errors[0]

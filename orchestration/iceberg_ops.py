@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from dagster import (
     AssetObservation,
-    DefaultScheduleStatus,
     JobDefinition,
     MetadataValue,
     OpExecutionContext,
@@ -16,8 +15,9 @@ from dagster import (
 
 from assets.exchange.iceberg import IcebergTable
 from orchestration.dataset_ops import DatasetAsset
-from orchestration.failures import clear_failures
+from orchestration.failures import clear_failures, raise_first
 from orchestration.lake_resource import LakeResource
+from orchestration.operations import switched_off
 from resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError
 from resources.spark import SparkResource
 
@@ -64,11 +64,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
                 if found.new:
                     metadata = {"adjunct/iceberg": reports[dataset]}
                     context.log_event(AssetObservation(member.key, description=said, metadata=metadata))
-            if errors:
-                first, *others = errors
-                for other in others:
-                    context.log.error(str(other))
-                raise first
+            raise_first(context, errors)
         context.add_output_metadata(reports)
 
     @job(
@@ -85,13 +81,8 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
 
 def iceberg_schedule(publishing: JobDefinition) -> ScheduleDefinition:
     """Return a schedule that hands over once a day; it is off until somebody switches it on."""
-    return ScheduleDefinition(
-        name=f"{publishing.name}_daily",
-        job=publishing,
-        cron_schedule="7 4 * * *",
-        execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.STOPPED,
-        description="Registers what the datasets serve in their Iceberg tables once a day.",
+    return switched_off(
+        publishing, "daily", "7 4 * * *", "Registers what the datasets serve in their Iceberg tables once a day."
     )
 
 

@@ -96,13 +96,18 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
 def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
     """Return a schedule that discards once a day; it is off until somebody switches it on."""
+    return switched_off(discarding, "daily", "17 3 * * *", "Discards versions and leftovers once a day.")
+
+
+def switched_off(upkeep: JobDefinition, every: str, cron: str, description: str) -> ScheduleDefinition:
+    """Return a schedule of a job, by the clock of UTC, that runs nothing until somebody switches it on."""
     return ScheduleDefinition(
-        name=f"{discarding.name}_daily",
-        job=discarding,
-        cron_schedule="17 3 * * *",
+        name=f"{upkeep.name}_{every}",
+        job=upkeep,
+        cron_schedule=cron,
         execution_timezone="UTC",
         default_status=DefaultScheduleStatus.STOPPED,
-        description="Discards versions and leftovers once a day.",
+        description=description,
     )
 
 

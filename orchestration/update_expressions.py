@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from orchestration.declarations import column_names
+from resources.columns import quoted
 from resources.errors import ConfigurationError
 from resources.tables.spark_write import DEFAULT, UPDATE
 
@@ -24,23 +25,19 @@ def update_message(*, key: str | Sequence[str], update: Columns, default: Column
     keys = column_names("update_message: key=", key)
     if not keys:
         raise ConfigurationError("update_message names no key.", "Write key= with the table's key columns.")
-    expressions = [*(_quoted(name) for name in keys), f"{_struct('update', update)} as {UPDATE}"]
+    expressions = [*(quoted(name) for name in keys), f"{_struct('update', update)} as {UPDATE}"]
     if default is not None:
         expressions.append(f"{_struct('default', default)} as {DEFAULT}")
     return tuple(expressions)
 
 
 def _struct(what: str, columns: Columns) -> str:
-    pairs = columns if isinstance(columns, Mapping) else {name: _quoted(name) for name in columns}
+    pairs = columns if isinstance(columns, Mapping) else {name: quoted(name) for name in columns}
     names = column_names(f"update_message: {what}=", list(pairs))
     if not names:
         raise ConfigurationError(f"update_message: {what}= names no column.", "Name at least one.")
     arguments = ", ".join(f"'{_escaped(name)}', {pairs[name]}" for name in names)
     return f"named_struct({arguments})"
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _escaped(name: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from resources.columns import quoted
 from resources.errors import MalformedDocumentError, SchemaMismatchError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Schema:
 
     def ddl(self) -> str:
         """Return the columns as Spark DDL with quoted names."""
-        return ", ".join(f"`{field.name.replace('`', '``')}` {field.type.upper()}" for field in self.fields)
+        return ", ".join(f"{quoted(field.name)} {field.type.upper()}" for field in self.fields)
 
     def difference(self, other: Schema) -> str:
         """Return in words what `other` has otherwise ("" when the two are equal)."""

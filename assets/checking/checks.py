@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from assets.reading.stored import count_nulls, files_of
+from resources.columns import quoted
 from resources.errors import ConfigurationError
 from resources.spark_errors import first_line
 
@@ -104,7 +105,7 @@ def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Fin
     from pyspark.sql import functions as F
 
     field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
-    name = f"`{column.replace('`', '``')}`"
+    name = quoted(column)
     others = candidate.view.frame(candidate.spark()).where(~F.col(name).isin(*values))
     try:
         counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
@@ -135,7 +136,7 @@ def sql(candidate: Candidate, sql: str) -> Finding:
         return Finding(True, "no row breaks it", {"violations": 0})
     # A SELECT may return other columns than the key's: its own rows are told then.
     key = [name for name in candidate.view.sealed.key if name in broken.columns]
-    wanted = [f"`{name.replace('`', '``')}`" for name in key] or ["*"]
+    wanted = [quoted(name) for name in key] or ["*"]
     sample = [[plain(value) for value in row] for row in broken.select(*wanted).limit(SAMPLED).collect()]
     what = ", ".join(key) or "rows"
     told = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)

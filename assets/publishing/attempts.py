@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -94,6 +95,12 @@ def read_attempt(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | Non
         return None
     built = body.get("built") if isinstance(body, dict) else None
     return built if isinstance(built, dict) else None
+
+
+def forget_attempt(lake: Lake, dataset: str, attempt: str) -> None:
+    """Delete the record of a build that has ended; what can't be deleted now is garbage for discarding."""
+    with suppress(AdjunctError):
+        lake.store.delete(attempt_key(lake, dataset, attempt))
 
 
 def attempt_key(lake: Lake, dataset: str, attempt: str) -> str:

@@ -6,7 +6,6 @@ finds the very same delivery built and goes on with that.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -21,11 +20,11 @@ from pydantic import ValidationError
 from assets.checking.validators import Candidate, evaluate
 from assets.log import Attempt
 from assets.manifest import SealedVersion, layout_of
-from assets.publishing.attempts import AttemptRenewal, attempt_key, attempts, read_attempt
+from assets.publishing.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
 from assets.publishing.build import NAMED, add, listed, write_generation
 from assets.reading.view import DatasetView
-from assets.sources.entries import column
 from assets.sources.extractor import Projection
+from resources.columns import column
 from resources.errors import (
     AdjunctError,
     DatasetError,
@@ -81,8 +80,7 @@ class Built:
     def forget_attempt(self, *, files: bool) -> None:
         """Drop the attempt's record, and its files where nothing can refer to them any more."""
         log = self.member.log
-        with contextlib.suppress(AdjunctError):  # what stays is garbage for discarding
-            log.lake.store.delete(attempt_key(log.lake, log.name, self.attempt.id))
+        forget_attempt(log.lake, log.name, self.attempt.id)
         if files and self.version is not None:
             log.drop(self.version.generations[0])
 

@@ -16,6 +16,7 @@ from assets.manifest import POSITION, TOMBSTONE, SealedVersion
 from assets.reading.keys import coerce_key, key_from_text
 from assets.reading.lookup import FileCache, Key, KeyFiles
 from assets.reading.ranges import key_range
+from resources.columns import column
 from resources.hashing import bucketer
 from resources.plain import to_plain
 
@@ -86,7 +87,7 @@ class DatasetView:
         rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
         if self.sealed.positioned:
             rows = self._merged(rows)
-        return rows.select(*[_column(name) for name in self.schema.names])
+        return rows.select(*[column(name) for name in self.schema.names])
 
     def _merged(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
@@ -114,7 +115,7 @@ class DatasetView:
         changed = rows.where(F.col(_GENERATION) != base)
         if not self.sealed.partition_by:
             changed = changed.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
-        keys = [_column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
+        keys = [column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
         if self.sealed.order_by is not None:  # a change that comes late may be older than the base's row
             changed = rows.join(shared(changed.select(*keys).distinct()), self._same_key(), "left_semi")
         found = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
@@ -124,7 +125,7 @@ class DatasetView:
     def _same_key(self) -> Column:
         from pyspark.sql import functions as F
 
-        pairs = [_column(field.name) == F.col(f"__key_{index}") for index, field in enumerate(self._key)]
+        pairs = [column(field.name) == F.col(f"__key_{index}") for index, field in enumerate(self._key)]
         return reduce(and_, pairs)
 
     # -- by key
@@ -223,9 +224,3 @@ _BROADCAST_ROWS = 2_000_000
 
 def _as_it_is(frame: DataFrame) -> DataFrame:
     return frame
-
-
-def _column(name: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name.replace('`', '``')}`")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from assets.dataset import BY_OFFSET
 from assets.manifest import Declaration
 from assets.sources.extractor import PythonExtractor
+from resources.columns import column
 from resources.errors import SchemaMismatchError
 from resources.schema import Field, Schema, check_key_types
 from resources.streams.system import META, OFFSET, PARTITION, TOMBSTONE
@@ -74,13 +75,6 @@ def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: in
         compact_fraction=spec.following.compaction.fraction,
         compact_rows=spec.following.compaction.rows,
     )
-
-
-def column(name: str) -> Column:
-    """Return a column by its exact name, whatever characters it has."""
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _with_position(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:

@@ -20,6 +20,7 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from resources.columns import quoted
 from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from resources.schema import Schema
 from resources.spark_errors import first_line
@@ -253,11 +254,6 @@ def fits(found: str, declared: str) -> bool:
 def companions(records: DataFrame) -> list[str]:
     """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
     return [name for name in records.columns if name.startswith("__")]
-
-
-def quoted(name: str) -> str:
-    """Return a column's name as Spark SQL reads it, whatever characters it has."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def _decimal(kind: str) -> tuple[int, int]:

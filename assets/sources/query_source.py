@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from assets.manifest import DatasetManifest
 from assets.sources.delivery import Awaiting, Delivery
-from assets.sources.entries import column, declaration_of, entries_of, schema_of_entries
+from assets.sources.entries import declaration_of, entries_of, schema_of_entries
 from assets.sources.inputs import Computation
+from resources.columns import column
 from resources.errors import DatasetError
 from resources.schema import Schema
 from resources.spark_errors import first_line

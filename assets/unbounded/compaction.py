@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from assets.log import DatasetLog
 from assets.manifest import POSITION, TOMBSTONE, Change, SealedVersion
-from assets.publishing.attempts import AttemptRenewal, attempt_key
+from assets.publishing.attempts import AttemptRenewal, forget_attempt
 from assets.publishing.build import write_generation
 from assets.retention.leases import Lease
 from assets.unbounded.follow import retire
 from resources.errors import (
-    AdjunctError,
     CommitConflict,
     ConfigurationError,
     DatasetError,
@@ -263,8 +261,7 @@ class _Compaction:
                 built = self._build(manifest, version, plan, attempt, forget=forget)
                 after = self._switch(version, plan, built)
         finally:
-            with suppress(AdjunctError):  # what stays is garbage for discarding
-                lake.store.delete(attempt_key(lake, name, attempt.id))
+            forget_attempt(lake, name, attempt.id)
         return None if after is None else (built, after)
 
     # -- the output
@@ -390,7 +387,7 @@ def _without_forgotten(
     from pyspark.sql import Observation, Window
     from pyspark.sql import functions as F
 
-    from assets.sources.entries import column
+    from resources.columns import column
 
     places = Window.partitionBy(*[column(name) for name in key]).orderBy(POSITION, _GENERATION)
     winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)

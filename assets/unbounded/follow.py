@@ -29,14 +29,15 @@ from assets.manifest import (
     SealedVersion,
     layout_of,
 )
-from assets.publishing.attempts import AttemptRenewal, attempt_key
+from assets.publishing.attempts import AttemptRenewal, forget_attempt
 from assets.publishing.build import add, check_declaration, write_generation
 from assets.report import Action, AdvanceReport, OnStage, StageEvent, Stages, ignore
+from assets.sources.changes.debezium import DebeziumEnvelope
 from assets.sources.changes.decode import decode_changes, refuse_problems
 from assets.sources.opening import Ranges, Source, as_stored, by_partition
 from assets.unbounded.evolution import check_evolution
 from assets.unbounded.recovery import check_complete, decide, examine, max_age_of
-from resources.errors import AdjunctError, CommitConflict, DatasetError
+from resources.errors import CommitConflict, DatasetError
 from resources.streams.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class _Follower:
             after = self._with_version(after, self.commit, attempt, (attempt.generation(number),), {}, as_stored(start))
             self.sealed += [after.version.id] if after.version else []
         self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=attempt.id)
-        self._forget(attempt)
+        forget_attempt(self.lake, self.spec.name, attempt.id)
         self.manifest = after
 
     def _last_offsets(
@@ -289,7 +290,8 @@ class _Follower:
         """
         source, system = self.source, self.source.system
         starts = by_partition(self.manifest.offsets)
-        transactions = getattr(self.spec.following.changes, "transactions", None)
+        form = self.spec.following.changes
+        transactions = isinstance(form, DebeziumEnvelope) and form.transactions is not None
         target = by_partition(self._bootstrap.target) if self._bootstrap.state == "running" else self.ends
         ends = self.ends if transactions else target
         if self.manifest.quarantining is not None:
@@ -342,9 +344,9 @@ class _Follower:
                 with self.stages("commit"):
                     self._commit_changes(attempt, generation, ranges, counters, reached=reached)
         except CommitConflict:
-            self._forget(attempt)
+            forget_attempt(self.lake, self.spec.name, attempt.id)
             raise
-        self._forget(attempt)
+        forget_attempt(self.lake, self.spec.name, attempt.id)
         self.counters = add(self.counters, counters)
         return records
 
@@ -421,23 +423,14 @@ class _Follower:
     def _commit_changes(
         self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, reached: bool
     ) -> None:
-        """Commit data and offsets together; deciding again when somebody else only compacted or discarded."""
-        before = self.manifest
-        for tried in range(_TRIES):
-            after = self._after(attempt, generation, ranges, counters, reached=reached)
-            try:
-                self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=attempt.id)
-            except CommitConflict:
-                self.commit, fresh = self.log.read()
-                if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
-                    self.log.drop(generation)
-                    raise
-                self.manifest = fresh
-            else:
-                if after.version is not None and after.version is not self.manifest.version:
-                    self.sealed.append(after.version.id)
-                self.manifest = after
-                return
+        """Commit data and offsets together."""
+        try:
+            self._commit_again(
+                lambda: self._after(attempt, generation, ranges, counters, reached=reached), commit_id=attempt.id
+            )
+        except CommitConflict:
+            self.log.drop(generation)
+            raise
 
     def _after(
         self, attempt: Attempt, generation: Generation, ranges: Ranges, counters: dict[str, int], *, reached: bool
@@ -501,18 +494,24 @@ class _Follower:
         return retire(manifest, version, now)
 
     def _keep(self, **changes: Any) -> None:
-        """Commit something beside data and offsets, again where somebody else only compacted or discarded."""
+        """Commit something beside data and offsets."""
+        self._commit_again(lambda: self.manifest.after(**changes))
+
+    def _commit_again(self, decide: Callable[[], DatasetManifest], *, commit_id: str | None = None) -> None:
+        """Commit what is decided on `self.manifest`, again where somebody else only compacted or discarded."""
         before = self.manifest
         for tried in range(_TRIES):
-            after = self.manifest.after(**changes)
+            after = decide()
             try:
-                self.commit = self.log.commit(self.commit, after, by=self.by)
+                self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=commit_id)
             except CommitConflict:
                 self.commit, fresh = self.log.read()
                 if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
                     raise
                 self.manifest = fresh
             else:
+                if after.version is not None and after.version is not self.manifest.version:
+                    self.sealed.append(after.version.id)
                 self.manifest = after
                 return
 
@@ -562,12 +561,6 @@ class _Follower:
     def _layout(self) -> BucketLayout:
         spec = self.spec
         return layout_of(self.source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
-
-    def _forget(self, attempt: Attempt) -> None:
-        from contextlib import suppress
-
-        with suppress(AdjunctError):  # what stays is garbage for discarding
-            self.lake.store.delete(attempt_key(self.lake, self.spec.name, attempt.id))
 
     def _tell(self, began: float, done: int, reached: bool) -> None:
         """Tell how far the bootstrap is."""

@@ -15,7 +15,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from uuid import uuid4
 
-from assets.publishing.attempts import AttemptRenewal, attempt_key
+from assets.publishing.attempts import AttemptRenewal, forget_attempt
 from resources.errors import AdjunctError, ConfigurationError, DatasetError, OffsetOutOfRangeError
 from resources.schema import widens
 from resources.spark_errors import first_line
@@ -229,7 +229,7 @@ def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[System
 
 def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
-    from assets.sources.entries import column
+    from resources.columns import column
 
     found = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     names = rows.columns
@@ -270,8 +270,7 @@ def as_frame(
         finally:
             with suppress(AdjunctError):  # what can't be deleted now is garbage for discarding
                 log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
-    with suppress(AdjunctError):
-        log.lake.store.delete(attempt_key(log.lake, log.name, attempt.id))
+    forget_attempt(log.lake, log.name, attempt.id)
 
 
 def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:

@@ -17,7 +17,7 @@ def position_of(rows: DataFrame, name: str) -> Column:
     """Return the position that a value of the ordering column stands for: microseconds, days, or the number."""
     from pyspark.sql import functions as F
 
-    from assets.sources.entries import column
+    from resources.columns import column
 
     value = column(name)
     kind = rows.select(value).schema.fields[0].dataType.simpleString()

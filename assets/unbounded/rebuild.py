@@ -39,7 +39,7 @@ def rebuild_dataset(
     """
     if spec.kind != "unbounded":
         raise DatasetError(
-            f"dataset {spec.name!r} is bounded: its versions are delivered, not followed.",
+            f"dataset {spec.name!r} is bounded: there is nothing to build anew from a stream.",
             "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
         )
     explained("rebuild", spec.name, reason, by)

@@ -19,9 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 from assets.manifest import POSITION, Decision
 from assets.report import AdvanceReport, Stages
 from assets.sources.changes.decode import decode_changes, refuse_problems
-from assets.sources.entries import column
 from assets.sources.opening import Ranges, Source, as_stored
 from assets.unbounded.follow import check_order, max_offset
+from resources.columns import column
 from resources.errors import (
     AdjunctError,
     DatasetError,

@@ -16,8 +16,9 @@ from dagster_adjunct import (
     DebeziumEnvelope,
     LakeStreams,
     ParquetSnapshot,
-    advance_unbounded,
+    advance_dataset,
     open_lake,
+    rebuild_dataset,
     session_scope,
     unbounded_dataset,
 )
@@ -52,10 +53,13 @@ def main() -> None:
     store = DatasetStore(lake, accounts)
     manifest = store.manifest()
     older = manifest is not None and manifest.bootstrap is not None and manifest.bootstrap.started_at < taken
-    rebuild = "the slot was made anew" if older else None
     with session_scope(lake_url=lake.url) as spark:
         systems = {"lake": LakeStreams(lake)}
-        report = advance_unbounded(lake, systems, accounts, spark, by="walk-through", rebuild=rebuild)
+        if older:
+            why = "the slot was made anew"
+            report = rebuild_dataset(lake, systems, accounts, spark, reason=why, by="walk-through")
+        else:
+            report = advance_dataset(lake, systems, accounts, spark, by="walk-through")
         print(report.action, report.counters.get("loaded", 0), report.counters.get("read", 0))  # noqa: T201
         store.require_current().frame(spark()).orderBy("id").show()
 

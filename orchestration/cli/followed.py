@@ -135,25 +135,16 @@ def rebuild(
     json_output: bool,
 ) -> None:
     """Build an unbounded dataset anew from its stream's oldest offset, or its bulk snapshot; readers keep the old."""
-    from assets import advance_unbounded
-    from assets.publishing.operations import explained as check_explained
+    from assets.unbounded.rebuild import rebuild_dataset
     from orchestration.catalog import systems_of
     from orchestration.session_scope import session_scope
     from resources.objects import open_lake
 
     spec = unit_of(load_application(reference), name)[0]
-    if spec.kind != "unbounded":
-        raise ConfigurationError(
-            f"dataset {name!r} is bounded: there is nothing to build anew from a stream.",
-            "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
-        )
-    lake, person = open_lake(lake_url), who(by)
-    check_explained("rebuild", name, reason, person)
+    lake = open_lake(lake_url)
     shown = bootstraps_shown(json_output)
     with session_scope(master=master, lake_url=lake.url) as spark:
-        report = advance_unbounded(
-            lake, systems_of([spec], lake), spec, spark, by=person, rebuild=reason, on_stage=shown
-        )
+        report = rebuild_dataset(lake, systems_of([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown)
     if json_output:
         show_json(report.to_json())
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from resources.bucketing.files import BucketLayout, Generation
+from resources.columns import quoted
 from resources.errors import ManifestMismatchError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _create(
 ) -> None:
     clustered = ""
     if layout.bucket_by:
-        columns = ", ".join(f"`{column.replace('`', '``')}`" for column in layout.bucket_by)
+        columns = ", ".join(quoted(column) for column in layout.bucket_by)
         clustered = f" CLUSTERED BY ({columns}) INTO {layout.partitions} BUCKETS"
     # Nothing is ever at the root: rows are in the partitions. Without any, the scan is empty and bucketed still.
     root = _literal(store.spark_uri(generations[0].folder if generations else "_adjunct"))

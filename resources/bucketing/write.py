@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from resources import errors
 from resources.bucketing.files import BucketFile, BucketLayout
 from resources.bucketing.writer import DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
+from resources.columns import quoted
 from resources.errors import ManifestMismatchError, PermanentError
 from resources.spark_errors import refusal, unwrapped
 
@@ -50,11 +51,11 @@ def write_buckets(
     data = [
         part
         for number, name in enumerate((*layout.schema.names, *digest_also))
-        for part in (F.lit(number), F.col(_quoted(name)))
+        for part in (F.lit(number), F.col(quoted(name)))
     ]
     digest = F.xxhash64(*data)
     if layout.bucket_by:
-        keys = [F.col(_quoted(name)) for name in layout.bucket_by]
+        keys = [F.col(quoted(name)) for name in layout.bucket_by]
         if not partitioned:
             df = df.repartition(layout.partitions, *keys)
         # In the digest's own column: one more would have to travel to Python.
@@ -63,12 +64,12 @@ def write_buckets(
     elif not partitioned:
         df = df.coalesce(1)
     if order_by:
-        df = df.sortWithinPartitions(*[_quoted(name) for name in order_by])
+        df = df.sortWithinPartitions(*[quoted(name) for name in order_by])
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
     stored = [name for name in (*layout.columns, *marks) if name in df.columns]
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
     df = df.select(
-        *[F.col(_quoted(name)).alias(f"c{index}") for index, name in enumerate(stored)], digest.alias("digest")
+        *[F.col(quoted(name)).alias(f"c{index}") for index, name in enumerate(stored)], digest.alias("digest")
     )
     wanted = [*stored, DIGEST]
     task = _task(store.descriptor, folder, layout, options, wanted)
@@ -92,10 +93,6 @@ def _misplaced(what: str, layout: BucketLayout) -> Column:
         F.lit(f": rows are not partitioned by {', '.join(layout.bucket_by)}."),
     )
     return refusal(ManifestMismatchError, problem, "Nothing was committed. Report this with the physical plan.")
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _task(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from resources.columns import column
 from resources.spark_errors import unwrapped
 from resources.streams.system import PARTITION
 
@@ -45,7 +46,7 @@ def _halves(schema: Schema) -> tuple[Column, Column]:
     """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
     from pyspark.sql import functions as F
 
-    hashed = F.xxhash64(*[F.col(f"`{name.replace('`', '``')}`") for name in schema.names])
+    hashed = F.xxhash64(*[column(name) for name in schema.names])
     high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)
 

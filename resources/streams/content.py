@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from resources.bucketing.files import BucketFile
 from resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from resources.columns import quoted
 from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import conform
 from resources.streams.system import TIMESTAMP, TOMBSTONE
@@ -109,7 +110,7 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
                 f"{what}: column {field.name!r} holds {found[field.name]} where the schema says {field.type}.",
                 f"Cast it: F.col({field.name!r}).cast({field.type!r}).",
             )
-        columns.append(F.col(_quoted(field.name)).cast(field.type).alias(field.name))
+        columns.append(F.col(quoted(field.name)).cast(field.type).alias(field.name))
     for name, kind in ((TIMESTAMP, "timestamp"), (TOMBSTONE, "boolean")):
         if found.get(name, kind) not in (kind, "void"):
             raise SchemaMismatchError(
@@ -117,10 +118,10 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
             )
     times = F.col(TIMESTAMP) if TIMESTAMP in found else F.lit(None)
     if declaration.timestamp is not None:
-        times = F.coalesce(times, F.col(_quoted(declaration.timestamp)))
+        times = F.coalesce(times, F.col(quoted(declaration.timestamp)))
     tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in found else F.lit(False)
     stored = (*schema.names, TIMESTAMP, TOMBSTONE)
-    rest = [F.col(_quoted(name)) for name in dict.fromkeys(order_by) if name not in stored]
+    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in stored]
     return df.select(
         *columns,
         times.cast("timestamp").alias(TIMESTAMP),
@@ -134,7 +135,3 @@ def _widens(found: str, expected: str) -> bool:
         return True
     both = found in _INTEGERS and expected in _INTEGERS
     return both and _INTEGERS.index(found) < _INTEGERS.index(expected)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from resources.bucketing.read import GENERATION, bucketed_frame
+from resources.columns import quoted
 from resources.streams.document import ROW, Segment, StreamState
 from resources.streams.index import Span, holds_records
 from resources.streams.system import META, META_DDL, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -41,7 +42,7 @@ def read_frame(
 
     partition: Column = F.lit(0)
     if declaration.key:
-        partition = F.pmod(F.hash(*[F.col(_quoted(name)) for name in declaration.key]), F.lit(n))
+        partition = F.pmod(F.hash(*[F.col(quoted(name)) for name in declaration.key]), F.lit(n))
     base = _array(offset for segment in segments for offset in segment.base)
     offset = F.col(ROW) + F.get(base, F.col(GENERATION) * n + partition)
     appended = _array(segment.appended * 1000 for segment in segments)
@@ -59,7 +60,7 @@ def read_frame(
         end = _array(spans.get(p, (0, 0))[1] for p in range(n))
         frame = frame.where((offset >= F.get(start, partition)) & (offset < F.get(end, partition)))
     meta = {PARTITION: partition.cast("int"), OFFSET: offset, TIMESTAMP: timestamp, TOMBSTONE: F.col(TOMBSTONE)}
-    return frame.select(*[F.col(_quoted(name)) for name in schema.names], *[meta[name].alias(name) for name in META])
+    return frame.select(*[F.col(quoted(name)) for name in schema.names], *[meta[name].alias(name) for name in META])
 
 
 def _array(values: Iterable[int]) -> Column:
@@ -89,7 +90,3 @@ def _row_bounds(segments: Sequence[Segment], spans: Mapping[int, Span]) -> tuple
                 lows.append(max(start - base, 0))
                 highs.append(min(end, after) - base)
     return min(lows), max(highs)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

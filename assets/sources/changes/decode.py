@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assets.manifest import POSITION
-from assets.sources.changes.formats import ORDER, PROBLEM, YEARS, named, outside_years, shown
+from assets.sources.changes.formats import ORDER, PROBLEM, YEARS, outside_years, shown
 from assets.sources.extractor import Projection, PythonExtractor, companions
+from resources.columns import column
 from resources.errors import BadChangeError, SchemaMismatchError
 from resources.schema import Schema
 from resources.spark_errors import refusal
@@ -70,7 +71,7 @@ def decode_changes(
     what, following = _what(spec), spec.following
     rows_schema = schema_of_rows(spec, stream_schema)
     if following.on_bad_change != "fail":
-        given = F.struct(*[named(name) for name in stream_schema.names])
+        given = F.struct(*[column(name) for name in stream_schema.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
     order_by = following.order_by
     rows = following.changes.decode(
@@ -88,11 +89,11 @@ def decode_changes(
         rows = _with_problem(rows, F.when(F.col(ORDER).isNull(), F.lit(f"no value to order by: {order_by!r} is null")))
     if spec.extractor is not None:
         rows = _within_years(_extracted(spec, rows, entry_schema, what), entry_schema)
-    null_key = [F.when(named(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
+    null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
     changes = _with_problem(rows, *null_key)
     raw = [F.col(RAW)] if RAW in changes.columns else []
     return changes.select(
-        *[named(name) for name in entry_schema.names],
+        *[column(name) for name in entry_schema.names],
         *META,
         F.col(OFFSET if order_by is None else ORDER).alias(POSITION),
         F.col(PROBLEM),
@@ -115,7 +116,7 @@ def refuse_problems(changes: DataFrame, what: str) -> DataFrame:
     # In the column that every writer reads: a filter might be optimised away.
     mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(refusal(BadChangeError, place, step))
     kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
-    return changes.select(*[mark.alias(name) if name == TOMBSTONE else named(name) for name in kept])
+    return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])
 
 
 def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
@@ -152,7 +153,7 @@ def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:
 
     reasons, values = [], {}
     for field in (field for field in schema.fields if field.type in ("date", "timestamp")):
-        value = named(field.name)
+        value = column(field.name)
         outside = outside_years(value, field.type)
         said = shown(value.cast("string"))
         told = F.concat(F.lit(f"column {field.name!r} is "), said, F.lit(f", declared {field.type}: {YEARS}"))

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assets.sources.changes.formats import ORDER, PROBLEM, TRUNCATE, YEARS, named, shown, unknown_operation
+from assets.sources.changes.formats import ORDER, PROBLEM, TRUNCATE, YEARS, shown, unknown_operation
 from assets.sources.changes.json_values import DATED, dated, is_number, raw_form, text_of, value_of
 from assets.sources.extractor import companions
+from resources.columns import column
 from resources.schema import Field, Schema
 from resources.streams.system import META, TOMBSTONE
 
@@ -50,7 +51,7 @@ def changes_of(
     records = texts_of(declared, records, what)
     kept = companions(records)
     carried = [F.col(name) for name in kept if name != _TEXT]
-    owned = [named(name).alias(f"__own{index}") for index, name in enumerate(own)]
+    owned = [column(name).alias(f"__own{index}") for index, name in enumerate(own)]
     top = _top(_block(schema, old, path))
     parsed = F.from_json(F.col(_TEXT), top, _options(declared))
     read = records.select(*carried, F.col(_TEXT), *owned, parsed.alias(_PARSED))
@@ -90,7 +91,7 @@ def texts_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataF
 
         return with_json(records, declared.value, declared.schemas, (_TEXT, _UNREAD), what)
     nothing = F.lit(None).cast("string")
-    return records.withColumn(_TEXT, named(declared.value)).withColumn(_UNREAD, nothing)
+    return records.withColumn(_TEXT, column(declared.value)).withColumn(_UNREAD, nothing)
 
 
 def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:

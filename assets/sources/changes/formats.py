@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from assets.sources.extractor import companions
+from resources.columns import column
 from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import Schema
 from resources.streams.system import TOMBSTONE
@@ -66,18 +67,24 @@ class ChangeFormat(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Upserts:
-    """Each record is the new row of its key; a tombstone deletes it."""
+class _RecordIsRow:
+    """What holds where a record is a row itself, with all its columns."""
 
-    def schema(self, records: Schema, what: str) -> Schema:
-        return records
+    __slots__ = ()
 
     def keeps(self, columns: Sequence[str]) -> bool:
         return True
 
     def orders(self, path: str) -> bool:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Upserts(_RecordIsRow):
+    """Each record is the new row of its key; a tombstone deletes it."""
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        return records
 
     def decode(
         self,
@@ -98,7 +105,7 @@ class Upserts:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationColumn:
+class OperationColumn(_RecordIsRow):
     """Each record is a row, and its text column `column` says what happened to it; the column is not stored.
 
     `delete`, `write` and `ignore` are the operations that delete the row, write it, or say nothing of it; case does not
@@ -128,12 +135,6 @@ class OperationColumn:
         _check_type(records, self.column, ("string",), f"{what}: the record", "the operation")
         return _without(records, {self.column}, what)
 
-    def keeps(self, columns: Sequence[str]) -> bool:
-        return True
-
-    def orders(self, path: str) -> bool:
-        return False
-
     def decode(
         self,
         records: DataFrame,
@@ -146,11 +147,11 @@ class OperationColumn:
     ) -> DataFrame:
         from pyspark.sql import functions as F
 
-        said = F.lower(named(self.column))
+        said = F.lower(column(self.column))
         if self.ignore:
             records = records.where(F.coalesce(~said.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
         known = F.coalesce(said.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
-        problem = F.when(~known, unknown_operation(named(self.column)))
+        problem = F.when(~known, unknown_operation(column(self.column)))
         tombstone = F.col(TOMBSTONE) | F.coalesce(said.isin(*self.delete), F.lit(False))
         return changed(records, schema, tombstone, problem)
 
@@ -160,7 +161,7 @@ class OperationColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class DebeziumUnwrapped:
+class DebeziumUnwrapped(_RecordIsRow):
     """Rows that Debezium's ExtractNewRecordState made of its envelopes, with deletions rewritten.
 
     `deleted` is the column that says whether the row was deleted: boolean, or "true" and "false". `op` is the column
@@ -177,12 +178,6 @@ class DebeziumUnwrapped:
             _check_type(records, self.op, ("string",), f"{what}: the record", "the operation")
         return _without(records, {self.deleted, self.op}, what)
 
-    def keeps(self, columns: Sequence[str]) -> bool:
-        return True
-
-    def orders(self, path: str) -> bool:
-        return False
-
     def decode(
         self,
         records: DataFrame,
@@ -196,20 +191,20 @@ class DebeziumUnwrapped:
         from pyspark.sql import functions as F
 
         mark = F.col(TOMBSTONE)
-        said = F.lower(named(self.deleted).cast("string"))
+        said = F.lower(column(self.deleted).cast("string"))
         deleted = said == "true"
         problem = F.when(
             ~F.coalesce(said.isin("true", "false"), F.lit(False)) & ~mark,
             F.concat(
-                F.lit(f"column {self.deleted!r} is "), shown(named(self.deleted).cast("string")),
+                F.lit(f"column {self.deleted!r} is "), shown(column(self.deleted).cast("string")),
                 F.lit(": expected true or false"),
             ),
         )  # fmt: skip
         if self.op is not None:
-            op = F.lower(named(self.op))
+            op = F.lower(column(self.op))
             known = F.coalesce(op.isin("c", "r", "u", "d"), F.lit(False)) | mark
             truncate = F.when(op == "t", F.lit(TRUNCATE))
-            problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation(named(self.op))))
+            problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation(column(self.op))))
             deleted = deleted | F.coalesce(op == "d", F.lit(False))
         return changed(records, schema, mark | F.coalesce(deleted, F.lit(False)), problem)
 
@@ -218,13 +213,6 @@ class DebeziumUnwrapped:
 
 
 TRUNCATE = "a truncate deletes all rows at once, and a change is of one row: build the dataset anew"
-
-
-def named(name: str) -> Column:
-    """Return a column by its exact name, whatever characters it has."""
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def shown(value: Column) -> Column:
@@ -259,7 +247,7 @@ def changed(records: DataFrame, schema: Schema, tombstone: Column, problem: Colu
 
     rest = [F.col(name) for name in companions(records) if name != TOMBSTONE]
     return records.select(
-        *[named(name) for name in schema.names],
+        *[column(name) for name in schema.names],
         *rest,
         tombstone.alias(TOMBSTONE),
         problem.cast("string").alias(PROBLEM),
