@@ -20,7 +20,7 @@ from resources.names import check_name, split_stream_name
 if TYPE_CHECKING:
     from typing import overload
 
-    from orchestration.graph import DefaultOffset
+    from orchestration.graph import DefaultOffset, OnLost
 
 
 class Application:
@@ -28,7 +28,8 @@ class Application:
 
     `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
     `intermediate_partitions` is the count of intermediate streams that nothing else decides.
-    `max_batch_records` bounds how many input records the step reads in one batch, over all inputs.
+    `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. Requests for
+    startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Application:
         auto_repartition: bool = False,
         intermediate_partitions: int | None = None,
         max_batch_records: int = 100_000,
+        startpoints_expire_after: timedelta = timedelta(hours=12),
     ) -> None:
         self.name = check_name("application", name)
         self.description = description
@@ -54,6 +56,13 @@ class Application:
                 "Change it.",
             )
         self.max_batch_records = max_batch_records
+        if startpoints_expire_after < timedelta(milliseconds=1):
+            raise ConfigurationError(
+                f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "
+                "a millisecond.",
+                "Leave it out for 12 hours.",
+            )
+        self.startpoints_expire_after = startpoints_expire_after
         self._operators: dict[str, Operator] = {}
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetTable] = {}
@@ -64,11 +73,20 @@ class Application:
 
     # -- declaring streams and tables
 
-    def input_stream(self, name: str, *, default_offset: DefaultOffset | None = None) -> MessageStream:
+    def input_stream(
+        self,
+        name: str,
+        *,
+        default_offset: DefaultOffset | None = None,
+        reset_offset: bool = False,
+        on_lost: OnLost = "fail",
+    ) -> MessageStream:
         """Return the records of the stream "system.stream".
 
         `default_offset` is where to begin when neither a checkpoint nor a startpoint says so; None
-        leaves that to the stream.
+        leaves that to the stream. With `reset_offset`, every run forgets its checkpoint of this stream and begins
+        there. `on_lost` says what to do where retention has passed the checkpoint: "fail" (OffsetOutOfRangeError), or
+        go on from the "oldest" offset that is left, and count what is lost.
         """
         split_stream_name(name)
         if default_offset not in (None, "oldest", "upcoming"):
@@ -76,13 +94,18 @@ class Application:
                 f"input stream {name!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
                 "Choose one, or leave it out.",
             )
+        if on_lost not in ("fail", "oldest"):
+            raise ConfigurationError(
+                f"input stream {name!r} has on_lost={on_lost!r}: expected fail or oldest.",
+                "Choose one, or leave it out to fail.",
+            )
         if name in self.inputs:
             raise PlanningError(
                 f"application {self.name!r} declares the input stream {name!r} twice.",
                 "Keep what the first input_stream() returned, and use it in both places.",
             )
         self._refuse_reading(name)
-        return self._add(Input(name, default_offset), ())
+        return self._add(Input(name, default_offset, bool(reset_offset), on_lost), ())
 
     def output_stream(self, name: str, *, partitions: int, key: str | Sequence[str] | None = None) -> OutputStream:
         """Return a stream that records can be sent to, partitioned by `key` into `partitions`.

@@ -7,15 +7,16 @@ again exactly as written, so that the same input meets the same versions and giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Default
+from pydantic import ValidationError
 
-from resources.errors import CommitConflict, MalformedDocumentError, ObjectExistsError
+from orchestration.offsets.state import Document, OffsetState, Replay
+from resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError, ObjectExistsError
 
 if TYPE_CHECKING:
     from resources.objects.commit import Commit
@@ -25,28 +26,33 @@ KIND = "application"
 NAMES = "applications/_names"
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Range(_Document):
+class Range(Document):
     """The offsets [start, end) of one stream partition; opaque strings that only its system orders."""
 
     start: str
     end: str
 
 
-class Intent(_Document):
-    """What one batch is going to do, written before it reads anything."""
+class Intent(Document):
+    """What one batch is going to do, written before it reads anything.
+
+    `startpoints` are the ids of those that it applies, `epochs` what its records carry (0 where left out), and `lost`
+    the offsets that retention took before they were read, where the input stream says to go on. A batch of `replays`
+    (their ids by partition) reads ranges of these only, and moves no checkpoint.
+    """
 
     batch: int
     run: str
     clock: datetime
     ranges: dict[str, Range]
     versions: dict[str, str | None]
+    startpoints: dict[str, str] = Default(default_factory=dict)
+    epochs: dict[str, int] = Default(default_factory=dict)
+    lost: dict[str, Range] = Default(default_factory=dict)
+    replays: dict[str, str] = Default(default_factory=dict)
 
 
-class ClosedBatch(_Document):
+class ClosedBatch(Document):
     """What one batch did: its intent, the input records it read, and the counters of each output and join."""
 
     intent: Intent
@@ -56,11 +62,12 @@ class ClosedBatch(_Document):
     seconds: dict[str, float]
 
 
-class ApplicationState(_Document):
+class ApplicationState(Document):
     """The whole state of an application.
 
     `checkpoint` is the next offset to read of each stream partition (`lake.flights.3`); `records` and `totals`
-    add up the input records and the counters of all closed batches.
+    add up the input records and the counters of all closed batches. `note` says what this commit was for, where it is
+    no batch's.
     """
 
     checkpoint: dict[str, str] = Default(default_factory=dict)
@@ -69,6 +76,8 @@ class ApplicationState(_Document):
     open: Intent | None = None
     last: ClosedBatch | None = None
     totals: dict[str, dict[str, int]] = Default(default_factory=dict)
+    offsets: OffsetState = Default(default_factory=OffsetState)
+    note: str | None = None
 
 
 class BatchLog:
@@ -87,26 +96,83 @@ class BatchLog:
         commit = self._log.current()
         return commit, self._parse(commit)
 
-    def start(self, parent: Commit | None, state: ApplicationState, checkpoint: dict[str, str], run: str) -> Commit:
-        """Store resolved default positions before anything is read from them (rule 13)."""
-        return self._commit(parent, state.model_copy(update={"checkpoint": checkpoint}), run)
+    def start(
+        self,
+        parent: Commit | None,
+        state: ApplicationState,
+        checkpoint: dict[str, str],
+        run: str,
+        offsets: OffsetState | None = None,
+        note: str | None = None,
+    ) -> Commit:
+        """Store resolved positions before anything is read from them (rule 13)."""
+        update = {"checkpoint": checkpoint, "offsets": offsets or state.offsets, "note": note}
+        return self._commit(parent, state.model_copy(update=update), run)
 
     def open(self, parent: Commit | None, state: ApplicationState, intent: Intent) -> Commit:
         """Commit an intent: a new one, or one left open that `intent.run` takes over."""
-        return self._commit(parent, state.model_copy(update={"open": intent}), intent.run)
+        return self._commit(parent, state.model_copy(update={"open": intent, "note": None}), intent.run)
 
     def close(self, parent: Commit, state: ApplicationState, done: ClosedBatch) -> tuple[Commit, ApplicationState]:
         """Commit the end of a batch, whose ends become the checkpoint; return commit and new state."""
-        ends = {ssp: span.end for ssp, span in done.intent.ranges.items()}
+        checkpoint, offsets = _after(state, done.intent, done.closed_at)
         closed = ApplicationState(
-            checkpoint={**state.checkpoint, **ends},
+            checkpoint=checkpoint,
             batch=done.intent.batch,
             records=state.records + done.records,
             open=None,
             last=done,
             totals=add_counters(state.totals, done.counters),
+            offsets=offsets,
         )
         return self._commit(parent, closed, done.intent.run), closed
+
+    def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
+        """Give up the open batch, so that the next run plans anew; return what it was going to do.
+
+        Its number is not used again: outputs that hold records of it already get those that are read again under
+        another number, so twice. With `skip`, its ranges count as read, and what no output has yet is passed over.
+        Raises ConfigurationError where no batch is open or no reason is given, and CommitConflict.
+        """
+        if not reason.strip():
+            raise ConfigurationError(
+                f"the open batch of application {self._application!r} can't be abandoned without a reason.",
+                "Say why (reason=…): it is kept with the change.",
+            )
+        commit, state = self.read()
+        intent = state.open
+        if intent is None:
+            raise ConfigurationError(
+                f"application {self._application!r} has no open batch: there is nothing to abandon.",
+                "Look at its state: adjunct checkpoint show.",
+            )
+        update = {"open": None, "batch": intent.batch, "note": f"batch {intent.batch} abandoned: {reason}"}
+        if skip:
+            checkpoint, offsets = _after(state, intent, datetime.now(UTC))
+            state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
+            update["note"] = f"batch {intent.batch} skipped: {reason}"
+        self._commit(commit, state.model_copy(update=update), by)
+        return intent
+
+    def cancel_replays(self, ids: Collection[str], *, by: str) -> list[Replay]:
+        """Stop these bounded replays where they are; return those that were under way.
+
+        Raises ConfigurationError while a batch of one of them is open, and CommitConflict.
+        """
+        commit, state = self.read()
+        stopped = [state.offsets.replays[each] for each in sorted(ids) if each in state.offsets.replays]
+        if not stopped:
+            return []
+        if state.open is not None and set(state.open.replays.values()) & {each.id for each in stopped}:
+            raise ConfigurationError(
+                f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
+                f"{', '.join(each.ssp for each in stopped)}.",
+                "Wait for its end and repeat this, or abandon the batch: adjunct checkpoint abandon.",
+            )
+        replays = {key: each for key, each in state.offsets.replays.items() if each not in stopped}
+        update = {"offsets": state.offsets.model_copy(update={"replays": replays}), "note": "replays cancelled"}
+        self._commit(commit, state.model_copy(update=update), by)
+        return stopped
 
     def hold(self, commit: Commit) -> None:
         """Raise CommitConflict if another run has committed since: it owns the batch now.
@@ -151,6 +217,14 @@ class BatchLog:
                 f"{'.'.join(map(str, first['loc']))}: {first['msg']}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
             ) from error
+
+
+def _after(state: ApplicationState, intent: Intent, at: datetime) -> tuple[dict[str, str], OffsetState]:
+    """Return checkpoint and positions after this batch."""
+    ends = {ssp: span.end for ssp, span in intent.ranges.items()}
+    if intent.replays:
+        return state.checkpoint, state.offsets.with_replayed({intent.replays[ssp]: end for ssp, end in ends.items()})
+    return {**state.checkpoint, **ends}, state.offsets.with_applied(intent.startpoints, intent.batch, at)
 
 
 def list_applications(lake: Lake) -> list[str]:

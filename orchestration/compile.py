@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from assets.sources.entries import schema_of_entries
 from orchestration.counting import JoinCounts
 from orchestration.graph import Filter, Input, Join, Map, Operator, PartitionBy, SendToStream, SendToTable
 from orchestration.physical import check_join
-from resources.columns import column, quoted
+from resources.columns import bigints, column, quoted
 from resources.errors import PlanningError
 from resources.schema import Schema
-from resources.streams import META, AppendResult, OffsetRange, SystemStreamPartition
+from resources.streams import EPOCH, RECORD_META, AppendResult, OffsetRange, SystemStreamPartition
+from resources.streams.system import PARTITION
 from resources.tables.spark_write import TableWrite, write_table
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ Counters = dict[str, dict[str, int]]
 class BatchInputs:
     """What one batch reads: offsets [start, end) of each input partition, and one version of each dataset.
 
-    A view is None for a dataset that holds nothing back and has no version yet: its joins find no match.
+    A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
+    those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
+    the batch, None for one that replays.
     """
 
     batch: int
     ranges: Mapping[SystemStreamPartition, OffsetRange]
     views: Mapping[str, DatasetView | TransientView | None]
+    epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
+    consumed: Mapping[SystemStreamPartition, str] | None = None
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:
@@ -109,25 +114,31 @@ class _Batch:
 
     def _read(self, stream: str) -> DataFrame:
         system, _, name = stream.partition(".")
+        streams = self._context.systems[system]
         ranges = {ssp: r for ssp, r in self._inputs.ranges.items() if (ssp.system, ssp.stream) == (system, name)}
-        return self._context.systems[system].read(self._spark, ranges)
+        if not ranges:
+            # A batch that replays other streams: no records of this one.
+            first = streams.upcoming(streams.partitions(name)[:1])
+            ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
+        epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
+        return _with_epochs(streams.read(self._spark, ranges), epochs)
 
     def _apply(self, operator: Operator, frame: DataFrame, how: str | Callable[[DataFrame], DataFrame]) -> DataFrame:
         if isinstance(how, str):
             return frame.filter(how)
         result = how(frame)
-        lost = [name for name in META if name not in result.columns]
+        lost = [name for name in RECORD_META if name not in result.columns]
         if lost:
             raise PlanningError(
                 f"{operator.id}: its function returned records without {', '.join(lost)}, which carry each record's "
-                "position in its stream.",
+                "position in its stream and its epoch.",
                 'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
                 "expressions instead of a function.",
             )
         return result
 
     def _select(self, frame: DataFrame, spec: Map) -> DataFrame:
-        hidden = [f"`{name}`" for name in META]
+        hidden = [f"`{name}`" for name in RECORD_META]
         if "*" in [expression.strip() for expression in spec.expressions]:
             hidden = []
         return frame.selectExpr(*hidden, *spec.expressions)
@@ -241,6 +252,19 @@ class _Batch:
         write = TableWrite(table, spec.contract, spec.on_null_key, partitions)
         exchange = bool(self._context.plan.exchanges_before(operator.id))
         self._counters[spec.table] = write_table(frame, write, exchange=exchange, what=operator.id)
+
+
+def _with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
+    """Return the records with the epoch of their partition's position added to their own.
+
+    The sum, so that who reads the output of an application that read a replayed output can tell, too.
+    """
+    from pyspark.sql import functions as F
+
+    if not epochs:
+        return records
+    here = F.get(bigints(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))
+    return records.withColumn(EPOCH, (F.col(EPOCH) + F.coalesce(here, F.lit(0))).cast("int"))
 
 
 def _upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DataFrameFunction: TypeAlias = "Callable[[DataFrame], DataFrame]"
 DefaultOffset = Literal["oldest", "upcoming"]
+OnLost = Literal["fail", "oldest"]
 How = Literal["inner", "left"]
 OnNullKey = Literal["fail", "skip"]
 V = TypeVar("V", bound=Hashable)
@@ -38,11 +39,13 @@ class KeyedTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Records of an input stream, as they are stored."""
+    """Records of an input stream, as they are stored, and where reading begins where no checkpoint says so."""
 
     kind: ClassVar[str] = "input"
     stream: str
     default_offset: DefaultOffset | None = None
+    reset_offset: bool = False
+    on_lost: OnLost = "fail"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.batchlog import BatchLog
+from orchestration.offsets.manager import default_offset
 from resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
 from resources.names import split_stream_name
 
@@ -46,7 +47,7 @@ def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Applica
         system = systems[name]
         fresh = [ssp for ssp in upcoming if str(ssp) not in state.checkpoint]
         oldest = system.oldest(fresh) if fresh else {}
-        if fresh and (source.default_offset or system.info(stream).default_offset) == "upcoming":
+        if fresh and default_offset(source, system.info(stream), system) == "upcoming":
             unresolved, oldest = True, upcoming
         for ssp, end in upcoming.items():
             start = state.checkpoint.get(str(ssp)) or oldest[ssp]

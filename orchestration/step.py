@@ -21,8 +21,12 @@ from assets.unbounded.freshness import check_fresh
 from assets.unbounded.transient import TransientTable, TransientView, is_transient
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
+from orchestration.offsets.manager import OffsetManager, Positions
+from orchestration.offsets.startpoints import StartpointManager
+from orchestration.offsets.state import AppliedStartpoint, Replay
 from orchestration.planner import ExecutionPlan
-from resources.errors import OffsetOutOfRangeError, StaleDatasetError, VersionDiscardedError
+from resources.errors import StaleDatasetError, VersionDiscardedError
+from resources.metadata import MetadataStore
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -41,9 +45,10 @@ _TRIES = 5
 class StepEvent:
     """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
 
-    In order: "table" (report) when a dataset that lives for one run was built or has taken changes in, "intent"
-    (records, versions), "output" (output) before each output, "outputs" when all are written, "batch" (records so far,
-    counters) when its end is committed.
+    In order: "startpoint" (text, one each) at the start of a run, "table" (report) when a dataset that lives for one
+    run was built or has taken changes in, "lost" (text) where retention was faster, "intent" (records, versions),
+    "output" (output) before each output, "outputs" when all are written, "batch" (records so far, counters) when its
+    end is committed.
     """
 
     what: str
@@ -56,6 +61,8 @@ class StepEvent:
             return f"caught up after batch {self.batch}"
         if self.what == "table":
             return str(self.detail["report"].summary())
+        if self.what in ("startpoint", "lost"):
+            return str(self.detail["text"])
         said = {
             "intent": "{records:,} records, dataset versions {versions}",
             "output": "writing {output}",
@@ -67,7 +74,10 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one run of the step did. Counters are of this run; `state` is the application's after it."""
+    """What one run of the step did. Counters are of this run; `state` is the application's after it.
+
+    `startpoints` says in words which startpoints were resolved and applied, replays begun and ended, and by whom.
+    """
 
     batches: int
     caught_up: bool
@@ -75,11 +85,12 @@ class StepReport:
     versions: dict[str, list[str]]
     seconds: dict[str, float]
     state: ApplicationState
+    startpoints: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {**values, "state": self.state.model_dump(mode="json")}
+        return {**values, "startpoints": list(self.startpoints), "state": self.state.model_dump(mode="json")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,9 @@ class StepContext:
 def run_step(context: StepContext) -> StepReport:
     """Run batches until the inputs are read to the offsets that were upcoming, or the limit is met.
 
+    A batch that a crash left open comes first. Then startpoints are fanned out and resolved, once a run: what is
+    requested later waits for the next one. Bounded replays take turns with the main input.
+
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
     StaleDatasetError when one is staler than its table allows, and CommitConflict when another run takes the
     application over.
@@ -123,6 +137,12 @@ class _Step:
         self._context = context
         self._log = BatchLog(context.lake, context.app.name)
         self._commit, self._state = self._log.read()
+        startpoints = StartpointManager(
+            MetadataStore(context.lake), context.app.name, expires_after=context.app.startpoints_expire_after
+        )
+        self._offsets = OffsetManager(context.systems, context.app, context.plan, startpoints)
+        self._started = False
+        self._said: list[str] = []
         self._datasets = {d.name: DatasetStore(context.lake, d) for d in context.app.datasets}
         self._views: dict[tuple[str, str], DatasetView] = {}
         self._manifests: dict[str, DatasetManifest | None] = {}
@@ -136,7 +156,9 @@ class _Step:
     def report(self, *, caught_up: bool) -> StepReport:
         if caught_up:
             self._context.on_event(StepEvent("caught-up", self._state.batch))
-        return StepReport(self.batches, caught_up, self._counters, self._versions, self._seconds, self._state)
+        return StepReport(
+            self.batches, caught_up, self._counters, self._versions, self._seconds, self._state, tuple(self._said)
+        )
 
     def run_next(self) -> bool:
         """Run one batch; False when there is nothing to read."""
@@ -159,6 +181,10 @@ class _Step:
             ranges={SystemStreamPartition.parse(ssp): OffsetRange(r.start, r.end) for ssp, r in intent.ranges.items()},
             views=views,
             batch=intent.batch,
+            epochs={SystemStreamPartition.parse(ssp): epoch for ssp, epoch in intent.epochs.items()},
+            consumed=None
+            if intent.replays
+            else {SystemStreamPartition.parse(ssp): span.end for ssp, span in intent.ranges.items()},
         )
         counters = run_batch(self._context, inputs, lambda name: self._before_output(held, intent, name))
         worked = time.monotonic()
@@ -167,11 +193,18 @@ class _Step:
             intent=intent,
             closed_at=datetime.now(UTC),
             records=self._records(intent),
-            counters=counters,
+            counters=add_counters(counters, self._lost_counters(intent)),
             seconds=seconds,
         )
         self._event("outputs", intent)
+        before = self._state.offsets
         self._commit, self._state = self._log.close(held, self._state, done)
+        # Only now: a crash before this line leaves them fanned out, and the log knows that they were applied.
+        self._offsets.remove_applied(intent.startpoints)
+        for ssp in intent.startpoints:
+            self._say(f"{ssp}: {_words(self._state.offsets.applied[ssp])} applied in batch {intent.batch}")
+        for ended in before.replays.keys() - self._state.offsets.replays.keys():
+            self._say(f"{before.replays[ended].ssp}: {_words(before.replays[ended])} has ended")
         self._add(done, time.monotonic() - worked)
         self._event("batch", intent, records=self._state.records, counters=counters)
         return True
@@ -194,20 +227,122 @@ class _Step:
         if self.batches:
             self._context.between_batches()
         versions = self._current()
-        starts = self._starts()
-        ranges = self._ranges(starts)
-        if all(span.start == span.end for span in ranges.values()):
+        if not self._started:
+            self._start()
+        planned = self._plan_replay() or self._plan_main()
+        if planned is None:
             return None
         versions = self._hold_served(versions)
         self._check_fresh()
         versions |= self._read_on()
+        return planned.model_copy(
+            update={"versions": {dataset.name: versions[dataset.name] for dataset in self._context.app.datasets}}
+        )
+
+    def _start(self) -> None:
+        """Fan out and resolve, and store every position before anything is read from it (rule 13)."""
+        start = self._offsets.start(self._state)
+        state = self._state
+        if (start.checkpoint, start.offsets) != (state.checkpoint, state.offsets):
+            self._commit = self._log.start(self._commit, state, start.checkpoint, self._context.run, start.offsets)
+            self._state = state.model_copy(update={"checkpoint": start.checkpoint, "offsets": start.offsets})
+        self._offsets.remove_done(start)
+        self._started = True
+        for text in start.texts():
+            self._say(text)
+
+    def _plan_replay(self) -> Intent | None:
+        """Return a batch of the bounded replays under way; not two in a row while the main input has records."""
+        state = self._state
+        replays = self._offsets.replays(state)
+        if not replays:
+            return None
+        just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
+        if just and self._has_main_records():
+            return None
+        spans = {ssp: (replay.next, replay.until) for ssp, replay in replays.items()}
+        ranges = self._shared(spans)
+        chosen = {str(ssp): replay for ssp, replay in replays.items() if ranges[str(ssp)].start != ranges[str(ssp)].end}
+        return self._intent(
+            {ssp: ranges[ssp] for ssp in chosen},
+            replays={ssp: replay.id for ssp, replay in chosen.items()},
+            epochs={ssp: replay.epoch for ssp, replay in chosen.items()},
+        )
+
+    def _has_main_records(self) -> bool:
+        found = self._offsets.positions(self._state)
+        return any(found.starts[ssp] != found.ends[ssp] for ssp in found.starts)
+
+    def _plan_main(self) -> Intent | None:
+        found = self._offsets.positions(self._state)
+        offsets = self._state.offsets
+        startpoints = {ssp: start.id for ssp, start in offsets.resolved.items() if _is_read(ssp, found.starts)}
+        ranges = self._shared({ssp: (found.starts[ssp], found.ends[ssp]) for ssp in sorted(found.starts)})
+        if all(span.start == span.end for span in ranges.values()):
+            if startpoints or found.lost:
+                self._settle(found, startpoints)
+            return None
+        epochs = {ssp: offsets.next_epoch(ssp) if ssp in startpoints else offsets.epochs.get(ssp, 0) for ssp in ranges}
+        for text in found.texts():
+            self._context.on_event(StepEvent("lost", self._state.batch + 1, {"text": text}))
+        return self._intent(
+            ranges,
+            startpoints=startpoints,
+            epochs={ssp: epoch for ssp, epoch in epochs.items() if epoch},
+            lost={str(ssp): Range(start=span.start, end=span.end) for ssp, span in found.lost.items()},
+        )
+
+    def _settle(self, found: Positions, startpoints: dict[str, str]) -> None:
+        """Commit positions at which there is nothing to read yet: the startpoints there are applied with that."""
+        state, now = self._state, datetime.now(UTC)
+        checkpoint = state.checkpoint | {str(ssp): offset for ssp, offset in found.starts.items()}
+        offsets = state.offsets.with_applied(startpoints, None, now)
+        note = "; ".join(["positions moved, nothing to read there yet", *found.texts()])
+        self._commit = self._log.start(self._commit, state, checkpoint, self._context.run, offsets, note)
+        self._state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
+        self._offsets.remove_applied(startpoints)
+        for ssp in startpoints:
+            self._say(f"{ssp}: {_words(offsets.applied[ssp])} applied; there is nothing to read yet")
+        for text in found.texts():
+            self._context.on_event(StepEvent("lost", state.batch, {"text": text}))
+
+    def _intent(self, ranges: dict[str, Range], **more: Any) -> Intent:
         return Intent(
             batch=self._state.batch + 1,
             run=self._context.run,
             clock=datetime.now(UTC),
             ranges=ranges,
-            versions={dataset.name: versions[dataset.name] for dataset in self._context.app.datasets},
+            versions={},
+            **more,
         )
+
+    def _shared(self, spans: Mapping[SystemStreamPartition, tuple[str, str]]) -> dict[str, Range]:
+        """Return this batch's part of these offsets: at most the application's records a batch, shared by lag."""
+        systems = self._context.systems
+        lags = {str(ssp): systems[ssp.system].distance(ssp, start, end) for ssp, (start, end) in spans.items()}
+        shares = spread(lags, self._context.app.max_batch_records)
+        return {
+            str(ssp): Range(
+                start=start,
+                # The end itself, not its own way of writing it: a replay has ended when it is there.
+                end=end
+                if shares[str(ssp)] == lags[str(ssp)]
+                else systems[ssp.system].advance(ssp, start, shares[str(ssp)]),
+            )
+            for ssp, (start, end) in spans.items()
+        }
+
+    def _lost_counters(self, intent: Intent) -> dict[str, dict[str, int]]:
+        counters: dict[str, dict[str, int]] = {}
+        for name, span in intent.lost.items():
+            ssp = SystemStreamPartition.parse(name)
+            count = self._context.systems[ssp.system].distance(ssp, span.start, span.end)
+            counters = add_counters(counters, {ssp.qualified_stream: {"lost_offsets": count}})
+        return counters
+
+    def _say(self, text: str) -> None:
+        self._said.append(text)
+        self._context.on_event(StepEvent("startpoint", self._state.batch, {"text": text}))
 
     def _current(self) -> dict[str, str | None]:
         """Return the versions served now, those of a version set from one snapshot of it."""
@@ -305,53 +440,6 @@ class _Step:
             self._views[(name, version)] = self._datasets[name].version_of_batch(version)
         return self._views[(name, version)]
 
-    def _starts(self) -> dict[SystemStreamPartition, str]:
-        """Return where each input partition goes on; default positions are stored before they are used."""
-        starts: dict[SystemStreamPartition, str] = {}
-        resolved = False
-        for source in self._context.app.inputs.values():
-            system_name, _, stream = source.stream.partition(".")
-            system = self._context.systems[system_name]
-            ssps = system.partitions(stream)
-            known = {ssp: self._state.checkpoint.get(str(ssp)) for ssp in ssps}
-            fresh = [ssp for ssp, offset in known.items() if offset is None]
-            if fresh:
-                resolved = True
-                choice = source.default_offset or system.info(stream).default_offset
-                known |= system.upcoming(fresh) if choice == "upcoming" else system.oldest(fresh)
-            starts |= {ssp: offset for ssp, offset in known.items() if offset is not None}
-        if resolved:
-            checkpoint = self._state.checkpoint | {str(ssp): offset for ssp, offset in starts.items()}
-            self._commit = self._log.start(self._commit, self._state, checkpoint, self._context.run)
-            self._state = self._state.model_copy(update={"checkpoint": checkpoint})
-        return starts
-
-    def _ranges(self, starts: dict[SystemStreamPartition, str]) -> dict[str, Range]:
-        """Return this batch's offsets: at most the application's records a batch, shared by lag."""
-        systems = self._context.systems
-        ends: dict[SystemStreamPartition, str] = {}
-        for name in {ssp.system for ssp in starts}:
-            mine = [ssp for ssp in starts if ssp.system == name]
-            ends |= systems[name].upcoming(mine)
-            self._check_retained(systems[name], {ssp: starts[ssp] for ssp in mine})
-        lags = {str(ssp): systems[ssp.system].distance(ssp, starts[ssp], ends[ssp]) for ssp in starts}
-        shares = spread(lags, self._context.app.max_batch_records)
-        return {
-            str(ssp): Range(start=starts[ssp], end=systems[ssp.system].advance(ssp, starts[ssp], shares[str(ssp)]))
-            for ssp in sorted(starts)
-        }
-
-    def _check_retained(self, system: StreamSystem, starts: Mapping[SystemStreamPartition, str]) -> None:
-        """Refuse to plan a batch over records that retention has dropped: an intent must be readable."""
-        for ssp, oldest in system.oldest(starts).items():
-            if system.compare(starts[ssp], oldest) < 0:
-                raise OffsetOutOfRangeError(
-                    f"{ssp}: application {self._context.app.name!r} goes on at offset {starts[ssp]}, and the oldest "
-                    f"that the stream still holds is {oldest}: retention has passed the checkpoint.",
-                    "Deliver the lost records again, or run the application under a new name from the oldest offset; "
-                    "then give the stream a longer retention.",
-                )
-
     def _add(self, done: ClosedBatch, commit_seconds: float) -> None:
         self.batches += 1
         self._counters = add_counters(self._counters, done.counters)
@@ -364,3 +452,12 @@ class _Step:
 
     def _event(self, what: str, intent: Intent, **detail: Any) -> None:
         self._context.on_event(StepEvent(what, intent.batch, detail))
+
+
+def _is_read(ssp: str, starts: Mapping[SystemStreamPartition, str]) -> bool:
+    return SystemStreamPartition.parse(ssp) in starts
+
+
+def _words(start: AppliedStartpoint | Replay) -> str:
+    what = "replay from" if isinstance(start, Replay) else "startpoint"
+    return f"{what} {start.position} ({start.by}: {start.reason}), epoch {start.epoch},"

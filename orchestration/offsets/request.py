@@ -23,8 +23,10 @@ class StartpointRequest:
     """A startpoint for a partition, at one task or (`task` None) at every task that reads the partition.
 
     `by` and `reason` say who wants it and why. `on_unresolved` says what a start does where the startpoint has no
-    offset: fail, or go on from the checkpoint. `sequence` is the place in the store's own order of requests, given
-    when it is written: it tells two requests apart even where clocks or ids do not.
+    offset: fail, or go on from the checkpoint. With `until`, it is a bounded replay: what lies from the startpoint up
+    to, but without, that position is read again, and the main position does not move. `force` lets a dataset's table
+    get older, or lack changes, where the partition is of a dataset's stream. `sequence` is the place in the store's own
+    order of requests, given when it is written: it tells two requests apart even where clocks or ids do not.
     """
 
     ssp: SystemStreamPartition
@@ -33,6 +35,8 @@ class StartpointRequest:
     reason: str
     task: str | None = None
     on_unresolved: OnUnresolved = "fail"
+    until: Startpoint | None = None
+    force: bool = False
     sequence: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +65,13 @@ class StartpointRequest:
 
     def to_json(self) -> dict[str, Any]:
         named = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**named, "version": VERSION, "ssp": str(self.ssp), "startpoint": self.startpoint.to_json()}
+        return {
+            **named,
+            "version": VERSION,
+            "ssp": str(self.ssp),
+            "startpoint": self.startpoint.to_json(),
+            "until": None if self.until is None else self.until.to_json(),
+        }
 
 
 _FIELDS = {each.name for each in fields(StartpointRequest)} | {"version"}
@@ -76,10 +86,15 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
         raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
     if not isinstance(value["sequence"], int):
         raise _malformed(where, f"sequence is {value['sequence']!r}, expected an integer")
+    if not isinstance(value["force"], bool):
+        raise _malformed(where, f"force is {value['force']!r}, expected true or false")
     startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")
-    given = {name: value[name] for name in _FIELDS - {"version", "ssp", "startpoint"}}
+    bounded = value["until"] is not None
+    until = startpoint_from_json(value["until"], f"the end (until) of {where}") if bounded else None
+    given = {name: value[name] for name in _FIELDS - {"version", "ssp", "startpoint", "until"}}
     try:
-        return StartpointRequest(ssp=SystemStreamPartition.parse(value["ssp"]), startpoint=startpoint, **given)
+        ssp = SystemStreamPartition.parse(value["ssp"])
+        return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
     except ConfigurationError as error:
         raise _malformed(where, error.problem) from error
 

@@ -6,7 +6,9 @@ from resources.streams.document import CompactionPolicy, Retention
 from resources.streams.lake import LakeStreams
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import (
+    EPOCH,
     META,
+    RECORD_META,
     AppendResult,
     Marker,
     OffsetRange,
@@ -17,7 +19,9 @@ from resources.streams.system import (
 )
 
 __all__ = [
+    "EPOCH",
     "META",
+    "RECORD_META",
     "AppendResult",
     "CompactionPolicy",
     "LakeStreams",

@@ -11,6 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from resources.streams.system import StreamSystem
 
 VERSION = 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ID_LENGTH = 200
 
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -172,6 +174,14 @@ def check_version(value: Mapping[Any, Any], where: str) -> None:
         )
     if found != VERSION or isinstance(found, bool):
         raise _malformed(where, f"has the version {found!r}", str(VERSION))
+
+
+def describe_startpoint(startpoint: Startpoint) -> str:
+    """Return what a startpoint asks for in words: "oldest", "timestamp 2026-01-02T00:00:00+00:00", "offset 42"."""
+    if isinstance(startpoint, StartpointTimestamp):
+        moment = _EPOCH + timedelta(milliseconds=1) * startpoint.timestamp_ms
+        return f"timestamp {moment.isoformat()}"
+    return f"offset {startpoint.offset}" if isinstance(startpoint, StartpointSpecific) else startpoint.kind
 
 
 def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartition, startpoint: Startpoint) -> str:

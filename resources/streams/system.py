@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from resources.objects.lake import Lake
     from resources.schema import Schema
 
-# Columns that a read adds to the record's own.
+# Columns that a read adds to the record's own. Those of META go on with what is made of records: a dataset's entries
+# have them, too. The epoch is a stream's alone: 0, and more in what a replay wrote.
 PARTITION = "__partition"
 OFFSET = "__offset"
 TIMESTAMP = "__timestamp"
 TOMBSTONE = "__tombstone"
+EPOCH = "__epoch"
 META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
-META_DDL = f"`{PARTITION}` INT, `{OFFSET}` BIGINT, `{TIMESTAMP}` TIMESTAMP, `{TOMBSTONE}` BOOLEAN"
+RECORD_META = (*META, EPOCH)
+RECORD_META_DDL = (
+    f"`{PARTITION}` INT, `{OFFSET}` BIGINT, `{TIMESTAMP}` TIMESTAMP, `{TOMBSTONE}` BOOLEAN, `{EPOCH}` INT NOT NULL"
+)
 
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 
@@ -39,9 +44,9 @@ class StreamInfo:
 
     `partitioner` is the hash that gave records to partitions: equal counts prove nothing when two streams hash
     differently. `schema` is None where records are raw. `default_offset` says where a reader without a
-    checkpoint begins. `compacted` says that the stream keeps the newest record of every key, and `tombstones_kept`
-    for how long it then keeps deletions. `identity`, where the system has one, is another one after the stream was
-    deleted and made anew.
+    checkpoint begins; None leaves that to the system. `compacted` says that the stream keeps the newest record of
+    every key, and `tombstones_kept` for how long it then keeps deletions. `identity`, where the system has one, is
+    another one after the stream was deleted and made anew.
     """
 
     name: str
@@ -49,7 +54,7 @@ class StreamInfo:
     key: tuple[str, ...]
     partitioner: Partitioner
     schema: Schema | None
-    default_offset: Literal["oldest", "upcoming"] = "oldest"
+    default_offset: Literal["oldest", "upcoming"] | None = None
     compacted: bool = False
     tombstones_kept: timedelta | None = None
     identity: str | None = None
@@ -101,6 +106,7 @@ class StreamSystem(ABC):
     """
 
     name: str
+    default_offset: Literal["oldest", "upcoming"] | None = None
 
     @abstractmethod
     def list_streams(self) -> list[str]:
@@ -142,8 +148,9 @@ class StreamSystem(ABC):
 
     @abstractmethod
     def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
-        """Return exactly the records of these ranges of one stream: its columns, then those of META.
+        """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
 
+        `__epoch` is 0 where the producer gave none, never null.
         Raises OffsetOutOfRangeError for a range that the stream does not hold whole.
         """
 
@@ -158,8 +165,13 @@ class StreamSystem(ABC):
         end_of_dataset: str | None = None,
         order_by: Sequence[str] = (),
         partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
     ) -> AppendResult:
-        """Add records, all or none, once per producer and sequence."""
+        """Add records, all or none, once per producer and sequence.
+
+        `consumed` has the input's offsets after this batch: a system that can, commits them with the records, for
+        its own tools to show. Nothing of Adjunct's reads them back.
+        """
 
     @abstractmethod
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:

@@ -1,0 +1,391 @@
+"""OffsetManager: where each input partition of an application is read from, at the start of a run and in each batch.
+
+At a start, in this order:
+
+    checkpoint       the next offset to read, as the last commit of offsets left it
+    reset streams    forget theirs
+    startpoints      what was asked for and fanned out: resolved once, stored before anything is read
+    defaults         the input's own setting, the stream's, the system's, else upcoming
+
+A checkpoint counts only for the stream that it was made of, and only within what that still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from orchestration.offsets.state import Replay, ResolvedStartpoint
+from resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
+from resources.names import split_stream_name
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
+from resources.streams.system import OffsetRange
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from orchestration.batchlog import ApplicationState
+    from orchestration.graph import Input
+    from orchestration.offsets.fan_out import FanOut
+    from orchestration.offsets.request import StartpointRequest
+    from orchestration.offsets.startpoints import StartpointManager
+    from orchestration.offsets.state import OffsetState
+    from orchestration.planner import ExecutionPlan
+    from resources.streams.system import StreamInfo, StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """A startpoint that has no offset, whose partition goes on from its checkpoint, as its request says."""
+
+    request: StartpointRequest
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the start of a run decided, to be stored before anything is read.
+
+    `resolved` are the startpoints whose offsets were found now. `done` names those that an earlier commit has taken
+    in and that are still fanned out, by task and partition.
+    """
+
+    checkpoint: dict[str, str]
+    offsets: OffsetState
+    fan_out: FanOut
+    resolved: tuple[ResolvedStartpoint, ...] = ()
+    unresolved: tuple[Unresolved, ...] = ()
+    done: Mapping[str, Mapping[SystemStreamPartition, str]] = field(default_factory=dict)
+
+    def texts(self) -> list[str]:
+        """Return in words what was found, a line each."""
+        said = [
+            f"{start.ssp}: to start at {start.position}, found at offset {start.offset} ({start.by}: {start.reason})"
+            for start in self.resolved
+        ]
+        said += [
+            f"{each.request.ssp}: goes on from its checkpoint ({each.request.by}: {each.request.reason}): {each.error}"
+            for each in self.unresolved
+        ]
+        said += [
+            f"{each.ssp}: a startpoint waits, and no task {'' if each.task is None else repr(each.task) + ' '}reads "
+            f"the partition ({each.by}: {each.reason})"
+            for each in self.fan_out.unknown
+        ]
+        said += [f"{each.ssp}: a startpoint has expired ({each.by}: {each.reason})" for each in self.fan_out.expired]
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where the main input goes on: the next offset and the end of each partition, and what retention took of it."""
+
+    starts: dict[SystemStreamPartition, str]
+    ends: dict[SystemStreamPartition, str]
+    lost: dict[SystemStreamPartition, OffsetRange]
+
+    def texts(self) -> list[str]:
+        """Return in words what retention took, a line each."""
+        return [
+            f"{ssp}: the offsets {span.start} to {span.end} are lost: retention has passed them, and the input goes "
+            "on from the oldest"
+            for ssp, span in sorted(self.lost.items())
+        ]
+
+
+def task_partitions(plan: ExecutionPlan) -> dict[str, frozenset[SystemStreamPartition]]:
+    """Return the input partitions of each task of a plan, as a fan-out wants them."""
+    return {task.name: frozenset(map(SystemStreamPartition.parse, task.ssps)) for task in plan.tasks}
+
+
+class OffsetManager:
+    """The positions of one application: composes its checkpoint with its startpoints."""
+
+    def __init__(
+        self,
+        systems: Mapping[str, StreamSystem],
+        app: Application,
+        plan: ExecutionPlan,
+        startpoints: StartpointManager,
+    ) -> None:
+        self._systems, self._app, self._plan, self._startpoints = systems, app, plan, startpoints
+        self._readers = task_partitions(plan)
+
+    # -- the start of a run
+
+    def start(self, state: ApplicationState) -> Start:
+        """Fan out, resolve what has no offset yet, and give every partition a position.
+
+        Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not
+        consumed), and for new partitions of a stream whose key chooses the partition.
+        """
+        fan_out = self._startpoints.fan_out(self._readers)
+        known = state.offsets
+        pending, done = self._pending(fan_out, state)
+        resolving = _Resolving(self._systems)
+        kept = {ssp: start for ssp, start in known.resolved.items() if pending.get(ssp, ("", None))[0] == start.id}
+        waiting = {_replay_id(str(ssp), each) for ids in done.values() for ssp, each in ids.items()}
+        begun = tuple(each for each in known.begun if each in waiting)
+        offsets = known.model_copy(update={"resolved": kept, "begun": begun})
+        unresolved: list[Unresolved] = []
+        resolved: list[ResolvedStartpoint] = []
+        for ssp, (startpoint_id, (task, request)) in sorted(pending.items()):
+            if ssp in kept:
+                continue
+            try:
+                found, until = resolving.resolve(request)
+            except PermanentError as error:
+                if request.on_unresolved == "fail":
+                    raise _explained(error, request) from error
+                unresolved.append(Unresolved(request, str(error)))
+                continue
+            start = _resolved(request, task, found)
+            resolved.append(start)
+            if until is None:
+                offsets = offsets.model_copy(update={"resolved": {**offsets.resolved, ssp: start}})
+            else:
+                offsets = offsets.with_replay(_replay(offsets, ssp, start, until))
+                done.setdefault(task, {})[request.ssp] = startpoint_id
+        checkpoint = self._checkpoint(state.checkpoint, offsets, resolving)
+        streams = {name: resolving.info(name).identity for name in self._app.inputs}
+        fresh = {name: known.streams.get(name) or identity for name, identity in streams.items() if identity}
+        offsets = offsets.model_copy(update={"streams": fresh})
+        return Start(checkpoint, offsets, fan_out, tuple(resolved), tuple(unresolved), done)
+
+    def _pending(
+        self, fan_out: FanOut, state: ApplicationState
+    ) -> tuple[dict[str, tuple[str, tuple[str, StartpointRequest]]], dict[str, dict[SystemStreamPartition, str]]]:
+        """Return what is to be applied, by partition, and what was applied already: a crash kept it fanned out."""
+        pending: dict[str, tuple[str, tuple[str, StartpointRequest]]] = {}
+        done: dict[str, dict[SystemStreamPartition, str]] = {}
+        for task, requests in fan_out.tasks.items():
+            for ssp, request in requests.items():
+                name, startpoint_id = str(ssp), request.startpoint.id
+                applied = state.offsets.applied.get(name)
+                if (applied is not None and applied.id == startpoint_id) or _replay_id(
+                    name, startpoint_id
+                ) in state.offsets.begun:
+                    done.setdefault(task, {})[ssp] = startpoint_id
+                else:
+                    pending[name] = (startpoint_id, (task, request))
+        return pending, done
+
+    def _checkpoint(self, stored: Mapping[str, str], offsets: OffsetState, resolving: _Resolving) -> dict[str, str]:
+        """Return the checkpoint with a position for every partition that has no startpoint to begin at."""
+        checkpoint = dict(stored)
+        for source in self._app.inputs.values():
+            system, info = resolving.system(source.stream), resolving.info(source.stream)
+            ssps = resolving.partitions(source.stream)
+            if source.reset_offset:
+                for ssp in ssps:
+                    checkpoint.pop(str(ssp), None)
+            fresh = [ssp for ssp in ssps if str(ssp) not in checkpoint and str(ssp) not in offsets.resolved]
+            if not fresh:
+                continue
+            choice = default_offset(source, info, system)
+            if any(str(ssp) in checkpoint or str(ssp) in offsets.resolved for ssp in ssps):
+                # These came after the others: what they held before anybody looked is new, whatever the default.
+                self._check_added(source, info, fresh)
+                choice = "oldest"
+            found = system.upcoming(fresh) if choice == "upcoming" else system.oldest(fresh)
+            checkpoint |= {str(ssp): offset for ssp, offset in found.items()}
+        return checkpoint
+
+    def _check_added(self, source: Input, info: StreamInfo, added: Iterable[SystemStreamPartition]) -> None:
+        names = ", ".join(map(str, sorted(added)))
+        if info.key and not source.reset_offset:
+            raise ConfigurationError(
+                f"{names}: added to {source.stream}, whose key ({', '.join(info.key)}) chooses the partition, since "
+                f"application {self._app.name!r} began to read it: records of one key lie in two partitions now.",
+                f"Write a startpoint for each to accept that (adjunct startpoint set MODULE:APP {names} --oldest), or "
+                "read the stream anew from its oldest offset.",
+            )
+
+    # -- each batch
+
+    def positions(self, state: ApplicationState) -> Positions:
+        """Return where the main input goes on, and how far it can be read now.
+
+        Raises OffsetOutOfRangeError for a position that the stream does not hold (any more).
+        """
+        starts: dict[SystemStreamPartition, str] = {}
+        ends: dict[SystemStreamPartition, str] = {}
+        lost: dict[SystemStreamPartition, OffsetRange] = {}
+        for source in self._app.inputs.values():
+            name, stream = split_stream_name(source.stream)
+            system = self._systems[name].snapshot(stream)
+            self._check_identity(source, system.info(stream), state)
+            ssps = system.partitions(stream)
+            oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+            for ssp in ssps:
+                startpoint = state.offsets.resolved.get(str(ssp))
+                start = startpoint.offset if startpoint else state.checkpoint[str(ssp)]
+                self._check_end(system, ssp, start, upcoming[ssp])
+                if system.compare(start, oldest[ssp]) < 0:
+                    if startpoint is None or startpoint.position != "oldest":
+                        self._check_lost(source, ssp, start, oldest[ssp])
+                        lost[ssp] = OffsetRange(start, oldest[ssp])
+                    start = oldest[ssp]
+                starts[ssp] = start
+            ends |= upcoming
+        return Positions(starts, ends, lost)
+
+    def replays(self, state: ApplicationState) -> dict[SystemStreamPartition, Replay]:
+        """Return the bounded replays to go on with: of each partition the one that began first.
+
+        Raises OffsetOutOfRangeError where retention has passed one.
+        """
+        chosen: dict[SystemStreamPartition, Replay] = {}
+        for replay in sorted(state.offsets.replays.values(), key=lambda each: (each.epoch, each.id)):
+            chosen.setdefault(SystemStreamPartition.parse(replay.ssp), replay)
+        for ssp, replay in chosen.items():
+            system = self._systems[ssp.system]
+            oldest = system.oldest([ssp])[ssp]
+            if system.compare(replay.next, oldest) < 0:
+                raise OffsetOutOfRangeError(
+                    f"{ssp}: the replay {replay.id} of {replay.by} goes on at offset {replay.next}, and the oldest "
+                    f"that the stream still holds is {oldest}: retention has passed it.",
+                    f"Cancel it (adjunct startpoint clear {self._app.name} {ssp}) and ask again from there.",
+                )
+        return chosen
+
+    def remove_done(self, start: Start) -> None:
+        """Remove from the fan-outs what earlier commits have taken in, and the replays that begin with this one."""
+        if start.done:
+            self._startpoints.remove_fan_outs(start.done)
+
+    def remove_applied(self, startpoints: Mapping[str, str]) -> None:
+        """Remove from the fan-outs what a commit of offsets has applied (id by partition): after it, never before."""
+        ids = {SystemStreamPartition.parse(ssp): each for ssp, each in startpoints.items()}
+        applied = {task: {ssp: ids[ssp] for ssp in ssps if ssp in ids} for task, ssps in self._readers.items()}
+        if ids:
+            self._startpoints.remove_fan_outs({task: mine for task, mine in applied.items() if mine})
+
+    # -- inside
+
+    def _check_identity(self, source: Input, info: StreamInfo, state: ApplicationState) -> None:
+        before = state.offsets.streams.get(source.stream)
+        if before is None or info.identity is None or before == info.identity:
+            return
+        ssps = [f"{source.stream}.{number}" for number in range(info.partitions)]
+        without = [ssp for ssp in ssps if ssp not in state.offsets.resolved]
+        if without and not source.reset_offset:
+            raise OffsetOutOfRangeError(
+                f"{source.stream} was deleted and made anew (it is {info.identity}, and was {before}): the checkpoint "
+                f"of application {self._app.name!r} is of the stream before, in {', '.join(without[:3])}"
+                f"{', …' if len(without) > 3 else ''}.",
+                f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {source.stream} --oldest.",
+            )
+
+    def _check_end(self, system: StreamSystem, ssp: SystemStreamPartition, start: str, upcoming: str) -> None:
+        if system.compare(start, upcoming) > 0:
+            raise OffsetOutOfRangeError(
+                f"{ssp}: application {self._app.name!r} goes on at offset {start}, and the stream ends before "
+                f"{upcoming}: it has lost records, or is another stream than it was.",
+                f"Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP {ssp} --oldest.",
+            )
+
+    def _check_lost(self, source: Input, ssp: SystemStreamPartition, start: str, oldest: str) -> None:
+        if source.on_lost == "fail":
+            raise OffsetOutOfRangeError(
+                f"{ssp}: application {self._app.name!r} goes on at offset {start}, and the oldest that the stream "
+                f"still holds is {oldest}: retention has passed the checkpoint.",
+                f"Accept the loss once (adjunct startpoint set MODULE:APP {ssp} --oldest), or for good: declare "
+                'on_lost="oldest" at the input stream, which counts what is lost. To lose nothing, deliver the records '
+                "again; then give the stream a longer retention.",
+            )
+
+
+def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> str:
+    """Return where a partition without checkpoint and startpoint begins: "oldest" or "upcoming"."""
+    return source.default_offset or info.default_offset or system.default_offset or "upcoming"
+
+
+class _Resolving:
+    """Streams as they answer in one look, each opened once."""
+
+    def __init__(self, systems: Mapping[str, StreamSystem]) -> None:
+        self._systems = systems
+        self._opened: dict[str, StreamSystem] = {}
+        self._infos: dict[str, StreamInfo] = {}
+
+    def system(self, qualified: str) -> StreamSystem:
+        if qualified not in self._opened:
+            name, stream = split_stream_name(qualified)
+            self._opened[qualified] = self._systems[name].snapshot(stream)
+        return self._opened[qualified]
+
+    def info(self, qualified: str) -> StreamInfo:
+        if qualified not in self._infos:
+            self._infos[qualified] = self.system(qualified).info(split_stream_name(qualified)[1])
+        return self._infos[qualified]
+
+    def partitions(self, qualified: str) -> list[SystemStreamPartition]:
+        name, stream = split_stream_name(qualified)
+        return [SystemStreamPartition(name, stream, number) for number in range(self.info(qualified).partitions)]
+
+    def resolve(self, request: StartpointRequest) -> tuple[str, str | None]:
+        """Return the offset at which a request starts, and that before which it ends, if it is bounded."""
+        return resolve_request(self.system(request.ssp.qualified_stream), request)
+
+
+def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[str, str | None]:
+    """Return the offset at which a request starts, and that before which it ends, if it is bounded.
+
+    Both are one offset where a partition has no records in between. Raises what `resolve_startpoint_to_offset` does,
+    and OffsetOutOfRangeError for an end that lies before the start.
+    """
+    start = resolve_startpoint_to_offset(system, request.ssp, request.startpoint)
+    if request.until is None:
+        return start, None
+    end = resolve_startpoint_to_offset(system, request.ssp, request.until)
+    if system.compare(start, end) > 0:
+        raise OffsetOutOfRangeError(
+            f"{request.ssp}: a replay from {describe_startpoint(request.startpoint)} (offset {start}) until "
+            f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
+            "Choose an end that lies after the start.",
+        )
+    return start, end
+
+
+def _resolved(request: StartpointRequest, task: str, offset: str) -> ResolvedStartpoint:
+    return ResolvedStartpoint(
+        id=request.startpoint.id,
+        ssp=str(request.ssp),
+        task=task,
+        position=describe_startpoint(request.startpoint),
+        offset=offset,
+        by=request.by,
+        reason=request.reason,
+        resolved_at=datetime.now(UTC),
+    )
+
+
+def _replay(offsets: OffsetState, ssp: str, start: ResolvedStartpoint, until: str) -> Replay:
+    return Replay(
+        id=_replay_id(ssp, start.id),
+        ssp=ssp,
+        epoch=offsets.next_epoch(ssp),
+        position=start.position,
+        start=start.offset,
+        next=start.offset,
+        until=until,
+        by=start.by,
+        reason=start.reason,
+        began_at=start.resolved_at,
+    )
+
+
+def _replay_id(ssp: str, startpoint_id: str) -> str:
+    return f"{startpoint_id}@{ssp}"
+
+
+def _explained(error: PermanentError, request: StartpointRequest) -> PermanentError:
+    what = f"the startpoint of {request.by} ({request.reason}) at {request.ssp} has no offset"
+    next_step = (
+        f"{error.next_step} Or take it back: adjunct startpoint clear. With --on-unresolved checkpoint it would have "
+        "gone on from the checkpoint."
+    )
+    return type(error)(f"{what}: {error.problem}", next_step)

@@ -1,0 +1,128 @@
+"""What an application's batch log holds of startpoints: resolved ones, applied ones, and replays under way.
+
+    request -> fanned out -> resolved (its offset stored, nothing read yet) -> applied (by a commit of offsets)
+                                     `-> with an end: a replay, a cursor beside the main position
+
+Each applied startpoint, and each replay, opens a new epoch of its partition, which the records that it leads to carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as Default
+
+
+class Document(BaseModel):
+    """A part of the batch log's manifest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ResolvedStartpoint(Document):
+    """A startpoint and the `offset` at which it starts, stored before anything is read from there.
+
+    `position` says what was asked for, as in "timestamp 2026-01-02T00:00:00+00:00".
+    """
+
+    id: str
+    ssp: str
+    task: str
+    position: str
+    offset: str
+    by: str
+    reason: str
+    resolved_at: datetime
+
+
+class AppliedStartpoint(Document):
+    """The newest startpoint that a commit of offsets applied to a partition, and the epoch that it opened.
+
+    `batch` is the first batch that started there; None where there was nothing to read yet.
+    """
+
+    id: str
+    position: str
+    offset: str
+    epoch: int
+    by: str
+    reason: str
+    batch: int | None
+    applied_at: datetime
+
+
+class Replay(Document):
+    """A bounded replay of one partition: reads [`start`, `until`) again and has come to `next`."""
+
+    id: str
+    ssp: str
+    epoch: int
+    position: str
+    start: str
+    next: str
+    until: str
+    by: str
+    reason: str
+    began_at: datetime
+
+
+class OffsetState(Document):
+    """What is known of an application's positions besides its checkpoint; all by partition (`lake.flights.3`).
+
+    `streams` holds the identity of each input stream that the checkpoint is of. `epochs` are those of the main
+    position and `opened` the highest ones that were ever opened, both without zeros. `replays` are by their ids, and
+    `begun` names those that may still be fanned out.
+    """
+
+    streams: dict[str, str] = Default(default_factory=dict)
+    resolved: dict[str, ResolvedStartpoint] = Default(default_factory=dict)
+    applied: dict[str, AppliedStartpoint] = Default(default_factory=dict)
+    epochs: dict[str, int] = Default(default_factory=dict)
+    opened: dict[str, int] = Default(default_factory=dict)
+    replays: dict[str, Replay] = Default(default_factory=dict)
+    begun: tuple[str, ...] = ()
+
+    def next_epoch(self, ssp: str) -> int:
+        """Return the epoch that the next startpoint of this partition opens."""
+        return self.opened.get(ssp, 0) + 1
+
+    def with_applied(self, startpoints: Mapping[str, str], batch: int | None, at: datetime) -> OffsetState:
+        """Return the state after a commit of offsets that applied these startpoints (id by partition)."""
+        applied, epochs, opened = dict(self.applied), dict(self.epochs), dict(self.opened)
+        resolved = dict(self.resolved)
+        for ssp, startpoint_id in startpoints.items():
+            start = resolved.get(ssp)
+            if start is None or start.id != startpoint_id:
+                continue
+            del resolved[ssp]
+            epochs[ssp] = opened[ssp] = self.next_epoch(ssp)
+            applied[ssp] = AppliedStartpoint(
+                id=start.id,
+                position=start.position,
+                offset=start.offset,
+                epoch=epochs[ssp],
+                by=start.by,
+                reason=start.reason,
+                batch=batch,
+                applied_at=at,
+            )
+        return self.model_copy(update={"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened})
+
+    def with_replay(self, replay: Replay) -> OffsetState:
+        """Return the state with one more replay, whose epoch is opened; one without offsets has ended already."""
+        begun = self.model_copy(update={"begun": (*self.begun, replay.id)})
+        if replay.start == replay.until:
+            return begun
+        opened = {**self.opened, replay.ssp: replay.epoch}
+        return begun.model_copy(update={"replays": {**self.replays, replay.id: replay}, "opened": opened})
+
+    def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
+        """Return the state after a batch that brought these replays (by id) to these offsets; ended ones are gone."""
+        replays = dict(self.replays)
+        for replay_id, end in ends.items():
+            replay = replays.pop(replay_id, None)
+            if replay is not None and end != replay.until:
+                replays[replay_id] = replay.model_copy(update={"next": end})
+        return self.model_copy(update={"replays": replays})
