@@ -207,13 +207,18 @@ class _Batch:
                 )
 
     def _append(self, operator: Operator, frame: DataFrame, spec: SendToStream) -> DataFrame:
-        """Append to the output stream and go on with what it holds of this batch."""
+        """Append to the output stream and go on with what it holds of this batch, where its system can tell."""
         output = self._context.app.outputs[spec.stream]
-        result = self._send(operator, frame, spec.stream, output.key, output.partitions)
-        if not self._uses[operator.id]:
-            return frame
         system_name, _, stream = spec.stream.partition(".")
         system = self._context.systems[system_name]
+        goes_on = bool(self._uses[operator.id])
+        if goes_on and not system.appends_alone:
+            # Others may write between these records: go on with those that were sent, computed once.
+            frame = frame.persist()
+            self._kept.append(frame)
+        result = self._send(operator, frame, spec.stream, output.key, output.partitions)
+        if not goes_on or not system.appends_alone:
+            return frame
         ranges = {
             SystemStreamPartition(system_name, stream, partition): OffsetRange(start, result.next[partition])
             for partition, start in result.first.items()
@@ -241,6 +246,7 @@ class _Batch:
             sequence=self._inputs.batch,
             order_by=("__partition", "__offset"),
             partitioned=not self._context.plan.exchanges_before(operator.id),
+            consumed=self._inputs.consumed,
         )
         self._counters[qualified] = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
         return result

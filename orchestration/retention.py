@@ -12,6 +12,7 @@ from assets.retention.discard import discard as discard_sparing
 from assets.unbounded.transient import is_transient
 from orchestration.batchlog import BatchLog, list_applications
 from resources.errors import AdjunctError
+from resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -43,6 +44,7 @@ def discard_all(
 
     An open batch is run again with the versions that it was begun with, so these stay however old they are. A
     dataset that fails keeps no other from being discarded in: the first error is raised in the end, and names the rest.
+    What the lake's metadata (requests for startpoints, for one) does not reach any more is deleted, too.
     """
     policies = {name: spec.discard for name, spec in (specs or {}).items()}
     reports: list[DiscardReport] = []
@@ -52,6 +54,8 @@ def discard_all(
             reports.append(discard(lake, name, policies.get(name), by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
+    if not dry_run:
+        MetadataStore(lake).collect()
     if errors:
         first, *others = errors
         for other in others:

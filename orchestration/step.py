@@ -193,7 +193,7 @@ class _Step:
             intent=intent,
             closed_at=datetime.now(UTC),
             records=self._records(intent),
-            counters=add_counters(counters, self._lost_counters(intent)),
+            counters=add_counters(counters, self._lost_counters(_lost(intent))),
             seconds=seconds,
         )
         self._event("outputs", intent)
@@ -229,7 +229,8 @@ class _Step:
         versions = self._current()
         if not self._started:
             self._start()
-        planned = self._plan_replay() or self._plan_main()
+        found = self._offsets.positions(self._state)
+        planned = self._plan_replay(found) or self._plan_main(found)
         if planned is None:
             return None
         versions = self._hold_served(versions)
@@ -251,14 +252,14 @@ class _Step:
         for text in start.texts():
             self._say(text)
 
-    def _plan_replay(self) -> Intent | None:
+    def _plan_replay(self, found: Positions) -> Intent | None:
         """Return a batch of the bounded replays under way; not two in a row while the main input has records."""
         state = self._state
-        replays = self._offsets.replays(state)
+        replays = self._offsets.replays(state) if state.offsets.replays else {}
         if not replays:
             return None
         just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
-        if just and self._has_main_records():
+        if just and any(found.starts[ssp] != found.ends[ssp] for ssp in found.starts):
             return None
         spans = {ssp: (replay.next, replay.until) for ssp, replay in replays.items()}
         ranges = self._shared(spans)
@@ -269,12 +270,7 @@ class _Step:
             epochs={ssp: replay.epoch for ssp, replay in chosen.items()},
         )
 
-    def _has_main_records(self) -> bool:
-        found = self._offsets.positions(self._state)
-        return any(found.starts[ssp] != found.ends[ssp] for ssp in found.starts)
-
-    def _plan_main(self) -> Intent | None:
-        found = self._offsets.positions(self._state)
+    def _plan_main(self, found: Positions) -> Intent | None:
         offsets = self._state.offsets
         startpoints = {ssp: start.id for ssp, start in offsets.resolved.items() if _is_read(ssp, found.starts)}
         ranges = self._shared({ssp: (found.starts[ssp], found.ends[ssp]) for ssp in sorted(found.starts)})
@@ -298,8 +294,12 @@ class _Step:
         checkpoint = state.checkpoint | {str(ssp): offset for ssp, offset in found.starts.items()}
         offsets = state.offsets.with_applied(startpoints, None, now)
         note = "; ".join(["positions moved, nothing to read there yet", *found.texts()])
-        self._commit = self._log.start(self._commit, state, checkpoint, self._context.run, offsets, note)
-        self._state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
+        lost = self._lost_counters(found.lost)
+        totals = add_counters(state.totals, lost)
+        after = state.model_copy(update={"totals": totals})
+        self._commit = self._log.start(self._commit, after, checkpoint, self._context.run, offsets, note)
+        self._state = after.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
+        self._counters = add_counters(self._counters, lost)
         self._offsets.remove_applied(startpoints)
         for ssp in startpoints:
             self._say(f"{ssp}: {_words(offsets.applied[ssp])} applied; there is nothing to read yet")
@@ -332,10 +332,9 @@ class _Step:
             for ssp, (start, end) in spans.items()
         }
 
-    def _lost_counters(self, intent: Intent) -> dict[str, dict[str, int]]:
+    def _lost_counters(self, lost: Mapping[SystemStreamPartition, OffsetRange]) -> dict[str, dict[str, int]]:
         counters: dict[str, dict[str, int]] = {}
-        for name, span in intent.lost.items():
-            ssp = SystemStreamPartition.parse(name)
+        for ssp, span in lost.items():
             count = self._context.systems[ssp.system].distance(ssp, span.start, span.end)
             counters = add_counters(counters, {ssp.qualified_stream: {"lost_offsets": count}})
         return counters
@@ -452,6 +451,10 @@ class _Step:
 
     def _event(self, what: str, intent: Intent, **detail: Any) -> None:
         self._context.on_event(StepEvent(what, intent.batch, detail))
+
+
+def _lost(intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:
+    return {SystemStreamPartition.parse(ssp): OffsetRange(span.start, span.end) for ssp, span in intent.lost.items()}
 
 
 def _is_read(ssp: str, starts: Mapping[SystemStreamPartition, str]) -> bool:

@@ -12,12 +12,12 @@ A checkpoint counts only for the stream that it was made of, and only within wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from orchestration.offsets.state import Replay, ResolvedStartpoint
+from orchestration.offsets.state import OffsetState, Replay, ResolvedStartpoint
 from resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from resources.names import split_stream_name
 from resources.streams.ssp import SystemStreamPartition
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from orchestration.offsets.fan_out import FanOut
     from orchestration.offsets.request import StartpointRequest
     from orchestration.offsets.startpoints import StartpointManager
-    from orchestration.offsets.state import OffsetState
     from orchestration.planner import ExecutionPlan
     from resources.streams.system import StreamInfo, StreamSystem
 
@@ -119,83 +118,96 @@ class OffsetManager:
         """Fan out, resolve what has no offset yet, and give every partition a position.
 
         Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not
-        consumed), and for new partitions of a stream whose key chooses the partition.
+        consumed), for a stream that was made anew, and for new partitions of one whose key chooses the partition.
         """
         fan_out = self._startpoints.fan_out(self._readers)
         known = state.offsets
         pending, done = self._pending(fan_out, state)
-        resolving = _Resolving(self._systems)
-        kept = {ssp: start for ssp, start in known.resolved.items() if pending.get(ssp, ("", None))[0] == start.id}
-        waiting = {_replay_id(str(ssp), each) for ids in done.values() for ssp, each in ids.items()}
-        begun = tuple(each for each in known.begun if each in waiting)
-        offsets = known.model_copy(update={"resolved": kept, "begun": begun})
+        streams = _Streams(self._systems)
+        resolved = {
+            ssp: start
+            for ssp, start in known.resolved.items()
+            if ssp in pending and pending[ssp][1].startpoint.id == start.id and streams.identity(ssp) == start.stream
+        }
+        found: list[ResolvedStartpoint] = []
+        replays: list[Replay] = []
         unresolved: list[Unresolved] = []
-        resolved: list[ResolvedStartpoint] = []
-        for ssp, (startpoint_id, (task, request)) in sorted(pending.items()):
-            if ssp in kept:
+        for ssp, (task, request) in sorted(pending.items()):
+            if ssp in resolved:
                 continue
             try:
-                found, until = resolving.resolve(request)
+                offset, until = resolve_request(streams.system(request.ssp.qualified_stream), request)
             except PermanentError as error:
                 if request.on_unresolved == "fail":
                     raise _explained(error, request) from error
                 unresolved.append(Unresolved(request, str(error)))
                 continue
-            start = _resolved(request, task, found)
-            resolved.append(start)
+            start = _resolved(request, task, offset, streams.identity(ssp))
+            found.append(start)
             if until is None:
-                offsets = offsets.model_copy(update={"resolved": {**offsets.resolved, ssp: start}})
+                resolved[ssp] = start
             else:
-                offsets = offsets.with_replay(_replay(offsets, ssp, start, until))
-                done.setdefault(task, {})[request.ssp] = startpoint_id
-        checkpoint = self._checkpoint(state.checkpoint, offsets, resolving)
-        streams = {name: resolving.info(name).identity for name in self._app.inputs}
-        fresh = {name: known.streams.get(name) or identity for name, identity in streams.items() if identity}
-        offsets = offsets.model_copy(update={"streams": fresh})
-        return Start(checkpoint, offsets, fan_out, tuple(resolved), tuple(unresolved), done)
+                replays.append(_replay(known.next_epoch(ssp), start, until))
+                done.setdefault(task, {})[request.ssp] = start.id
+        waiting = {_replay_id(str(ssp), each) for ids in done.values() for ssp, each in ids.items()}
+        offsets = known.model_copy(
+            update={
+                "resolved": resolved,
+                "begun": tuple(each for each in known.begun if each in waiting),
+                "streams": {name: each for name in self._app.inputs if (each := streams.info(name).identity)},
+            }
+        ).with_replays(replays)
+        checkpoint = dict(state.checkpoint)
+        for source in self._app.inputs.values():
+            checkpoint |= self._checkpoint(source, streams, state, offsets)
+        return Start(checkpoint, offsets, fan_out, tuple(found), tuple(unresolved), done)
 
     def _pending(
         self, fan_out: FanOut, state: ApplicationState
-    ) -> tuple[dict[str, tuple[str, tuple[str, StartpointRequest]]], dict[str, dict[SystemStreamPartition, str]]]:
-        """Return what is to be applied, by partition, and what was applied already: a crash kept it fanned out."""
-        pending: dict[str, tuple[str, tuple[str, StartpointRequest]]] = {}
+    ) -> tuple[dict[str, tuple[str, StartpointRequest]], dict[str, dict[SystemStreamPartition, str]]]:
+        """Return what is to be applied, with its task, by partition; and what was already: a crash kept it there."""
+        pending: dict[str, tuple[str, StartpointRequest]] = {}
         done: dict[str, dict[SystemStreamPartition, str]] = {}
-        for task, requests in fan_out.tasks.items():
-            for ssp, request in requests.items():
+        for task in self._readers:
+            for ssp, request in fan_out.tasks.get(task, {}).items():
                 name, startpoint_id = str(ssp), request.startpoint.id
                 applied = state.offsets.applied.get(name)
-                if (applied is not None and applied.id == startpoint_id) or _replay_id(
-                    name, startpoint_id
-                ) in state.offsets.begun:
+                begun = _replay_id(name, startpoint_id) in state.offsets.begun
+                if begun or (applied is not None and applied.id == startpoint_id):
                     done.setdefault(task, {})[ssp] = startpoint_id
                 else:
-                    pending[name] = (startpoint_id, (task, request))
+                    pending[name] = task, request
         return pending, done
 
-    def _checkpoint(self, stored: Mapping[str, str], offsets: OffsetState, resolving: _Resolving) -> dict[str, str]:
-        """Return the checkpoint with a position for every partition that has no startpoint to begin at."""
-        checkpoint = dict(stored)
-        for source in self._app.inputs.values():
-            system, info = resolving.system(source.stream), resolving.info(source.stream)
-            ssps = resolving.partitions(source.stream)
-            if source.reset_offset:
-                for ssp in ssps:
-                    checkpoint.pop(str(ssp), None)
-            fresh = [ssp for ssp in ssps if str(ssp) not in checkpoint and str(ssp) not in offsets.resolved]
-            if not fresh:
-                continue
-            choice = default_offset(source, info, system)
-            if any(str(ssp) in checkpoint or str(ssp) in offsets.resolved for ssp in ssps):
-                # These came after the others: what they held before anybody looked is new, whatever the default.
-                self._check_added(source, info, fresh)
-                choice = "oldest"
+    def _checkpoint(
+        self, source: Input, streams: _Streams, state: ApplicationState, offsets: OffsetState
+    ) -> dict[str, str]:
+        """Return a position for every partition of an input, also for those that have a startpoint to begin at."""
+        system, info, ssps = (
+            streams.system(source.stream),
+            streams.info(source.stream),
+            streams.partitions(source.stream),
+        )
+        kept = {str(ssp): state.checkpoint[str(ssp)] for ssp in ssps if str(ssp) in state.checkpoint}
+        if source.reset_offset:
+            kept = {}
+        elif _is_another(info, state.offsets.streams.get(source.stream)):
+            self._check_startpoints(source, info, state.offsets.streams[source.stream], offsets)
+            kept = {str(ssp): offsets.resolved[str(ssp)].offset for ssp in ssps}
+        fresh = [ssp for ssp in ssps if str(ssp) not in kept]
+        choice = default_offset(source, info, system)
+        if kept and fresh:
+            # These came after the others: what they held before anybody looked is new, whatever the default.
+            self._check_added(source, info, [ssp for ssp in fresh if str(ssp) not in offsets.resolved])
+            choice = "oldest"
+        if fresh:
             found = system.upcoming(fresh) if choice == "upcoming" else system.oldest(fresh)
-            checkpoint |= {str(ssp): offset for ssp, offset in found.items()}
-        return checkpoint
+            kept |= {str(ssp): offset for ssp, offset in found.items()}
+        return kept
 
-    def _check_added(self, source: Input, info: StreamInfo, added: Iterable[SystemStreamPartition]) -> None:
-        names = ", ".join(map(str, sorted(added)))
-        if info.key and not source.reset_offset:
+    def _check_added(self, source: Input, info: StreamInfo, added: Sequence[SystemStreamPartition]) -> None:
+        if info.key and added:
+            names = " ".join(map(str, sorted(added)))
             raise ConfigurationError(
                 f"{names}: added to {source.stream}, whose key ({', '.join(info.key)}) chooses the partition, since "
                 f"application {self._app.name!r} began to read it: records of one key lie in two partitions now.",
@@ -203,21 +215,35 @@ class OffsetManager:
                 "read the stream anew from its oldest offset.",
             )
 
+    def _check_startpoints(self, source: Input, info: StreamInfo, before: str, offsets: OffsetState) -> None:
+        ssps = [f"{source.stream}.{number}" for number in range(info.partitions)]
+        without = [ssp for ssp in ssps if ssp not in offsets.resolved]
+        if without:
+            raise OffsetOutOfRangeError(
+                f"{source.stream} was deleted and made anew (it is {info.identity}, and was {before}): the checkpoint "
+                f"of application {self._app.name!r} is of the stream before, in {', '.join(without[:3])}"
+                f"{', …' if len(without) > 3 else ''}.",
+                f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {source.stream} --oldest.",
+            )
+
     # -- each batch
 
     def positions(self, state: ApplicationState) -> Positions:
         """Return where the main input goes on, and how far it can be read now.
 
-        Raises OffsetOutOfRangeError for a position that the stream does not hold (any more).
+        Partitions that were added since the start of the run wait for the next one. Raises OffsetOutOfRangeError for a
+        position that the stream does not hold (any more), and for a stream that was made anew since the start.
         """
         starts: dict[SystemStreamPartition, str] = {}
         ends: dict[SystemStreamPartition, str] = {}
         lost: dict[SystemStreamPartition, OffsetRange] = {}
+        streams = _Streams(self._systems)
         for source in self._app.inputs.values():
-            name, stream = split_stream_name(source.stream)
-            system = self._systems[name].snapshot(stream)
-            self._check_identity(source, system.info(stream), state)
-            ssps = system.partitions(stream)
+            system, info = streams.system(source.stream), streams.info(source.stream)
+            before = state.offsets.streams.get(source.stream)
+            if before is not None and _is_another(info, before):
+                self._check_startpoints(source, info, before, OffsetState())
+            ssps = [ssp for ssp in streams.partitions(source.stream) if str(ssp) in state.checkpoint]
             oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
             for ssp in ssps:
                 startpoint = state.offsets.resolved.get(str(ssp))
@@ -235,21 +261,33 @@ class OffsetManager:
     def replays(self, state: ApplicationState) -> dict[SystemStreamPartition, Replay]:
         """Return the bounded replays to go on with: of each partition the one that began first.
 
-        Raises OffsetOutOfRangeError where retention has passed one.
+        Raises OffsetOutOfRangeError for one that the stream does not hold (any more).
         """
         chosen: dict[SystemStreamPartition, Replay] = {}
         for replay in sorted(state.offsets.replays.values(), key=lambda each: (each.epoch, each.id)):
             chosen.setdefault(SystemStreamPartition.parse(replay.ssp), replay)
-        for ssp, replay in chosen.items():
-            system = self._systems[ssp.system]
-            oldest = system.oldest([ssp])[ssp]
-            if system.compare(replay.next, oldest) < 0:
-                raise OffsetOutOfRangeError(
-                    f"{ssp}: the replay {replay.id} of {replay.by} goes on at offset {replay.next}, and the oldest "
-                    f"that the stream still holds is {oldest}: retention has passed it.",
-                    f"Cancel it (adjunct startpoint clear {self._app.name} {ssp}) and ask again from there.",
-                )
+        streams = _Streams(self._systems)
+        for stream in sorted({ssp.qualified_stream for ssp in chosen}):
+            system, ssps = streams.system(stream), [ssp for ssp in chosen if ssp.qualified_stream == stream]
+            if stream not in self._app.inputs:
+                raise self._no_replay(chosen[ssps[0]], f"the application does not read {stream} any more")
+            oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+            for ssp in ssps:
+                replay = chosen[ssp]
+                if _is_another(streams.info(stream), replay.stream):
+                    raise self._no_replay(replay, "the stream was deleted and made anew")
+                if system.compare(replay.next, oldest[ssp]) < 0:
+                    raise self._no_replay(replay, f"retention has passed it: the oldest offset left is {oldest[ssp]}")
+                if system.compare(replay.until, upcoming[ssp]) > 0:
+                    raise self._no_replay(replay, f"the stream ends before {upcoming[ssp]}: it has lost records")
         return chosen
+
+    def _no_replay(self, replay: Replay, why: str) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) has come to offset {replay.next} of "
+            f"{replay.until} and can't go on: {why}.",
+            f"Cancel it: adjunct startpoint clear MODULE:APP {replay.ssp}. Then ask again from what is there.",
+        )
 
     def remove_done(self, start: Start) -> None:
         """Remove from the fan-outs what earlier commits have taken in, and the replays that begin with this one."""
@@ -264,20 +302,6 @@ class OffsetManager:
             self._startpoints.remove_fan_outs({task: mine for task, mine in applied.items() if mine})
 
     # -- inside
-
-    def _check_identity(self, source: Input, info: StreamInfo, state: ApplicationState) -> None:
-        before = state.offsets.streams.get(source.stream)
-        if before is None or info.identity is None or before == info.identity:
-            return
-        ssps = [f"{source.stream}.{number}" for number in range(info.partitions)]
-        without = [ssp for ssp in ssps if ssp not in state.offsets.resolved]
-        if without and not source.reset_offset:
-            raise OffsetOutOfRangeError(
-                f"{source.stream} was deleted and made anew (it is {info.identity}, and was {before}): the checkpoint "
-                f"of application {self._app.name!r} is of the stream before, in {', '.join(without[:3])}"
-                f"{', …' if len(without) > 3 else ''}.",
-                f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {source.stream} --oldest.",
-            )
 
     def _check_end(self, system: StreamSystem, ssp: SystemStreamPartition, start: str, upcoming: str) -> None:
         if system.compare(start, upcoming) > 0:
@@ -303,7 +327,12 @@ def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> str
     return source.default_offset or info.default_offset or system.default_offset or "upcoming"
 
 
-class _Resolving:
+def _is_another(info: StreamInfo, before: str | None) -> bool:
+    """Whether a stream was deleted and made anew, as far as its system tells."""
+    return before is not None and info.identity is not None and before != info.identity
+
+
+class _Streams:
     """Streams as they answer in one look, each opened once."""
 
     def __init__(self, systems: Mapping[str, StreamSystem]) -> None:
@@ -322,13 +351,12 @@ class _Resolving:
             self._infos[qualified] = self.system(qualified).info(split_stream_name(qualified)[1])
         return self._infos[qualified]
 
+    def identity(self, ssp: str) -> str | None:
+        return self.info(SystemStreamPartition.parse(ssp).qualified_stream).identity
+
     def partitions(self, qualified: str) -> list[SystemStreamPartition]:
         name, stream = split_stream_name(qualified)
         return [SystemStreamPartition(name, stream, number) for number in range(self.info(qualified).partitions)]
-
-    def resolve(self, request: StartpointRequest) -> tuple[str, str | None]:
-        """Return the offset at which a request starts, and that before which it ends, if it is bounded."""
-        return resolve_request(self.system(request.ssp.qualified_stream), request)
 
 
 def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[str, str | None]:
@@ -350,10 +378,11 @@ def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[s
     return start, end
 
 
-def _resolved(request: StartpointRequest, task: str, offset: str) -> ResolvedStartpoint:
+def _resolved(request: StartpointRequest, task: str, offset: str, stream: str | None) -> ResolvedStartpoint:
     return ResolvedStartpoint(
         id=request.startpoint.id,
         ssp=str(request.ssp),
+        stream=stream,
         task=task,
         position=describe_startpoint(request.startpoint),
         offset=offset,
@@ -363,11 +392,12 @@ def _resolved(request: StartpointRequest, task: str, offset: str) -> ResolvedSta
     )
 
 
-def _replay(offsets: OffsetState, ssp: str, start: ResolvedStartpoint, until: str) -> Replay:
+def _replay(epoch: int, start: ResolvedStartpoint, until: str) -> Replay:
     return Replay(
-        id=_replay_id(ssp, start.id),
-        ssp=ssp,
-        epoch=offsets.next_epoch(ssp),
+        id=_replay_id(start.ssp, start.id),
+        ssp=start.ssp,
+        stream=start.stream,
+        epoch=epoch,
         position=start.position,
         start=start.offset,
         next=start.offset,

@@ -8,7 +8,7 @@ Each applied startpoint, and each replay, opens a new epoch of its partition, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
@@ -24,11 +24,13 @@ class Document(BaseModel):
 class ResolvedStartpoint(Document):
     """A startpoint and the `offset` at which it starts, stored before anything is read from there.
 
-    `position` says what was asked for, as in "timestamp 2026-01-02T00:00:00+00:00".
+    `stream` is the identity of the stream, `position` says what was asked for, as in
+    "timestamp 2026-01-02T00:00:00+00:00".
     """
 
     id: str
     ssp: str
+    stream: str | None
     task: str
     position: str
     offset: str
@@ -58,6 +60,7 @@ class Replay(Document):
 
     id: str
     ssp: str
+    stream: str | None
     epoch: int
     position: str
     start: str
@@ -110,13 +113,16 @@ class OffsetState(Document):
             )
         return self.model_copy(update={"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened})
 
-    def with_replay(self, replay: Replay) -> OffsetState:
-        """Return the state with one more replay, whose epoch is opened; one without offsets has ended already."""
-        begun = self.model_copy(update={"begun": (*self.begun, replay.id)})
-        if replay.start == replay.until:
-            return begun
-        opened = {**self.opened, replay.ssp: replay.epoch}
-        return begun.model_copy(update={"replays": {**self.replays, replay.id: replay}, "opened": opened})
+    def with_replays(self, replays: Sequence[Replay]) -> OffsetState:
+        """Return the state with more replays, whose epochs are opened; those without offsets have ended already."""
+        going = {replay.id: replay for replay in replays if replay.start != replay.until}
+        return self.model_copy(
+            update={
+                "replays": {**self.replays, **going},
+                "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in going.values()}},
+                "begun": (*self.begun, *(replay.id for replay in replays)),
+            }
+        )
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
         """Return the state after a batch that brought these replays (by id) to these offsets; ended ones are gone."""

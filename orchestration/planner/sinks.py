@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from orchestration.graph import SendToStream, SendToTable
-from orchestration.planner.catalog import SPARK, UNKNOWN, Catalog, Partitioner, facts_of
+from orchestration.planner.catalog import SPARK, Catalog, Partitioner, facts_of
 from orchestration.planner.execution_plan import Exchange, Reason
 from orchestration.planner.flow import Flow, output_partitioner
 
@@ -65,7 +65,8 @@ def _to_stream(
 
 
 def _one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
-    return bool(flow.partitioned_by) and flow.partitioner != UNKNOWN and set(flow.partitioned_by) <= set(key)
+    # A partition of another system's stream may be read by several tasks.
+    return bool(flow.partitioned_by) and flow.partitioner == SPARK and set(flow.partitioned_by) <= set(key)
 
 
 def _found(flow: Flow, partitions: int) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from resources.errors import ConfigurationError
 from resources.metadata.document import Entries, NamespaceDocument, Page, changed
 from resources.names import check_name
 from resources.objects.paging import PageRef, read_page, write_page
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 KIND = "metadata"
 _ATTEMPTS = 100
 _PAGES_KEPT = 256
+_ROOT = "metadata/"
+_MANIFESTS_KEPT = 100
+_GRACE, _LEAST_GRACE = timedelta(hours=1), timedelta(minutes=1)
 
 T = TypeVar("T")
 
@@ -37,7 +42,29 @@ class MetadataStore:
 
     def namespace(self, name: str, scope: str) -> Namespace:
         """Return the entries kept under this name for one thing, such as an application."""
-        return Namespace(self.lake, f"metadata/{check_name('namespace', name)}/{check_name('scope', scope)}")
+        return Namespace(self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}")
+
+    def collect(self, *, now: datetime | None = None, grace: timedelta = _GRACE) -> int:
+        """Delete what no namespace reaches any more and is older than `grace`; return how many objects that were.
+
+        These are pages that later commits rewrote, and manifests before the newest few: a namespace keeps no history.
+        A change that takes longer than `grace` to commit may lose its pages. Raises ConfigurationError for less than a
+        minute.
+        """
+        if grace < _LEAST_GRACE:
+            raise ConfigurationError(
+                f"a grace period of {grace} would delete what changes that are about to commit have written.",
+                f"Give at least {_LEAST_GRACE}.",
+            )
+        before = (now or datetime.now(UTC)) - grace
+        old: dict[str, list[str]] = {}
+        for item in self.lake.store.list(_ROOT):
+            prefix, kind, _ = item.key.rsplit("/", 2)
+            if kind in ("pages", "manifests") and item.modified < before:
+                old.setdefault(prefix, []).append(item.key)
+        garbage = [key for prefix, keys in sorted(old.items()) for key in Namespace(self.lake, prefix).unreached(keys)]
+        self.lake.store.delete_many(garbage)
+        return len(garbage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +125,15 @@ class Namespace:
 
         self._log.transact(body, by=by, attempts=_ATTEMPTS)
         return decided[0]
+
+    def unreached(self, keys: Sequence[str]) -> list[str]:
+        """Return those of these pages and manifests that the namespace does not need any more."""
+        commit = self._log.current()
+        if commit is None:
+            return []
+        pages = {page.key for page in self._snapshot(commit).document.pages}
+        kept = self._log.manifest_key(max(commit.number - _MANIFESTS_KEPT, 0), "")[: -len(".json")]
+        return [key for key in keys if (key not in pages if "/pages/" in key else key < kept)]
 
     def _snapshot(self, commit: Commit | None) -> Snapshot:
         if commit is None:

@@ -64,6 +64,7 @@ class LakeStreams(StreamSystem):
     """
 
     name = "lake"
+    appends_alone = True
 
     def __init__(self, lake: Lake, *, clock: Callable[[], datetime] | None = None) -> None:
         self.lake = lake
@@ -167,7 +168,7 @@ class LakeStreams(StreamSystem):
     ) -> pa.Table:
         """Return the records of these ranges (of `columns` only, when given) without Spark.
 
-        With the columns of META, ordered by partition and offset. All of them are held in memory.
+        With the columns of RECORD_META, ordered by partition and offset. All of them are held in memory.
         """
         stream = one_stream(self.name, ranges)
         _, state = self.state(stream)
@@ -213,14 +214,15 @@ class LakeStreams(StreamSystem):
         end_of_dataset: str | None = None,
         order_by: Sequence[str] = (),
         partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
     ) -> AppendResult:
         """Add records to all their partitions in one commit, once per producer and sequence.
 
-        `data` has the stream's columns, and may have `__tombstone` (boolean) and `__timestamp`. The records of a
-        partition keep the order of a table, or get that of `order_by` in a frame (columns that only serve the
-        order are left out). A table is written without Spark. `end_of_dataset` ends a version: a marker follows
-        in every partition, with the number of its records since its marker before. `partitioned=True` says that
-        partition i of the frame holds exactly the stream's partition i.
+        `data` has the stream's columns, and may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The
+        records of a partition keep the order of a table, or get that of `order_by` in a frame (columns that only
+        serve the order are left out). A table is written without Spark. `end_of_dataset` ends a version: a marker
+        follows in every partition, with the number of its records since its marker before. `partitioned=True` says
+        that partition i of the frame holds exactly the stream's partition i. `consumed` is not kept here.
 
         A retry with the same records is answered with the first result. It must come the same way, as a table
         or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflict,

@@ -107,6 +107,8 @@ class StreamSystem(ABC):
 
     name: str
     default_offset: Literal["oldest", "upcoming"] | None = None
+    # Whether the offsets of an append hold its records and no others, so that reading them gives it back.
+    appends_alone: bool = False
 
     @abstractmethod
     def list_streams(self) -> list[str]:

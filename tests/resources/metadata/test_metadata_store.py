@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -208,3 +209,33 @@ def test_any_changes_are_those_of_a_dictionary(all_changes: list[Contents]) -> N
             assert all(fresh.get(key) == model.get(key) for key in changes)
             firsts = [page.first for page in fresh.document.pages]
             assert firsts == sorted(set(firsts))
+
+
+def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lake, small_pages: None) -> None:
+    others = MetadataStore(lake).namespace("things", "other")
+    put(others, {f"o{n}": n for n in range(50)})
+    for round_number in range(5):
+        put(named(lake), {f"k{n}": [round_number, n] for n in range(50)})
+    expected = contents(named(lake)), contents(others)
+    pages = {item.key for item in lake.store.list("metadata/") if "/pages/" in item.key}
+    reached = {page.key for name in (named(lake), others) for page in name.read().document.pages}
+    assert pages > reached
+
+    assert MetadataStore(lake).collect() == 0  # it is all too young: somebody may be about to commit it
+    deleted = MetadataStore(lake).collect(now=datetime.now(UTC) + timedelta(hours=2))
+    assert deleted == len(pages - reached)
+    assert {item.key for item in lake.store.list("metadata/") if "/pages/" in item.key} == reached
+    assert (contents(named(lake)), contents(others)) == expected
+    put(named(lake), {"one more": 1})
+    assert contents(MetadataStore(lake).namespace("things", "app"))["one more"] == 1
+    with pytest.raises(ConfigurationError, match="grace period"):
+        MetadataStore(lake).collect(grace=timedelta(seconds=1))
+
+
+def test_collecting_keeps_the_newest_manifests(lake: Lake) -> None:
+    for number in range(130):
+        put(named(lake), {"k": number})
+    later = datetime.now(UTC) + timedelta(hours=2)
+    MetadataStore(lake).collect(now=later)
+    assert len(list(lake.store.list("metadata/things/app/manifests/"))) in range(100, 103)
+    assert contents(named(lake)) == {"k": 129}
