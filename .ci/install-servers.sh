@@ -3,6 +3,8 @@
 # into their own cache: two test processes that both found it empty would fill it at the same time.
 set -eu
 sh "$(dirname "$0")/install-versitygw.sh"
+sh "$(dirname "$0")/install-kafka.sh"
+sh "$(dirname "$0")/install-registry.sh"
 cd "$(dirname "$0")/.."
 if [ ! -d "${XDG_CACHE_HOME:-$HOME/.cache}/dagster-adjunct/ivy/jars" ]; then
     echo "fetching Spark's S3 packages (once) …"

@@ -6,35 +6,33 @@ The peers run on another Spark than this project, so they get an environment and
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.datasets import BUCKETS, CHANGES, CHUNK, SCHEMA, rows
+from benchmarks.environments import Environment
 from benchmarks.timing import Measured, show
 from dagster_adjunct import DatasetStore, LakeStreams, advance_dataset, open_lake, session_scope, unbounded_dataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HERE = Path(__file__).resolve().parent
-ENVIRONMENT = HERE.parent / ".cache" / "peers"
-PACKAGES = ("pyspark[sql]==4.1.2", "pyarrow", "pandas<3")
+ENVIRONMENT = Environment("peers", ("pyspark[sql]==4.1.2", "pyarrow", "pandas<3"), "peer_session.py")
 GOALS = {"iceberg": "at most 0.33", "delta": "at most 0.125"}
 
 
 def run(rounds: int, count: int = 3_000_000) -> None:
     print(f"peers: {CHANGES:,} changes into {count:,} rows; MERGE, merge-on-read, in Iceberg 1.11.0 and Delta 4.3.1")
-    python = environment()
+    python = ENVIRONMENT.python()
     if python is None:
         return
-    with TemporaryDirectory() as folder, session_scope(master="local[2]") as session, _peers(python, folder) as ask:
+    with (
+        TemporaryDirectory() as folder,
+        session_scope(master="local[2]") as session,
+        ENVIRONMENT.session(python, folder) as ask,
+    ):
         root, spark = Path(folder), session()
         lake = open_lake(root / "lake")
         streams = LakeStreams(lake)
@@ -89,67 +87,6 @@ def changes(number: int, count: int) -> pa.Table:
     gone = np.arange(CHANGES) % 20 == 7
     gone[len(keys) :] = False
     return made.append_column("__tombstone", pa.array(gone))
-
-
-def environment() -> Path | None:
-    """Return the peers' Python, made where it is not there yet; None where the registry does not have it."""
-    python = ENVIRONMENT / "venv" / "bin" / "python"
-    if (ENVIRONMENT / "ready").exists():
-        return python
-    print(f"  making {ENVIRONMENT.relative_to(HERE.parent)} ({', '.join(PACKAGES)})")
-    subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT / "venv")], check=True)
-    with TemporaryDirectory() as folder:
-        for made in (
-            [str(python), "-m", "pip", "install", "--quiet", *PACKAGES],
-            _session(python, folder),  # it ends with its input, once it has fetched the jars
-        ):
-            done = subprocess.run(made, input="", capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"  left out, the peers can't be had here: {done.stderr.strip()[-500:]}\n")
-                return None
-    (ENVIRONMENT / "ready").touch()
-    return python
-
-
-@contextmanager
-def _peers(python: Path, folder: str) -> Iterator[Any]:
-    """Start the peers' process; yield what sends it a command and returns its answer."""
-    home = Path(folder) / "peers"
-    home.mkdir()
-    log = home / "log"
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            _session(python, str(home)),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=home,
-        ) as process,
-    ):  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def answer() -> Any:
-            for line in process.stdout or ():
-                try:
-                    return json.loads(line)
-                except json.JSONDecodeError:  # Ivy tells of its downloads there
-                    continue
-            raise SystemExit(f"the peers' process ended:\n{log.read_text()[-3000:]}")
-
-        def ask(command: str) -> Any:
-            assert process.stdin is not None
-            process.stdin.write(command + "\n")
-            process.stdin.flush()
-            return answer()
-
-        answer()  # its session is up
-        try:
-            yield ask
-        finally:
-            process.stdin.close()
-
-
-def _session(python: Path, folder: str) -> list[str]:
-    return [str(python), str(HERE / "peer_session.py"), folder, str(ENVIRONMENT / "ivy")]
 
 
 def _write(table: pa.Table, path: Path) -> None:

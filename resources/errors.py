@@ -22,6 +22,7 @@
     |   `-- TableError, RecordNotFoundError, TableAccessError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError
+        |-- StreamUnavailableError
         |-- SourceChangedError         files were replaced while they were read
         `-- TableUnavailableError
 
@@ -202,6 +203,10 @@ class TableAccessError(TableError):
 
 class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down."""
+
+
+class StreamUnavailableError(TransientError):
+    """A stream's servers, or what they depend on, are out of reach for a moment."""
 
 
 class SourceChangedError(TransientError):

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 # A test process may be told a width of its own, which would win over the one that a test gives to a command.
 os.environ.pop("COLUMNS", None)
 
-pytest_plugins = ["tests.servers.postgres", "tests.servers.s3", "tests.servers.spark_cluster"]
+# Those that others import come first, or pytest could not rewrite their assertions.
+pytest_plugins = [
+    "tests.servers.s3",
+    "tests.servers.kafka",
+    "tests.servers.postgres",
+    "tests.servers.registry",
+    "tests.servers.spark_cluster",
+]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,103 @@
+"""Kafka to Parquet: this project's data source against Spark's own connector on the Spark that it is made for.
+
+One broker, one topic, both in local[2]; the connector in an environment and a process of its own, in
+`.cache/peers-kafka`, made at the first run from the configured package registry.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks.environments import Ask, Environment
+from benchmarks.timing import Measured, show
+from dagster_adjunct import Json, KafkaTopic, OffsetRange, kafka_system, open_lake, open_system, session_scope
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct import StreamSystem
+    from tests.servers.kafka import KafkaServer
+
+PARTITIONS = 8
+PEER = Environment("peers-kafka", ("pyspark[sql]==4.0.0", "pyarrow", "pandas<3"), "kafka_peer.py")
+COLUMNS = "flight STRING, origin STRING, dest STRING, tailnum STRING, distance INT, delay DOUBLE, hour BIGINT"
+META = ("__partition AS p", "__offset AS o", "__timestamp AS t")
+GOAL = "at least 1"
+
+
+def run(rounds: int, count: int = 1_000_000) -> None:
+    from tests.servers.kafka import broker_jars, start_kafka
+
+    print(f"kafka: {count:,} JSON messages in {PARTITIONS} partitions to Parquet, local[2]")
+    python = PEER.python()
+    if python is None or not broker_jars():
+        return
+    with (
+        TemporaryDirectory() as folder,
+        start_kafka(Path(folder)) as broker,
+        session_scope(master="local[2]") as session,
+        PEER.session(python, folder) as ask,
+    ):
+        topic = broker.create_topic("flights", PARTITIONS)
+        fill(broker, topic, count)
+        kafka_system(
+            "kafka",
+            bootstrap_servers=broker.bootstrap,
+            topics={"raw": KafkaTopic(topic), "json": KafkaTopic(topic, value=Json(COLUMNS))},
+        )
+        system = open_system("kafka", open_lake(Path(folder) / "lake"))
+        for form in ("raw", "json"):
+            measured = _compare(session(), system, broker, ask, form, rounds, Path(folder))
+            for each in measured.values():
+                print(f"  {each.name}: {count / each.median:,.0f} rows/s")
+            show(measured, f"connector_{form}", f"ours_{form}", GOAL)
+
+
+def _compare(
+    spark: SparkSession, system: StreamSystem, broker: KafkaServer, ask: Ask, form: str, rounds: int, folder: Path
+) -> dict[str, Measured]:
+    command = f"{form} {broker.bootstrap} flights"
+    seconds: dict[str, list[float]] = {f"ours_{form}": [], f"connector_{form}": []}
+    for number in range(rounds + 1):  # the first is for warming up
+        ours, theirs = folder / f"ours-{form}-{number}", folder / f"theirs-{form}-{number}"
+        began = time.perf_counter()
+        whole(spark, system, form).write.parquet(str(ours))
+        took = {
+            f"ours_{form}": time.perf_counter() - began,
+            f"connector_{form}": ask(f"{command} {theirs} {COLUMNS if form == 'json' else ''}"),
+        }
+        found, expected = ask(f"sum {ours}"), ask(f"sum {theirs}")
+        if found != expected:
+            raise SystemExit(f"the files differ: the connector wrote {expected}, ours {found}")
+        if number:
+            for name, each in took.items():
+                seconds[name].append(each)
+    return {name: Measured(name, tuple(each)) for name, each in seconds.items()}
+
+
+def whole(spark: SparkSession, system: StreamSystem, stream: str) -> DataFrame:
+    """Return all records of the stream with the same columns as the connector's."""
+    ssps = system.partitions(stream)
+    oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+    frame = system.read(spark, {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps})
+    return frame.selectExpr(*[f"`{name}`" for name in frame.columns if not name.startswith("__")], *META)
+
+
+def fill(broker: KafkaServer, topic: str, count: int) -> None:
+    """Put as many flights into the topic, keyed by aircraft."""
+    producer = broker.producer(partitioner="murmur2_random", linger_ms=50)
+    places = ("EWR", "JFK", "LGA", "ORD", "ATL", "LAX")
+    for start in range(0, count, 10_000):
+        batch = []
+        for n in range(start, min(start + 10_000, count)):
+            tail = f"N{n * 7919 % 4000:05d}"
+            value = (
+                f'{{"flight":"UA{n % 2000}","origin":"{places[n % 3]}","dest":"{places[n % 6]}","tailnum":"{tail}",'
+                f'"distance":{200 + n % 2500},"delay":{n % 90 - 12}.5,"hour":{1_357_020_000 + n // 50 * 3600}}}'
+            )
+            batch.append({"key": tail, "value": value})
+        producer.produce_batch(topic, batch)
+        producer.flush(60)

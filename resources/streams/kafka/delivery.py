@@ -1,0 +1,311 @@
+"""A task's Kafka producer: hands records over, and accounts for every one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import (
+    AdjunctError,
+    CommitConflict,
+    PermanentError,
+    SchemaMismatchError,
+    StreamUnavailableError,
+)
+from resources.streams.kafka.security import Refusals, new_client
+from resources.streams.system import EPOCH, TIMESTAMP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import KafkaError, Message, Producer
+
+    from resources.streams.kafka.settings import KafkaSettings
+
+KEY, VALUE, HEADERS = "__key", "__value", "__headers"
+# Headers of Adjunct's own: nobody's record carries them on to another topic.
+RESERVED = "adjunct-"
+END_OF_DATASET = f"{RESERVED}end-of-dataset"
+_SHOWN = 60
+_GRACE = 10.0
+_LEAST_LIMIT = 1000  # librdkafka takes no smaller one
+
+Header = tuple[str, str | bytes | None]
+# A record as it goes out: key, value (None: a tombstone), ms since the epoch (0: now), headers.
+Record = tuple[bytes | None, bytes | None, int, list[Header]]
+
+# What the user's own client settings may change. Idle memory is the broker's concern, so queues stay small.
+_DEFAULTS = {
+    "linger.ms": 20,
+    "message.timeout.ms": 60_000,
+    "queue.buffering.max.kbytes": 131_072,
+    "transaction.timeout.ms": 300_000,
+}
+# What Adjunct's promises rest on.
+_FIXED = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The topic that records go to; picklable. `max_bytes` is the largest record that it takes."""
+
+    settings: KafkaSettings
+    stream: str
+    topic: str
+    identity: str
+    partitions: int
+    max_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.settings.name}.{self.stream}"
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One append, but for its records; picklable.
+
+    `markers` have the partition and what the marker says. `consumed` are next offsets of input, by topic and partition.
+    """
+
+    target: Target
+    producer: str
+    sequence: int
+    markers: tuple[tuple[int, bytes], ...] = ()
+    consumed: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def headers(self) -> list[Header]:
+        """Return what every record carries, so that consumers can tell one that was written twice."""
+        return [(f"{RESERVED}producer", self.producer.encode()), (f"{RESERVED}sequence", str(self.sequence).encode())]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one producer's records lie in a partition: from `first` up to `next`, None if the broker did not tell."""
+
+    partition: int
+    first: int | None
+    next: int | None
+    rows: int
+
+
+class Sender:
+    """One idempotent producer, whose records of one partition keep their order."""
+
+    def __init__(self, target: Target, transactional_id: str | None = None) -> None:
+        given = target.settings.client
+        own: dict[str, Any] = {"message.max.bytes": max(target.max_bytes, _LEAST_LIMIT), **_DEFAULTS}
+        own = {key: value for key, value in own.items() if key not in given} | _FIXED
+        if transactional_id is not None:
+            own["transactional.id"] = transactional_id
+        waits = given.get("delivery.timeout.ms", given.get("message.timeout.ms", _DEFAULTS["message.timeout.ms"]))
+        self._seconds = int(waits) / 1000
+        self._target = target
+        self._first: dict[int, int | None] = {}
+        self._last: dict[int, int | None] = {}
+        self._rows: dict[int, int] = {}
+        self._failure: AdjunctError | None = None
+        self._heard = Refusals(target.settings)
+        self.producer: Producer = new_client(
+            "producer", target.settings, {**own, "on_delivery": self._delivered}, self._heard
+        )
+
+    def send(self, records: Iterable[Record], partition: int = -1) -> None:
+        """Queue records, into the partitions of their keys (or all into this one); wait while the queue is full.
+
+        Raises what `failure` gives for a record that was not taken, of this call or an earlier one.
+        """
+        from confluent_kafka import KafkaException
+
+        produce, topic = self.producer.produce, self._target.topic
+        for key, value, timestamp, headers in records:
+            while True:
+                try:
+                    produce(topic, value, key, partition=partition, timestamp=timestamp, headers=headers)
+                    break
+                except BufferError:
+                    self._serve(lambda: self.producer.poll(0.05))
+                except KafkaException as error:
+                    size = len(key or b"") + len(value or b"")
+                    raise self.explained(error.args[0], key, size) from error
+        self._serve(lambda: self.producer.poll(0))
+
+    def mark(self, append: Append) -> None:
+        """Queue the append's markers; they do not count as records."""
+        for partition, said in append.markers:
+            self._rows[partition] = self._rows.get(partition, 0) - 1
+            self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, said)])], partition)
+
+    def finish(self) -> list[Span]:
+        """Wait until the broker has every record; return where they lie. Raises for the first that it refused."""
+        deadline = time.monotonic() + self._seconds + _GRACE
+        while (left := self._serve(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
+            pass
+        if left:
+            raise StreamUnavailableError(
+                f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s.",
+                "See whether the brokers are up, then append again.",
+            )
+        return [
+            Span(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
+            for partition, last in sorted(self._last.items())
+        ]
+
+    def drop(self) -> None:
+        """Forget what was not sent yet."""
+        self.producer.purge()
+        self.producer.flush(1)
+
+    def explained(self, error: KafkaError, key: bytes | None = None, size: int | None = None) -> AdjunctError:
+        """Return what this error of the client means for the append."""
+        try:
+            self._heard.check()
+        except AdjunctError as refused:
+            return refused
+        if error.code() == error._FATAL:
+            return self._ended()
+        return failure(error, self._target, key, size)
+
+    def _serve(self, wait: Callable[[], int]) -> int:
+        """Let the client tell what it has to; raise the first thing that failed."""
+        from confluent_kafka import KafkaException
+
+        try:
+            left = wait()
+        except KafkaException as error:
+            raise self.explained(error.args[0]) from error
+        except SystemError as error:
+            # The client can do no more, and raised so while it called `_delivered`: the reason is lost there.
+            raise self._ended() from error
+        self._heard.check()
+        if self._failure is not None:
+            raise self._failure
+        return left
+
+    def _ended(self) -> AdjunctError:
+        """Return why the client can do no more."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self.producer.begin_transaction()  # out of place, so that it does nothing but fail
+        except KafkaException as error:
+            if error.args[0].fatal():
+                return failure(error.args[0], self._target)
+        return StreamUnavailableError(f"{self._target}: the producer ended in an error of its own.", "Append again.")
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            if self._failure is None:
+                self._failure = self.explained(error, message.key())
+            return
+        partition, offset = message.partition(), message.offset()
+        # A broker that had a batch already, from a try whose answer was lost, does not tell its offsets.
+        known = offset if offset is not None and offset >= 0 else None
+        self._first.setdefault(partition, known)  # type: ignore[arg-type]
+        self._last[partition] = known  # type: ignore[index]
+        self._rows[partition] = self._rows.get(partition, 0) + 1  # type: ignore[index,arg-type]
+
+
+def failure(error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None) -> AdjunctError:
+    """Return the error of ours that says what Kafka's means here."""
+    code, said = error.code(), error.str()
+    if code in (error._FENCED, error.PRODUCER_FENCED, error.INVALID_PRODUCER_EPOCH):
+        return CommitConflict(
+            f"{target}: another producer with the same name took over while this one was appending, or the append took "
+            f"longer than transaction.timeout.ms ({said}).",
+            "Nothing of this append is visible. Run one application of a name at a time, then append again: what is "
+            "in already adds nothing.",
+        )
+    if code == error.MSG_SIZE_TOO_LARGE:
+        found = "" if size is None else f" has {size:,} bytes and"
+        return PermanentError(
+            f"{target}: the record with the key {_shown(key)}{found} is larger than the topic takes "
+            f"({target.max_bytes:,} bytes).",
+            f"Raise max.message.bytes of topic {target.topic!r} (and message.max.bytes in client=, if that is set), or "
+            "make the record smaller.",
+        )
+    if code in _transient(error):
+        return StreamUnavailableError(
+            f"{target}: Kafka did not take the records ({error.name()}: {said}).",
+            "See whether the brokers are up, then append again.",
+        )
+    record = "" if key is None else f" the record with the key {_shown(key)}"
+    return PermanentError(
+        f"{target}: Kafka refused{record or ' the records'} ({error.name()}: {said}).",
+        f"See the settings and the access rules of topic {target.topic!r}, then append again.",
+    )
+
+
+def _transient(error: KafkaError) -> frozenset[int]:
+    return frozenset(
+        {
+            error._MSG_TIMED_OUT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._TRANSPORT, error._ALL_BROKERS_DOWN,
+            error._RESOLVE, error._PURGE_QUEUE, error._PURGE_INFLIGHT, error._WAIT_COORD, error._RETRY,
+            error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.REQUEST_TIMED_OUT,
+            error.NETWORK_EXCEPTION, error.BROKER_NOT_AVAILABLE, error.NOT_ENOUGH_REPLICAS,
+            error.NOT_ENOUGH_REPLICAS_AFTER_APPEND, error.COORDINATOR_LOAD_IN_PROGRESS,
+            error.COORDINATOR_NOT_AVAILABLE, error.NOT_COORDINATOR, error.CONCURRENT_TRANSACTIONS,
+            error.KAFKA_STORAGE_ERROR,
+        }
+    )  # fmt: skip
+
+
+def _shown(key: bytes | None) -> str:
+    """Return a key as an error may show it: its text, or its bytes in hex; at most 60 characters."""
+    if key is None:
+        return "null"
+    text = key.decode("utf-8", "replace")
+    text = text if text.isprintable() and "\ufffd" not in text else key.hex()
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
+
+
+def records_of(batch: pa.RecordBatch, append: Append) -> Iterator[Record]:
+    """Return the records of a batch that has `__key` `__value` and, as it may, `__timestamp`, `__epoch`, `__headers`.
+
+    Kafka keeps times in ms. Raises SchemaMismatchError for a time that it can't keep.
+    """
+    return zip(
+        batch.column(KEY).to_pylist(),
+        batch.column(VALUE).to_pylist(),
+        _times(batch, append.target),
+        _headers(batch, append.headers()),
+        strict=False,
+    )
+
+
+def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if TIMESTAMP not in batch.schema.names:
+        return repeat(0, batch.num_rows)
+    given = batch.column(TIMESTAMP).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    if batch.num_rows and (earliest := pc.min(given).as_py()) is not None and earliest < 1000:
+        raise SchemaMismatchError(
+            f"{what}: a record has the time {pc.min(batch.column(TIMESTAMP)).as_py()}, and Kafka keeps times after "
+            "1970-01-01 only.",
+            "Leave __timestamp null there: the record then has the time of the append.",
+        )
+    times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
+    return times
+
+
+def _headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
+    import pyarrow.compute as pc
+
+    names = batch.schema.names
+    rows = batch.num_rows
+    epochs: Sequence[int] = pc.fill_null(batch.column(EPOCH), 0).to_pylist() if EPOCH in names else [0] * rows
+    if any(epochs):
+        by_epoch = {epoch: [*own, (f"{RESERVED}epoch", str(epoch).encode())] for epoch in set(epochs) if epoch}
+        ours: Iterable[list[Header]] = (by_epoch.get(epoch, own) for epoch in epochs)
+    else:
+        ours = repeat(own, rows)
+    if HEADERS not in names:
+        return ours
+    return (_joined(theirs, mine) for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False))
+
+
+def _joined(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
+    return [(each["name"], each["value"]) for each in theirs or () if not each["name"].startswith(RESERVED)] + ours

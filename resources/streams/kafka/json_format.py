@@ -1,0 +1,122 @@
+"""JSON values: one object a message, read strictly."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+from resources.errors import ConfigurationError, SchemaMismatchError
+from resources.schema import Schema
+from resources.streams.kafka.codec import FAIL, Reader, Writer, as_schema, check_malformed
+from resources.streams.kafka.values import Problems, brief, columns_of, from_json, to_texts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A JSON object a message; `schema` declares the fields that are read, as a Schema or as DDL.
+
+    A field that is missing or null is null, one that is not declared is left out. A value that is not of its column's
+    type makes the message malformed: nothing is taken for another type, rounded (but into FLOAT and DOUBLE) or cut.
+    STRING columns take texts, and objects and lists as JSON text. DECIMAL takes numbers and texts, exactly. DATE and
+    TIMESTAMP are ISO 8601 texts, timestamps with a zone; or whole numbers where `timestamps` says what they count.
+    BINARY is base64.
+    """
+
+    schema: Schema | str
+    timestamps: Literal["millis", "micros"] | None = None
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", as_schema(self.schema, "a JSON format"))
+        if self.timestamps not in (None, "millis", "micros"):
+            raise ConfigurationError(
+                f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.", "Choose one."
+            )
+        check_malformed(self.malformed, self.columns(), "a JSON format")
+
+    def columns(self) -> Schema:
+        assert isinstance(self.schema, Schema)
+        return self.schema
+
+    def reader(self, what: str) -> Reader:
+        schema = self.columns()
+        converts = {field.name: from_json(field, self.timestamps) for field in schema.fields}
+        exact = any(field.type.startswith("decimal") for field in schema.fields)
+        decode = json.JSONDecoder(parse_constant=_no_number, parse_float=Decimal if exact else float).decode
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            rows: list[dict[str, Any] | None] = []
+            for row, each in enumerate(data):
+                found = None
+                if each is not None:
+                    try:
+                        found = decode(each.decode())
+                        if type(found) is not dict:
+                            problems[row] = f"{brief(found)} where a JSON object belongs"
+                            found = None
+                    except UnicodeDecodeError as error:
+                        problems[row] = f"not UTF-8 at byte {error.start}"
+                    except json.JSONDecodeError as error:
+                        problems[row] = f"not JSON: {error.msg} at character {error.pos}"
+                    except (ValueError, RecursionError) as error:
+                        problems[row] = f"not JSON: {str(error)[:60]}"
+                rows.append(found)
+            return columns_of(rows, schema, converts, problems)
+
+        return read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        fields = self.columns().fields
+        heads = [json.dumps(field.name, ensure_ascii=False) + ":" for field in fields]
+
+        def write(columns: Sequence[pa.Array]) -> list[bytes]:
+            texts = [
+                _texts(column, field.type, f"{what}: column {field.name!r}", self.timestamps)
+                for column, field in zip(columns, fields, strict=True)
+            ]
+            named = [[head + text for text in each] for head, each in zip(heads, texts, strict=True)]
+            return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
+
+        return write
+
+    def describe(self) -> str:
+        return "JSON"
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+_quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _texts(column: pa.Array, kind: str, what: str, timestamps: str | None) -> list[str]:
+    """Return the values of a column as JSON."""
+    import pyarrow as pa
+
+    if kind in ("float", "double"):
+        values = column.to_pylist()
+        if any(value is not None and not math.isfinite(value) for value in values):
+            raise SchemaMismatchError(
+                f"{what} holds NaN or an infinity, which JSON has no form for.", "Write null there, or declare Avro."
+            )
+        return ["null" if value is None else repr(value) for value in values]
+    if kind == "timestamp" and timestamps is not None:
+        unit = "ms" if timestamps == "millis" else "us"
+        counted = column.cast(pa.timestamp(unit, tz="UTC"), safe=True).cast(pa.int64()).to_pylist()
+        return ["null" if value is None else str(value) for value in counted]
+    if kind == "binary":
+        values = column.to_pylist()
+        return ["null" if value is None else f'"{base64.b64encode(value).decode()}"' for value in values]
+    texts = to_texts(column, kind)
+    if kind in ("string", "date", "timestamp"):
+        return ["null" if text is None else _quote(text) for text in texts]
+    return ["null" if text is None else text for text in texts]

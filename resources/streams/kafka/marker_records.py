@@ -1,0 +1,83 @@
+"""End-of-dataset markers in Kafka: records without key and value that only say, in a header, which version ends.
+
+Anyone may write one: a header `adjunct-end-of-dataset` that holds JSON, as in `{"version": "v7", "rows": 1200}`, with
+`rows` (of that partition) and `checksum` as they are known. Kafka keeps no index of headers, so finding markers reads
+the records: some 100,000 a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from resources.errors import MalformedDocumentError
+from resources.streams.kafka.consume import TopicRange, messages
+from resources.streams.kafka.delivery import END_OF_DATASET
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import Marker
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from resources.streams.kafka.system import KafkaStreams
+
+_AT_A_TIME = 8
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    version: str = Field(min_length=1)
+    rows: int | None = Field(default=None, ge=0)
+    checksum: str | None = None
+
+
+def marker_text(version: str, rows: int | None = None, checksum: str | None = None) -> bytes:
+    """Return what the header of a marker says."""
+    return _Said(version=version, rows=rows, checksum=checksum).model_dump_json(exclude_none=True).encode()
+
+
+def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker | None:
+    """Return the marker that a message is, or None. Raises MalformedDocumentError for one that can't be read."""
+    headers: list[tuple[str, bytes]] = message.headers() or []  # type: ignore[assignment]
+    said = next((value for name, value in headers if name == END_OF_DATASET), None)
+    if said is None:
+        return None
+    try:
+        found = _Said.model_validate_json(said)
+    except ValidationError as error:
+        raise MalformedDocumentError(
+            f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {said[:200]!r}: "
+            f"{error.errors()[0]['msg']}.",
+            'Write markers as {"version": "v7"}, and with "rows" and "checksum" as they are known.',
+        ) from error
+    return Marker(ssp, str(message.offset()), found.version, found.rows, found.checksum)
+
+
+def markers(
+    system: KafkaStreams, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
+) -> list[Marker]:
+    """Return the markers at or after these offsets (of all partitions when None), in order.
+
+    Reads all records from there on, several partitions at a time, but keeps none of them. An offset that retention
+    has passed counts as the oldest.
+    """
+    facts = system.topic(stream)
+    name = f"{system.name}.{stream}"
+    wanted = range(facts.partitions) if since is None else [s.partition for s in since if s.qualified_stream == name]
+    oldest, upcoming = system.admin.oldest(facts.topic, wanted), system.admin.upcoming(facts.topic, wanted)
+    starts = {} if since is None else {ssp.partition: int(offset) for ssp, offset in since.items()}
+    ranges = [
+        TopicRange(facts.topic, facts.identity, p, max(starts.get(p, 0), oldest[p]), upcoming[p], name) for p in wanted
+    ]
+
+    def found(wanted: TopicRange) -> list[Marker]:
+        ssp = SystemStreamPartition(system.name, stream, wanted.partition)
+        each = (marker_in(message, ssp) for got in messages(system.settings, wanted) for message in got)
+        return [marker for marker in each if marker is not None]
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        return [marker for some in pool.map(found, sorted(ranges, key=lambda r: r.partition)) for marker in some]

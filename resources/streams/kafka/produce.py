@@ -1,0 +1,262 @@
+"""Appends to Kafka: records are encoded and grouped by key in Spark, and each task hands its share to the broker.
+
+Without transactions an append is at least once: what is repeated, a batch or a failed task, is written again, and
+consumers can tell it by the headers `adjunct-producer` and `adjunct-sequence`. With `transactional=True` on the topic
+the whole append goes through one task, in one transaction, and is exactly once; see transactions.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resources.columns import quoted
+from resources.errors import ConfigurationError
+from resources.names import check_name
+from resources.spark_errors import unwrapped, wrapped
+from resources.streams.kafka.delivery import KEY, Append, Sender, Span, Target, records_of
+from resources.streams.kafka.marker_records import marker_text
+from resources.streams.kafka.raw_format import Raw
+from resources.streams.kafka.records import encode, encode_table
+from resources.streams.kafka.transactions import read_marks, spans_of, transact
+from resources.streams.producers import check_producer
+from resources.streams.system import EPOCH, RECORD_META, TIMESTAMP, TOMBSTONE, AppendResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from resources.streams.kafka.system import KafkaStreams, TopicFacts
+    from resources.streams.ssp import SystemStreamPartition
+
+_TASKS = 32
+_DEFAULT_LIMIT = 1_000_000  # where the cluster does not tell the topic's settings
+_VISIBLE_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
+_SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
+_ORDER = "__order_"
+
+Sent = tuple[list[Span], bool]
+
+
+def append(
+    system: KafkaStreams,
+    stream: str,
+    data: DataFrame | pa.Table,
+    *,
+    producer: str,
+    sequence: int,
+    end_of_dataset: str | None = None,
+    order_by: Sequence[str] = (),
+    partitioned: bool = False,
+    consumed: Mapping[SystemStreamPartition, str] | None = None,
+) -> AppendResult:
+    """Add records to a topic; see `KafkaStreams.append`."""
+    check_producer(producer, sequence)
+    facts = system.topic(stream)
+    markers: dict[int, bytes] = {}
+    if end_of_dataset is not None:
+        check_name("version", end_of_dataset)
+        markers = dict.fromkeys(range(facts.partitions), marker_text(end_of_dataset))
+    what = _append(system, facts, producer, sequence, markers, consumed or {})
+    before = system.admin.upcoming(facts.topic, range(facts.partitions))
+    if type(data).__module__.startswith("pyarrow"):  # asking for the class itself would import Arrow
+        if order_by or partitioned:
+            raise ConfigurationError(
+                f"{what.target}: order_by and partitioned are for Spark frames; a table keeps its own order.",
+                "Sort the table before, and leave both out.",
+            )
+        sent = _send(facts)(what, encode_table(data, facts.declared, str(what.target)).to_batches())
+    else:
+        frame = encode(_prepared(data, facts, order_by), facts.declared, str(what.target))
+        sent = _in_tasks(frame, facts, what, len(order_by), partitioned)
+    return _result(system, what, sent, before)
+
+
+def append_markers(
+    system: KafkaStreams,
+    stream: str,
+    version: str,
+    *,
+    producer: str,
+    sequence: int,
+    partitions: Sequence[int] | None = None,
+    rows: Mapping[int, int] | None = None,
+    checksum: str | None = None,
+) -> AppendResult:
+    """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
+
+    `rows` tells the records of the version by partition, for the reader to check.
+    """
+    check_producer(producer, sequence)
+    check_name("version", version)
+    facts = system.topic(stream)
+    chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
+    unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
+    if unfit or not chosen:
+        raise ConfigurationError(
+            f"marker {version!r}: partitions {unfit} are none of {stream!r}, which has {facts.partitions}, or have no "
+            "row count.",
+            "Name partitions that the stream has, with a count for each of them or none at all.",
+        )
+    markers = {p: marker_text(version, None if rows is None else rows[p], checksum) for p in chosen}
+    what = _append(system, facts, producer, sequence, markers, {})
+    before = system.admin.upcoming(facts.topic, range(facts.partitions))
+    return _result(system, what, _send(facts)(what, []), before)
+
+
+def appended(system: KafkaStreams, stream: str, producer: str, sequence: int) -> AppendResult | None:
+    """Return the result of an append that is in already; always None for a topic without transactions.
+
+    Of a transaction that a crash left open nothing is in yet; the next append of the producer settles it.
+    """
+    check_producer(producer, sequence)
+    facts = system.topic(stream)
+    if not facts.declared.transactional:
+        return None
+    marks = read_marks(_target(system, facts), producer)
+    if 0 not in marks or marks[0][0].sequence < sequence:
+        return None
+    return _told(spans_of(marks, sequence), duplicate=True)
+
+
+def deliver(append: Append, batches: Iterable[pa.RecordBatch]) -> Sent:
+    """Send the batches, then the markers, without a transaction; return where they lie, and False."""
+    sender = Sender(append.target)
+    try:
+        for batch in batches:
+            sender.send(records_of(batch, append))
+        sender.mark(append)
+        return sender.finish(), False
+    except BaseException:
+        sender.drop()
+        raise
+
+
+def _send(facts: TopicFacts) -> Callable[[Append, Iterable[pa.RecordBatch]], Sent]:
+    return transact if facts.declared.transactional else deliver
+
+
+def _in_tasks(frame: DataFrame, facts: TopicFacts, append: Append, ordered_by: int, partitioned: bool) -> Sent:
+    """Send an encoded frame from Spark's tasks: from one in a transaction, else with each key in one task."""
+    keyed = facts.declared.key is not None or isinstance(facts.declared.value, Raw)
+    if facts.declared.transactional:
+        frame = frame.repartition(1)
+    elif keyed and not partitioned:
+        frame = frame.repartition(min(facts.partitions, _TASKS), KEY)
+    if ordered_by:
+        frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(ordered_by)])
+    frame = frame.select(*[name for name in frame.columns if not name.startswith(_ORDER)])
+    if facts.declared.transactional:
+        # Spark runs no task at all for a frame that it knows to be empty: the transaction is made here then.
+        return _collected(frame, append, transact) or transact(append, [])
+    spans, _ = _collected(frame, replace(append, markers=()), deliver) or ([], False)
+    return ([*spans, *deliver(append, [])[0]] if append.markers else spans), False
+
+
+def _collected(
+    frame: DataFrame, append: Append, send: Callable[[Append, Iterable[pa.RecordBatch]], Sent]
+) -> Sent | None:
+    """Send a frame from its tasks; return what they tell, None where there was no task."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        def told() -> Iterator[pa.RecordBatch]:
+            spans, duplicate = send(append, batches)
+            rows: list[tuple[Any, ...]] = [(s.partition, s.first, s.next, s.rows, duplicate) for s in spans]
+            columns = zip(*(rows or [(None, None, None, 0, duplicate)]), strict=True)
+            kinds = (pa.int32(), pa.int64(), pa.int64(), pa.int64(), pa.bool_())
+            names = ["partition", "first", "next", "rows", "duplicate"]
+            arrays = [pa.array(list(values), kind) for values, kind in zip(columns, kinds, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, names)
+
+        yield from wrapped(told())
+
+    with unwrapped():
+        rows = frame.mapInArrow(task, _SPANS).collect()
+    if not rows:
+        return None
+    spans = [Span(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
+    return spans, any(row[4] for row in rows)
+
+
+def _prepared(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> DataFrame:
+    """Return the frame with the stream's columns, the marks that it has, and the columns of its order by number."""
+    from pyspark.sql import functions as F
+
+    schema = facts.declared.schema()
+    gone = {name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH, *schema.names)}
+    kept = [F.col(quoted(name)) for name in frame.columns if name not in gone]
+    order = [F.col(quoted(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
+    return frame.select(*kept, *order)
+
+
+def _append(
+    system: KafkaStreams,
+    facts: TopicFacts,
+    producer: str,
+    sequence: int,
+    markers: Mapping[int, bytes],
+    consumed: Mapping[SystemStreamPartition, str],
+) -> Append:
+    if markers and "compact" in facts.config.get("cleanup.policy", ""):
+        raise ConfigurationError(
+            f"{system.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
+            "(cleanup.policy), which takes no record without a key and would drop them.",
+            "Deliver versions through a topic that is not compacted.",
+        )
+    offsets: dict[str, dict[int, int]] = {}
+    for ssp, offset in consumed.items():
+        if ssp.system == system.name and facts.declared.transactional:
+            offsets.setdefault(system.topic(ssp.stream).topic, {})[ssp.partition] = int(offset)
+    return Append(_target(system, facts), producer, sequence, tuple(sorted(markers.items())), offsets)
+
+
+def _target(system: KafkaStreams, facts: TopicFacts) -> Target:
+    limit = int(facts.config.get("max.message.bytes", _DEFAULT_LIMIT))
+    settings = replace(system.settings, topics={})  # formats are for who encodes, and may be long
+    return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
+
+
+def _result(system: KafkaStreams, append: Append, sent: Sent, before: Mapping[int, int]) -> AppendResult:
+    """Return what an append did, once readers see it; a partition without records is told as empty there.
+
+    `before` is where the partitions ended before, for what a broker did not tell.
+    """
+    spans, duplicate = sent
+    if duplicate:
+        return _told(spans, duplicate=True)
+    target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
+    ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
+    after = system.admin.upcoming(target.topic, range(target.partitions))
+    # Another producer's open transaction may hide our records for longer: they are in all the same.
+    while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        after = system.admin.upcoming(target.topic, range(target.partitions))
+    untold = {span.partition for span in spans if span.first is None or span.next is None}
+    known = [
+        Span(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
+        for s in spans
+    ]
+    told = _told(known, duplicate=False)
+    empty = {p: str(offset) for p, offset in after.items() if p not in told.first}
+    return replace(told, first={**told.first, **empty}, next={**told.next, **empty})
+
+
+def _told(spans: Sequence[Span], *, duplicate: bool) -> AppendResult:
+    first: dict[int, int] = {}
+    after: dict[int, int] = {}
+    for span in spans:
+        assert span.first is not None
+        assert span.next is not None
+        first[span.partition] = min(span.first, first.get(span.partition, span.first))
+        after[span.partition] = max(span.next, after.get(span.partition, span.next))
+    return AppendResult(
+        {p: str(offset) for p, offset in sorted(first.items())},
+        {p: str(offset) for p, offset in sorted(after.items())},
+        sum(span.rows for span in spans),
+        duplicate,
+    )

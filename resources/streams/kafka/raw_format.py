@@ -1,0 +1,124 @@
+"""Raw messages, and keys that are texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resources.errors import ConfigurationError
+from resources.schema import Schema
+from resources.streams.kafka.codec import FAIL, Reader, Writer
+from resources.streams.kafka.values import UNFIT, Problems, columns_of, from_text, to_texts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """The bytes as they are: `key BINARY, value BINARY`, or `value` alone where the topic declares a key format."""
+
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        if self.malformed != FAIL:
+            raise ConfigurationError("raw bytes are never malformed.", "Leave malformed out.")
+
+    def columns(self) -> Schema:
+        return Schema.of(value="binary")
+
+    def reader(self, what: str) -> Reader:
+        return _raw_read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        return _raw_write
+
+    def describe(self) -> str:
+        return "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class RawKey(Raw):
+    """The key of a raw message as it is, in the column `key`."""
+
+    def columns(self) -> Schema:
+        return Schema.of(key="binary")
+
+
+def _raw_read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+    import pyarrow as pa
+
+    return [pa.array(data, pa.binary())]
+
+
+def _raw_write(columns: Sequence[pa.Array]) -> list[bytes]:
+    return list(columns[0].to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class KeyText:
+    """A message key that is text: that of one column, or a JSON array of the texts of several.
+
+    `KeyText("tailnum")`, `KeyText("id BIGINT")`, `KeyText("origin STRING, time_hour TIMESTAMP")`. Dates and timestamps
+    are ISO 8601 in UTC, binary values base64. One column that is null is a message without a key.
+    """
+
+    key: str
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        for field in self.columns().fields:
+            if field.type in ("float", "double"):
+                raise ConfigurationError(
+                    f"key column {field.name!r} is {field.type}, which has no single text.", "Declare it DECIMAL."
+                )
+
+    def columns(self) -> Schema:
+        text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"
+        return Schema.from_ddl(text, "a Kafka key")
+
+    def reader(self, what: str) -> Reader:
+        schema = self.columns()
+        converts = {field.name: from_text(field) for field in schema.fields}
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            rows: list[dict[str, Any] | None] = []
+            for row, each in enumerate(data):
+                try:
+                    rows.append(None if each is None else _parts(each, schema))
+                except UNFIT as error:
+                    problems[row] = str(error) if not isinstance(error, UnicodeDecodeError) else "not UTF-8"
+                    rows.append(None)
+            return columns_of(rows, schema, converts, problems)
+
+        return read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        kinds = [field.type for field in self.columns().fields]
+
+        def write(columns: Sequence[pa.Array]) -> list[bytes]:
+            texts = [to_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            if len(texts) == 1:
+                return [None if each is None else each.encode() for each in texts[0]]  # type: ignore[misc]
+            made = zip(*texts, strict=True)
+            return [json.dumps(each, ensure_ascii=False, separators=(",", ":")).encode() for each in made]
+
+        return write
+
+    def describe(self) -> str:
+        return "a text" if len(self.columns().fields) == 1 else "a JSON array of texts"
+
+
+def _parts(data: bytes, schema: Schema) -> dict[str, Any]:
+    text = data.decode()
+    if len(schema.fields) == 1:
+        return {schema.fields[0].name: text}
+    try:
+        parts = json.loads(text)
+    except (ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, list) or len(parts) != len(schema.fields):
+        raise ValueError(f"not a JSON array of {len(schema.fields)} texts")
+    return dict(zip(schema.names, parts, strict=True))

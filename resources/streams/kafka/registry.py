@@ -1,0 +1,194 @@
+"""A schema registry: the REST interface that Confluent's, Karapace and Apicurio (as ccompat) speak.
+
+Confluent's own client asks for packages that are only there for OAuth and would come to every executor; the four
+requests that are needed are here, over `requests`, which Dagster brings.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
+from resources.streams.kafka.security import is_reference, secret
+
+_HEADER = struct.Struct(">bI")  # a zero, then the schema's id
+HEADER_BYTES = _HEADER.size
+_PAUSES = (0.2, 0.8)  # seconds before the second and the third try
+_TIMEOUT = (5, 15)  # seconds to connect, and to wait for an answer
+_TYPE = "application/vnd.schemaregistry.v1+json"
+_NOT_THERE = (40401, 40402, 40403)  # no such subject, version, schema
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """A schema as a registry has it: its id, its kind (AVRO, PROTOBUF, JSON), its text, and the texts it builds on."""
+
+    id: int
+    kind: str
+    text: str
+    references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRegistry:
+    """Where the schemas are that messages name by id.
+
+    `login` ("user:password") and `token` (a bearer token) are secrets: "env:NAME", looked up in each process.
+    `ca_location` is a file of certificates to trust instead of the system's.
+    """
+
+    url: str
+    login: str | None = None
+    token: str | None = None
+    ca_location: str | None = None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise ConfigurationError(
+                "the URL of a schema registry is no http or https address, or holds a password.",
+                'Write it like "https://registry.example.com:8081", and the password as login="env:NAME".',
+            )
+        object.__setattr__(self, "url", self.url.rstrip("/"))
+        for name in ("login", "token"):
+            value = getattr(self, name)
+            if value is not None and not is_reference(value):
+                raise ConfigurationError(
+                    f"{name} of the schema registry {self.url} is a secret in plain text.",
+                    'Put it into an environment variable of every process, and give its name: "env:NAME".',
+                )
+
+    def schema(self, number: int) -> RegisteredSchema:
+        """Return the schema with this id; asked for once a process.
+
+        Raises SchemaMismatchError where the registry has none, StreamUnavailableError where it does not answer, and
+        ConfigurationError where it refuses us.
+        """
+        return _schema(self, number)
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Return the newest schema of a subject. Raises as `schema` does."""
+        found = _ask(self, "GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
+        if found is None:
+            raise SchemaMismatchError(
+                f"schema registry {self.url} has no subject {subject!r}.",
+                "Register its schema there, or name the right subject.",
+            )
+        return _registered(self, int(found["id"]), found)
+
+    def register(self, subject: str, text: str, kind: str = "AVRO") -> int:
+        """Return the id of this schema under the subject; register it where the subject does not have it.
+
+        Raises SchemaMismatchError where the registry refuses it, as incompatible with the versions before.
+        """
+        return _register(self, subject, text, kind)
+
+
+def number_of(data: bytes) -> int | None:
+    """Return the schema id that a message begins with, None where it does not begin like that."""
+    if len(data) < HEADER_BYTES or data[0] != 0:
+        return None
+    return int(_HEADER.unpack_from(data)[1])
+
+
+def header(number: int) -> bytes:
+    """Return what a message of the schema begins with."""
+    return _HEADER.pack(0, number)
+
+
+@lru_cache(maxsize=1024)
+def _schema(registry: SchemaRegistry, number: int) -> RegisteredSchema:
+    found = _ask(registry, "GET", f"/schemas/ids/{number}")
+    if found is None:
+        raise SchemaMismatchError(
+            f"schema registry {registry.url} has no schema {number}.",
+            "Ask the topic's producers which registry is theirs.",
+        )
+    return _registered(registry, number, found)
+
+
+@lru_cache(maxsize=256)
+def _register(registry: SchemaRegistry, subject: str, text: str, kind: str) -> int:
+    path = f"/subjects/{quote(subject, safe='')}"
+    said = {"schema": text} if kind == "AVRO" else {"schema": text, "schemaType": kind}
+    found = _ask(registry, "POST", path, said) or _ask(registry, "POST", f"{path}/versions", said)
+    if found is None:
+        raise ConfigurationError(
+            f"schema registry {registry.url} takes no schemas at {path}/versions.", "Check the registry's URL."
+        )
+    return int(found["id"])
+
+
+def _registered(registry: SchemaRegistry, number: int, found: Mapping[str, Any]) -> RegisteredSchema:
+    texts: list[str] = []
+    for each in found.get("references") or ():
+        path = f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}"
+        under = _ask(registry, "GET", path)
+        if under is None:
+            raise SchemaMismatchError(
+                f"schema {number} of {registry.url} builds on {each['subject']!r}, version {each['version']}, which is "
+                "not there.",
+                "Register it again.",
+            )
+        below = _registered(registry, int(under["id"]), under)
+        texts += [text for text in (*below.references, below.text) if text not in texts]
+    return RegisteredSchema(number, found.get("schemaType") or "AVRO", found["schema"], tuple(texts))
+
+
+def _ask(registry: SchemaRegistry, method: str, path: str, said: Mapping[str, str] | None = None) -> Any:
+    """Return the registry's answer, None where it knows no such thing. Short troubles are waited out."""
+    import requests
+
+    what = f"schema registry {registry.url}"
+    login, token = secret(registry.login, f"login of {what}"), secret(registry.token, f"token of {what}")
+    user, _, password = (login or "").partition(":")
+    headers = {"Accept": _TYPE, "Content-Type": _TYPE} | ({"Authorization": f"Bearer {token}"} if token else {})
+    trouble = ""
+    for pause in (*_PAUSES, None):
+        try:
+            answer = requests.request(
+                method, registry.url + path, json=said, headers=headers, auth=(user, password) if login else None,
+                verify=registry.ca_location or True, timeout=_TIMEOUT,
+            )  # fmt: skip
+        except requests.exceptions.SSLError as error:
+            raise ConfigurationError(
+                f"{what}: its certificate is not trusted ({type(error).__name__}).",
+                "Give the authority's: ca_location.",
+            ) from error
+        except OSError as error:  # requests' own errors are OSErrors
+            trouble = type(error).__name__
+        else:
+            if answer.status_code < 500 and answer.status_code != 429:
+                return _understood(answer, what, path)
+            trouble = f"HTTP {answer.status_code}"
+        if pause is not None:
+            time.sleep(pause)
+    raise StreamUnavailableError(f"{what} does not answer ({trouble}).", "See whether it is up; then repeat.")
+
+
+def _understood(answer: Any, what: str, path: str) -> Any:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if answer.status_code < 300 and isinstance(body, dict):
+        return body
+    code = body.get("error_code") if isinstance(body, dict) else None
+    if answer.status_code == 404 and code in _NOT_THERE:
+        return None
+    said = str(body.get("message", ""))[:300] if isinstance(body, dict) else ""
+    if answer.status_code in (409, 422):
+        raise SchemaMismatchError(
+            f"{what} refuses the schema for {path}: {said or answer.status_code}.",
+            "Make it compatible with the versions before, or relax the subject's compatibility.",
+        )
+    step = (
+        "Check the login or token." if answer.status_code in (401, 403) else "Check its URL and that it is a registry."
+    )
+    raise ConfigurationError(f"{what} answers {path} with HTTP {answer.status_code}. {said}".rstrip(), step)

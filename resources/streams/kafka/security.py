@@ -1,0 +1,193 @@
+"""How clients of Kafka log in: settings of librdkafka passed through, secrets named but never held.
+
+A secret stands as "env:NAME" wherever settings are kept, shown or pickled, and is looked up by `resolved` in the
+process that makes a client. What can't be a text, such as a callback that fetches tokens, comes from `client_factory`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from resources.errors import AdjunctError, ConfigurationError, StreamUnavailableError
+
+Value = str | int | float | bool
+_REFERENCE = "env:"
+_SECRET = re.compile(
+    r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$",
+    re.IGNORECASE,
+)
+# What reading and writing rest on; and what would load code that nobody looked at.
+_OURS = {
+    "bootstrap.servers": "give it as bootstrap_servers",
+    "metadata.broker.list": "give it as bootstrap_servers",
+    "group.id": "Adjunct keeps the positions itself",
+    "enable.auto.commit": "Adjunct keeps the positions itself",
+    "enable.auto.offset.store": "Adjunct keeps the positions itself",
+    "auto.offset.reset": "an offset that is gone is an error",
+    "isolation.level": "reading is read_committed",
+    "enable.partition.eof": "ranges end by position",
+    "enable.idempotence": "producing is idempotent",
+    "acks": "producing waits for all replicas",
+    "request.required.acks": "producing waits for all replicas",
+    "transactional.id": "transactions are declared with the topic",
+    "partitioner": "keys are hashed by murmur2_random",
+    "plugin.library.paths": "libraries are not loaded by a setting",
+}
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_REFUSED = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
+_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+
+
+class ClientSettings(Protocol):
+    """What a client needs of a system's settings."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bootstrap_servers(self) -> str: ...
+    @property
+    def client(self) -> Mapping[str, Value]: ...
+    @property
+    def client_factory(self) -> str | None: ...
+
+
+def check_client(client: Mapping[str, Value], client_factory: str | None = None) -> None:
+    """Refuse settings that hold a secret, can't be pickled, or contradict how Adjunct reads and writes.
+
+    Raises ConfigurationError, which names the setting and never its value.
+    """
+    for key, value in client.items():
+        if key in _OURS:
+            raise ConfigurationError(f"client setting {key!r} can't be set: {_OURS[key]}.", "Leave it out.")
+        if not isinstance(value, str | int | float | bool):
+            raise ConfigurationError(
+                f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean.",
+                'Return callbacks from a function, and name it: client_factory="module:function".',
+            )
+        if _SECRET.search(key) and not is_reference(value):
+            raise ConfigurationError(
+                f"client setting {key!r} is a secret in plain text, which would be stored, logged and sent around.",
+                f'Put it into an environment variable of every process, and give its name: "{_REFERENCE}NAME".',
+            )
+    if client_factory is not None and not _FACTORY.fullmatch(client_factory):
+        raise ConfigurationError(
+            f"client_factory is {client_factory!r}: expected a function's place, as module:function.",
+            "Name a function that executors can import; it takes nothing and returns librdkafka settings.",
+        )
+
+
+def resolved(settings: ClientSettings) -> dict[str, Any]:
+    """Return the librdkafka settings with secrets in place, for a client of this process. Never store or show them.
+
+    What `client_factory` returns comes last. Raises ConfigurationError for a variable that is not set here, and for a
+    factory that can't be used.
+    """
+    found: dict[str, Any] = {key: secret(value, f"client setting {key!r}") for key, value in settings.client.items()}
+    if settings.client_factory is not None:
+        found |= _made(settings.client_factory)
+    return {**found, "bootstrap.servers": settings.bootstrap_servers}
+
+
+def secret(value: Any, what: str) -> Any:
+    """Return a setting's value, from the environment where it is an "env:NAME"; `what` names it in errors."""
+    if not is_reference(value):
+        return value
+    name = value.removeprefix(_REFERENCE)
+    if name not in os.environ:
+        raise ConfigurationError(
+            f"{what} is to be taken from the environment variable {name}, which is not set in this process.",
+            f"Set {name} wherever Dagster, the command line and Spark's executors run.",
+        )
+    return os.environ[name]
+
+
+class Refusals:
+    """What brokers refused for good, heard as a client's `error_cb`: a login, a certificate.
+
+    librdkafka itself tries again for ever and calls time out. `check` raises instead, once the client has been polled.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._who = f"Kafka system {settings.name!r} ({settings.bootstrap_servers})"
+        self._heard: Any = None
+
+    def __call__(self, error: Any) -> None:
+        if error.name() in _REFUSED:
+            self._heard = error
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a broker refused us, StreamUnavailableError where no token was to be had."""
+        if self._heard is None:
+            return
+        said = str(self._heard.str())
+        if said.startswith(_NO_TOKEN):
+            raise StreamUnavailableError(
+                f"{self._who}: {said[:300]}.", "Look whether what the token callback asks can be reached; then repeat."
+            )
+        raise ConfigurationError(
+            f"{self._who} refused the connection: {self._heard.name().lstrip('_')}: {said[:300]}.",
+            "Check security.protocol, the SASL mechanism and credentials, and the certificates; repeating won't help.",
+        )
+
+
+Kind = Literal["admin", "consumer", "producer"]
+
+
+def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], refusals: Refusals) -> Any:
+    """Return a new client with the system's settings and the caller's `own`, which win.
+
+    Raises ConfigurationError for settings that librdkafka does not take. Poll the client before `refusals.check()`.
+    """
+    from confluent_kafka import Consumer, KafkaException, Producer
+    from confluent_kafka.admin import AdminClient
+
+    made: Mapping[Kind, Callable[[dict[str, Any]], Any]]
+    made = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}
+    try:
+        return made[kind]({**resolved(settings), **own, "error_cb": refusals})
+    except (KafkaException, TypeError, ValueError) as error:
+        said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        raise ConfigurationError(
+            f"Kafka system {settings.name!r}: the client settings can't be used: {said}.",
+            "Correct client= of kafka_system; the names are those of librdkafka.",
+        ) from None  # the cause might show the settings
+
+
+def _made(place: str) -> Mapping[str, Any]:
+    """Return what a client factory makes, without anything that is not its to say."""
+    module, _, name = place.partition(":")
+    try:
+        function: Callable[[], Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"client_factory {place!r} can't be imported: {error}.",
+            "Name a function of a module that is installed wherever Dagster and Spark's executors run.",
+        ) from error
+    try:
+        found = function()
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"client_factory {place!r} failed with {type(error).__name__}.",
+            "Call it by hand in this process's environment; it takes no arguments.",
+        ) from error
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(
+            f"client_factory {place!r} returned a {type(found).__name__}: expected a dict of librdkafka settings.",
+            "Return only settings, with their librdkafka names.",
+        )
+    taken = sorted(set(found) & (_OURS.keys() | {"error_cb"}))
+    if taken:
+        raise ConfigurationError(
+            f"client_factory {place!r} returned {', '.join(taken)}, which Adjunct sets itself.", "Leave them out."
+        )
+    return found
+
+
+def is_reference(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"env:[A-Za-z_]\w*", value) is not None

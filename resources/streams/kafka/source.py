@@ -1,0 +1,173 @@
+"""The Spark data source for Kafka: one Spark partition an offset range, read and decoded by a task's own consumer."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from resources.spark_errors import wrapped
+from resources.streams.kafka.consume import TopicRange, is_marker, messages
+from resources.streams.kafka.delivery import RESERVED
+from resources.streams.kafka.formats import HEADERS, KEY, VALUE, Raw, decoder, schema_of
+from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Message
+    from pyspark.sql import DataFrame, SparkSession
+
+    from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+
+NAME = "adjunct-kafka"
+SPLIT = 250_000
+EPOCH_HEADER = f"{RESERVED}epoch"
+_GREATEST_MS = 9_223_372_036_854_775
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be read of the stream `stream` ("kafka.flights"), and how its messages are understood."""
+
+    settings: KafkaSettings
+    topic: KafkaTopic
+    stream: str
+    ranges: tuple[TopicRange, ...]
+
+    def ddl(self) -> str:
+        return f"{schema_of(self.topic).ddl()}, {RECORD_META_DDL}"
+
+
+@dataclass
+class _Piece(InputPartition):
+    """What one task reads."""
+
+    wanted: TopicRange
+
+
+def records_frame(spark: SparkSession, plan: Plan) -> DataFrame:
+    """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
+
+    A long range is read by several tasks. What is read is decided here: reading the frame again gives the same.
+    """
+    spark.dataSource.register(KafkaSource)
+    slim = replace(plan, settings=replace(plan.settings, topics={}))
+    return spark.read.format(NAME).option("plan", base64.b64encode(pickle.dumps(slim)).decode()).load()
+
+
+class KafkaSource(DataSource):
+    """What Spark asks; see `records_frame`, which is how it is used."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return _plan(self).ddl()
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return _Reader(_plan(self))
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        found = [_Piece(piece) for wanted in self.plan.ranges for piece in pieces(wanted)]
+        # Spark would give a plan without partitions one of its own.
+        return found or [_Piece(wanted) for wanted in self.plan.ranges[:1]]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, _Piece)
+        return wrapped(record_batches(self.plan, partition.wanted))
+
+
+def pieces(wanted: TopicRange, split: int = SPLIT) -> list[TopicRange]:
+    """Return the range in parts of up to `split` offsets, which are about equal; none for an empty range."""
+    width = wanted.end - wanted.start
+    count = -(-width // split)
+    edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
+    return [replace(wanted, start=start, end=end) for start, end in pairwise(edges)]
+
+
+def record_batches(plan: Plan, wanted: TopicRange) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a range, in order."""
+    decoded = _decoder(plan)
+    for got in messages(plan.settings, wanted):
+        kept, headers = got, [message.headers() for message in got]
+        if any(headers) and any(map(is_marker, headers)):
+            kept = [message for message in got if not is_marker(message.headers())]
+            headers = [message.headers() for message in kept]
+        if kept:
+            yield decoded(_batch(kept, headers, wanted.partition, plan.topic.headers is not None))
+
+
+def _decoder(plan: Plan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Return what makes records of messages, with the very schema that Spark was told, down to what may be null."""
+    import pyarrow as pa
+
+    raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
+    decode = _as_they_are if raw else decoder(plan.topic, plan.stream)
+    columns = schema_of(plan.topic).to_arrow()
+    meta = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
+    fields = [pa.field(name, kind, name != EPOCH) for name, kind in zip(RECORD_META, meta, strict=True)]
+    schema = pa.schema([*columns, *fields])
+
+    def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+        found = decode(batch)
+        return pa.RecordBatch.from_arrays([found.column(name) for name in schema.names], schema=schema)
+
+    return decoded
+
+
+def _as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return raw records without a look at their bytes."""
+    columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
+    columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
+    return batch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _batch(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
+    """Return messages as `decoder` takes them; their headers only where somebody wants them."""
+    import numpy as np
+    import pyarrow as pa
+
+    count = len(got)
+    header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
+    shown = ([{"name": name, "value": value} for name, value in each or ()] for each in headers)
+    columns = {
+        PARTITION: pa.array(np.full(count, partition, np.int32)),
+        OFFSET: pa.array([message.offset() for message in got], pa.int64()),
+        TIMESTAMP: _times([message.timestamp()[1] for message in got]),
+        KEY: pa.array([message.key() for message in got], pa.binary()),
+        VALUE: pa.array([message.value() for message in got], pa.binary()),
+        HEADERS: pa.array(list(shown), pa.list_(header)) if with_headers else pa.nulls(count, pa.list_(header)),
+        EPOCH: pa.array([_epoch(each) for each in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _times(ms: list[int]) -> pa.Array:
+    """Return times in microseconds; null where the producer gave none, or one that no timestamp holds."""
+    import numpy as np
+    import pyarrow as pa
+
+    given = np.array(ms, np.int64)
+    none = (given < 0) | (given > _GREATEST_MS)
+    return pa.array(np.where(none, 0, given) * 1000, pa.timestamp("us", tz="UTC"), mask=none if none.any() else None)
+
+
+def _epoch(headers: list[tuple[str, bytes | None]] | None) -> int:
+    said = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
+    return int(said) if said and said.isdigit() and len(said) < 10 else 0
+
+
+def _plan(source: DataSource) -> Plan:
+    plan: Plan = pickle.loads(base64.b64decode(source.options["plan"]))
+    return plan

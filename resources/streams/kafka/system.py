@@ -1,0 +1,377 @@
+"""KafkaStreams: the topics of a Kafka cluster as streams, read in exact ranges of offsets.
+
+Offsets are Kafka's own, in decimal digits. The end of a partition is its last stable offset: what comes after belongs
+to transactions that are not decided. A range has fewer records than offsets where control records, aborted
+transactions, compaction or markers take some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from resources.errors import InvalidNameError, OffsetOutOfRangeError, StreamExistsError, StreamNotFoundError
+from resources.names import check_name
+from resources.streams.kafka.admin import KafkaAdmin
+from resources.streams.kafka.consume import TopicRange, count_records, first_at, too_old
+from resources.streams.kafka.declared import Declarations, Known
+from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from resources.streams.ranges import no_partition, one_stream
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import AppendResult, Marker, OffsetRange, StreamInfo, StreamSystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from resources.objects.lake import Lake
+    from resources.schema import Schema
+
+Edges = tuple[dict[int, int], dict[int, int]]
+_TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A stream's topic as the cluster has it (`identity` is the topic's id), and how its records are understood.
+
+    `config` has the topic's settings by Kafka's names; it is empty where the cluster does not let us see them.
+    """
+
+    stream: str
+    topic: str
+    identity: str
+    partitions: int
+    declared: KafkaTopic
+    key: tuple[str, ...]
+    config: Mapping[str, str]
+
+
+class KafkaStreams(StreamSystem):
+    """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
+
+    The lake keeps what Kafka can't: how streams that were created here are read. Methods raise
+    StreamUnavailableError, which is transient, where brokers do not answer.
+    """
+
+    def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
+        self.name = settings.name
+        self.lake = lake
+        self.settings = settings
+        self.admin = KafkaAdmin(settings)
+        self._declarations = Declarations(lake, settings)
+
+    # -- declaring
+
+    def list_streams(self) -> list[str]:
+        """Return all streams that have a topic: those declared or created, and each other topic with a safe name."""
+        topics = self._declarations.topics()
+        there, taken = set(self.admin.topics()), set(topics.values())
+        named = {stream for stream, topic in topics.items() if topic in there}
+        return sorted(named | {topic for topic in there - taken if _is_stream_name(topic) and topic not in topics})
+
+    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+        """Create the topic of a stream, or do nothing if it is there and declared equally.
+
+        A stream that the settings do not declare holds JSON, is the topic `prefix` + name, and the lake remembers
+        its columns and key for other processes. Replication and all else is the cluster's default.
+        Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
+        """
+        check_name("stream", name)
+        known = self._declarations.check(name, schema, key, partitions)
+        found = self.admin.describe(known.topic)
+        if found is not None and found.partitions != partitions:
+            raise _wrong_count(self.settings.where, name, known.topic, found.partitions, partitions)
+        self._declarations.remember(name, schema, key, partitions)
+        if found is None:
+            self.admin.create(known.topic, partitions)
+        return self.info(name)
+
+    def info(self, stream: str) -> StreamInfo:
+        facts = self.topic(stream)
+        policies = {each.strip() for each in facts.config.get("cleanup.policy", "").split(",")}
+        # A topic that is compacted and cut off by age, too, does not keep the newest record of every key.
+        compacted = policies == {"compact"}
+        kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
+        return StreamInfo(
+            stream,
+            facts.partitions,
+            facts.key,
+            facts.declared.partitioner,
+            facts.declared.schema(),
+            facts.declared.default_offset,
+            compacted,
+            kept if compacted else None,
+            facts.identity,
+        )
+
+    def topic(self, stream: str) -> TopicFacts:
+        """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
+        found = self._located(stream)
+        return replace(found, config=self._config_of(found))
+
+    def partitions(self, stream: str) -> list[SystemStreamPartition]:
+        return [SystemStreamPartition(self.name, stream, p) for p in range(self._located(stream).partitions)]
+
+    # -- offsets
+
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda edges: edges[0])
+
+    def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._edges(ssps, lambda edges: edges[1])
+
+    def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
+        """Return the offset of the first record that readers see, in offset order, at or after this time."""
+        facts = self._topic_with([ssp])
+        return str(self._first_at(facts, [ssp.partition], timestamp_ms)[ssp.partition])
+
+    def compare(self, left: str, right: str) -> int:
+        a, b = parse_offset(left, self.name), parse_offset(right, self.name)
+        return (a > b) - (a < b)
+
+    def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
+        return max(parse_offset(end, str(ssp)) - parse_offset(start, str(ssp)), 0)
+
+    def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
+        return str(parse_offset(start, str(ssp)) + count)
+
+    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
+        """Return how many records the ranges hold, by reading them all: `distance` is an upper bound, at no cost."""
+        if not ranges:
+            return 0
+        return sum(count_records(self.settings, wanted) for wanted in self._ranges(ranges)[1])
+
+    # -- reading
+
+    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
+        """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
+
+        Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
+        was created again has taken records since the ranges were checked.
+        """
+        from resources.streams.kafka.source import Plan, records_frame
+
+        facts, wanted = self._ranges(ranges)
+        stream = f"{self.name}.{facts.stream}"
+        return records_frame(spark, Plan(self.settings, facts.declared, stream, tuple(wanted)))
+
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        """Return the markers at or after these offsets; the records from there on are read for them."""
+        from resources.streams.kafka.marker_records import markers
+
+        return markers(self, stream, since)
+
+    # -- appending
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | pa.Table,
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+    ) -> AppendResult:
+        """Add records; see `produce.append`, which says what is promised with and without transactions."""
+        from resources.streams.kafka.produce import append
+
+        return append(
+            self,
+            stream,
+            data,
+            producer=producer,
+            sequence=sequence,
+            end_of_dataset=end_of_dataset,
+            order_by=order_by,
+            partitioned=partitioned,
+            consumed=consumed,
+        )
+
+    def append_markers(
+        self,
+        stream: str,
+        version: str,
+        *,
+        producer: str,
+        sequence: int,
+        partitions: Sequence[int] | None = None,
+        rows: Mapping[int, int] | None = None,
+        checksum: str | None = None,
+    ) -> AppendResult:
+        """Add an end-of-dataset marker to these partitions (default: all) and nothing else."""
+        from resources.streams.kafka.produce import append_markers
+
+        return append_markers(
+            self,
+            stream,
+            version,
+            producer=producer,
+            sequence=sequence,
+            partitions=partitions,
+            rows=rows,
+            checksum=checksum,
+        )
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        from resources.streams.kafka.produce import appended
+
+        return appended(self, stream, producer, sequence)
+
+    def snapshot(self, stream: str) -> StreamSystem:
+        """Return the streams with this one as it stands now; each question about it is asked for all its partitions."""
+        return _Snapshot(self, stream)
+
+    # -- inside
+
+    def _located(self, stream: str) -> TopicFacts:
+        """Return the stream's topic, without its settings."""
+        known = self._declarations.of(stream)
+        found = self.admin.describe(known.topic)
+        if found is None:
+            raise self._not_found(stream, known)
+        return TopicFacts(stream, known.topic, found.identity, found.partitions, known.declared, known.key, {})
+
+    def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
+        return self.admin.config(facts.topic)
+
+    def _not_found(self, stream: str, known: Known) -> StreamNotFoundError:
+        there = self.list_streams()
+        some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
+        return StreamNotFoundError(
+            f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}. There are "
+            f"{some or 'none'}.",
+            "Check the name and the cluster, declare the stream's topic, or create it first.",
+        )
+
+    def _topic_with(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
+        """Return the topic of the one stream of these partitions, which all exist."""
+        wanted = list(ssps)
+        facts = self._located(one_stream(self.name, wanted))
+        for ssp in wanted:
+            if ssp.partition >= facts.partitions:
+                raise no_partition(ssp, facts.partitions)
+        return facts
+
+    def _edges(
+        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[Edges], dict[int, int]]
+    ) -> dict[SystemStreamPartition, str]:
+        by_stream: dict[str, list[SystemStreamPartition]] = {}
+        for ssp in ssps:
+            by_stream.setdefault(ssp.qualified_stream, []).append(ssp)
+        found: dict[SystemStreamPartition, str] = {}
+        for wanted in by_stream.values():
+            offsets = edge(self._offsets(self._topic_with(wanted), [ssp.partition for ssp in wanted]))
+            found |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
+        return found
+
+    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
+        """Return the oldest and the upcoming offset of each partition, asked for in this order."""
+        return self.admin.oldest(facts.topic, partitions), self.admin.upcoming(facts.topic, partitions)
+
+    def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+        # The ends first: a record that arrives meanwhile is then not skipped.
+        ends = self._offsets(facts, partitions)[1]
+        found = self.admin.since(facts.topic, partitions, timestamp_ms)
+        starts = {p: offset for p, offset in found.items() if 0 <= offset < ends[p]}
+        return ends | first_at(self.settings, facts.topic, starts, ends, timestamp_ms)
+
+    def _ranges(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> tuple[TopicFacts, list[TopicRange]]:
+        """Return the ranges of one stream, checked against what the topic holds now."""
+        facts = self._topic_with(ranges)
+        oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
+        wanted = []
+        for ssp, given in ranges.items():
+            start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
+            check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
+            stream = f"{self.name}.{facts.stream}"
+            wanted.append(TopicRange(facts.topic, facts.identity, ssp.partition, start, end, stream))
+        return facts, wanted
+
+
+class _Snapshot(KafkaStreams):
+    """The streams of a cluster, of which one is seen as it was at the first look at each part of it."""
+
+    def __init__(self, streams: KafkaStreams, stream: str) -> None:
+        super().__init__(streams.lake, streams.settings)
+        self.admin = streams.admin
+        self._stream = stream
+        self._facts: TopicFacts | None = None
+        self._config: Mapping[str, str] | None = None
+        self._edges_seen: Edges | None = None
+        self._times: dict[int, dict[int, int]] = {}
+
+    def _located(self, stream: str) -> TopicFacts:
+        if stream != self._stream:
+            return super()._located(stream)
+        if self._facts is None:
+            self._facts = super()._located(stream)
+        return self._facts
+
+    def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
+        if facts.stream != self._stream:
+            return super()._config_of(facts)
+        if self._config is None:
+            self._config = super()._config_of(facts)
+        return self._config
+
+    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
+        if facts.stream != self._stream:
+            return super()._offsets(facts, partitions)
+        if self._edges_seen is None:
+            self._edges_seen = super()._offsets(facts, range(facts.partitions))
+        return self._edges_seen
+
+    def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+        if facts.stream != self._stream:
+            return super()._first_at(facts, partitions, timestamp_ms)
+        if timestamp_ms not in self._times:
+            self._times[timestamp_ms] = super()._first_at(facts, range(facts.partitions), timestamp_ms)
+        return self._times[timestamp_ms]
+
+
+def parse_offset(text: str, what: str) -> int:
+    """Return a Kafka offset, written in decimal digits, as a number."""
+    if isinstance(text, str) and text.isascii() and text.isdecimal():
+        return int(text)
+    raise OffsetOutOfRangeError(
+        f"{what}: offset {text!r} is none of Kafka's: expected decimal digits, as in '42'.",
+        "Use offsets as this system gave them out.",
+    )
+
+
+def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:
+    """Raise OffsetOutOfRangeError for a range that the partition does not hold whole."""
+    if start > end:
+        raise OffsetOutOfRangeError(
+            f"{ssp}: the range begins at {start}, after its end {end}.", "Give the smaller offset first."
+        )
+    if start < oldest:
+        raise too_old(ssp, start, oldest)
+    if end > upcoming:
+        raise OffsetOutOfRangeError(
+            f"{ssp}: the range ends at offset {end}, the topic's upcoming one (the last stable offset) is {upcoming}.",
+            f"End at {upcoming} or before. If the offset was valid once, the topic was created again or has lost "
+            "records: set a startpoint for this partition.",
+        )
+
+
+def _wrong_count(where: str, name: str, topic: str, found: int, wanted: int) -> StreamExistsError:
+    return StreamExistsError(
+        f"stream {name!r} is there and declared otherwise: topic {topic!r} of {where} has {found} partitions, expected "
+        f"{wanted}.",
+        "Declare the partitions that it has, or choose another name.",
+    )
+
+
+def _is_stream_name(topic: str) -> bool:
+    try:
+        check_name("stream", topic)
+    except InvalidNameError:
+        return False
+    return True

@@ -1,0 +1,470 @@
+"""Bytes of Kafka's messages become typed columns exactly, or not at all; and back."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import io
+import json
+import math
+import pickle
+import string
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resources.errors import ConfigurationError, SchemaMismatchError
+from resources.schema import Schema
+from resources.streams.kafka.formats import Avro, Json, KeyText, Protobuf, Raw, decoder, schema_of
+from resources.streams.kafka.settings import KafkaTopic
+from tests.resources.streams.kafka.messages import (
+    FIRST,
+    STREAM,
+    avro_schema,
+    batch_of,
+    descriptor_set,
+    message_class,
+    read,
+    written,
+)  # fmt: skip
+
+UTC = dt.UTC
+EVERY_TYPE = Schema.of(
+    tailnum="string", on="boolean", tiny="tinyint", small="smallint", seats="int", big="bigint", ratio="float",
+    lat="double", price="decimal(12,2)", day="date", at="timestamp", raw="binary",
+)  # fmt: skip
+ROW = {
+    "tailnum": "N1é", "on": True, "tiny": -128, "small": 32767, "seats": -5, "big": 2**63 - 1, "ratio": 0.5,
+    "lat": 1e-300, "price": Decimal("-9999999999.99"), "day": dt.date(2024, 2, 29),
+    "at": dt.datetime(2024, 1, 1, 8, 30, 0, 5, tzinfo=UTC), "raw": b"\0\xff",
+}  # fmt: skip
+JSON = KafkaTopic(value=Json(EVERY_TYPE))
+NOTHING = dict.fromkeys(EVERY_TYPE.names)
+
+
+# -- JSON
+
+
+def test_a_json_object_becomes_columns_of_the_declared_types() -> None:
+    text = """{"tailnum":"N1\\u00e9","on":true,"tiny":-128,"small":32767,"seats":-5,"big":9223372036854775807,
+        "ratio":0.5,"lat":1e-300,"price":-9999999999.99,"day":"2024-02-29","at":"2024-01-01T10:00:00.000005+01:30",
+        "raw":"AP8=","another":[1,{"x":2}]}"""
+    assert read(JSON, text.encode(), b"{}", b'{"seats":null}') == [ROW, NOTHING, NOTHING]
+
+
+def test_objects_and_lists_are_json_text_in_a_string_column() -> None:
+    topic = KafkaTopic(value=Json("plane STRING, legs STRING"))
+    found = read(topic, '{"plane":{"tail": "é", "seats":[1, null]},"legs":[]}'.encode())
+    assert found == [{"plane": '{"tail":"é","seats":[1,null]}', "legs": "[]"}]
+
+
+@pytest.mark.parametrize(("unit", "number"), [("millis", 1_704_096_000_123), ("micros", 1_704_096_000_123_000)])
+def test_numbers_are_timestamps_where_it_is_declared_what_they_count(unit: Any, number: int) -> None:
+    topic = KafkaTopic(value=Json("at TIMESTAMP", timestamps=unit))
+    message = json.dumps({"at": number}).encode()
+    at = dt.datetime(2024, 1, 1, 8, 0, 0, 123_000, tzinfo=UTC)
+    assert read(topic, message) == [{"at": at}]
+    assert json.loads(written(topic, {"at": at})[0]["__value"]) == {"at": number}
+
+
+BAD_JSON = {
+    "a text for a number": b'{"seats":"3"}',
+    "a number too large for int": b'{"seats":2147483648}',
+    "a number too large for bigint": b'{"big":9223372036854775808}',
+    "a number too small for tinyint": b'{"tiny":-129}',
+    "a fraction for an int": b'{"seats":1.0}',
+    "a boolean for a number": b'{"seats":true}',
+    "a number for a boolean": b'{"on":1}',
+    "a number for a text": b'{"tailnum":5}',
+    "a boolean for a text": b'{"tailnum":false}',
+    "a double too large": b'{"lat":1e400}',
+    "a float too large": b'{"ratio":1e39}',
+    "NaN": b'{"lat":NaN}',
+    "Infinity": b'{"lat":-Infinity}',
+    "NaN in a field that is not declared": b'{"other":NaN}',
+    "a decimal that would be rounded": b'{"price":1.234}',
+    "a decimal too large": b'{"price":10000000000}',
+    "a decimal that is no number": b'{"price":"1,5"}',
+    "a timestamp without a zone": b'{"at":"2024-01-01T00:00:00"}',
+    "a timestamp as a number": b'{"at":1704096000123}',
+    "a timestamp that would be cut": b'{"at":"2024-01-01T00:00:00.1234567Z"}',
+    "a day that is none": b'{"day":"2023-02-29"}',
+    "a day with a time": b'{"day":"2024-01-01T00:00:00Z"}',
+    "no base64": b'{"raw":"%%%%"}',
+    "half a surrogate": b'{"tailnum":"\\ud800"}',
+    "a truncated object": b'{"tailnum":"N1"',
+    "two objects": b'{"tailnum":"N1"}{"tailnum":"N2"}',
+    "a list": b'[{"tailnum":"N1"}]',
+    "a text": b'"N1"',
+    "null": b"null",
+    "nothing": b"",
+    "not UTF-8": b'{"tailnum":"\xff"}',
+    "UTF-16": '{"tailnum":"N1"}'.encode("utf-16"),
+    "too deep": b'{"a":' + b"[" * 200_000,
+    "Avro's magic byte": b"\0\0\0\0\1{}",
+}
+
+
+@pytest.mark.parametrize("message", BAD_JSON.values(), ids=BAD_JSON.keys())
+def test_a_json_message_that_does_not_fit_is_refused_or_kept_whole(message: bytes) -> None:
+    good = b'{"tailnum":"N1","on":false,"seats":7,"lat":2.5}'
+    with pytest.raises(
+        SchemaMismatchError, match=rf"{STREAM}\.3: the value of the message at offset {FIRST + 1} "
+    ) as said:
+        read(JSON, good, message)
+    if len(message) > 5:
+        assert message.decode(errors="replace") not in str(said.value)
+    keeping = KafkaTopic(value=Json(EVERY_TYPE, malformed="bad"))
+    first, second = read(keeping, good, message)
+    assert first == NOTHING | {"tailnum": "N1", "on": False, "seats": 7, "lat": 2.5, "bad": None}
+    assert second == NOTHING | {"bad": message}
+
+
+def test_an_error_shows_at_most_60_characters_of_a_message() -> None:
+    secret = string.ascii_letters * 20
+    with pytest.raises(SchemaMismatchError) as said:
+        read(KafkaTopic(value=Json("seats INT")), json.dumps({"seats": secret}).encode())
+    assert secret[:20] in str(said.value)
+    assert secret[:60] not in str(said.value)
+
+
+_TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+_ROWS = st.fixed_dictionaries(
+    {
+        "tailnum": _TEXTS, "on": st.booleans(), "tiny": st.integers(-128, 127),
+        "small": st.integers(-(2**15), 2**15 - 1),
+        "seats": st.integers(-(2**31), 2**31 - 1), "big": st.integers(-(2**63), 2**63 - 1),
+        "ratio": st.floats(allow_nan=False, allow_infinity=False, width=32),
+        "lat": st.floats(allow_nan=False, allow_infinity=False),
+        "price": st.decimals(-(10**9), 10**9, places=2), "day": st.dates(),
+        "at": st.datetimes(timezones=st.just(UTC)), "raw": st.binary(max_size=9),
+    }
+)  # fmt: skip
+_SPARSE = st.lists(st.tuples(_ROWS, st.sets(st.sampled_from(EVERY_TYPE.names))), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_SPARSE)
+def test_what_is_written_as_json_is_read_as_it_was(made: list[tuple[dict[str, Any], set[str]]]) -> None:
+    rows = [row | dict.fromkeys(nulls) for row, nulls in made]
+    messages = [each["__value"] for each in written(JSON, *rows)]
+    assert read(JSON, *messages) == rows
+    for row, message in zip(rows, messages, strict=True):  # another reader's view
+        found = json.loads(message, parse_float=Decimal)
+        assert found.keys() == row.keys()
+        assert found["price"] == row["price"]
+        assert found["tailnum"] == row["tailnum"]
+        assert found["raw"] == (None if row["raw"] is None else base64.b64encode(row["raw"]).decode())
+        assert found["at"] is None or dt.datetime.fromisoformat(found["at"]) == row["at"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_json_has_no_form_for_is_not_written(value: float) -> None:
+    with pytest.raises(SchemaMismatchError, match=r"column 'lat' holds NaN or an infinity"):
+        written(JSON, NOTHING | {"lat": value})
+
+
+# -- keys, tombstones, headers
+
+
+def test_a_tombstone_has_its_key_and_nothing_else() -> None:
+    topic = KafkaTopic(value=Json("tailnum STRING, seats INT"), key=KeyText("tailnum"))
+    given = [b'{"tailnum":"N1","seats":3}', None, b'{"seats":4}']
+    batch = decoder(topic, STREAM)(batch_of(given, keys=[b"other", b"N2", b"N3"]))
+    assert batch.column("tailnum").to_pylist() == ["N1", "N2", None]  # the value wins, where there is one
+    assert batch.column("seats").to_pylist() == [3, None, 4]
+    assert batch.column("__tombstone").to_pylist() == [False, True, False]
+
+
+def test_key_columns_that_the_value_lacks_come_from_every_key() -> None:
+    topic = KafkaTopic(value=Json("seats INT"), key=KeyText("origin STRING, hour TIMESTAMP, no BIGINT"))
+    assert schema_of(topic).names == ("origin", "hour", "no", "seats")
+    keys = [b'["EWR","2024-01-01T05:00:00Z","7"]', None, b'["J\xc3\xa9",null,"-1"]']
+    assert read(topic, b'{"seats":1}', b'{"seats":2}', None, keys=keys) == [
+        {"origin": "EWR", "hour": dt.datetime(2024, 1, 1, 5, tzinfo=UTC), "no": 7, "seats": 1},
+        {"origin": None, "hour": None, "no": None, "seats": 2},
+        {"origin": "Jé", "hour": None, "no": -1, "seats": None},
+    ]
+
+
+@pytest.mark.parametrize("key", [b"\xff", b"7.0", b"", b"x", b"9223372036854775808", "٣x".encode()])
+def test_a_key_that_can_not_be_read_is_refused_by_name(key: bytes) -> None:
+    topic = KafkaTopic(value=Json("seats INT"), key=KeyText("no BIGINT"))
+    with pytest.raises(SchemaMismatchError, match=rf"{STREAM}\.3: the key of the message at offset {FIRST} "):
+        read(topic, b"{}", keys=[key])
+    keeping = KafkaTopic(value=Json("seats INT"), key=KeyText("no BIGINT", malformed="bad_key"))
+    assert read(keeping, b'{"seats":1}', keys=[key]) == [{"no": None, "seats": None, "bad_key": key}]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(_TEXTS, st.datetimes(timezones=st.just(UTC)), st.binary(max_size=5)), min_size=1, max_size=4))
+def test_keys_of_several_columns_are_read_as_they_were_written(keys: list[tuple[str, dt.datetime, bytes]]) -> None:
+    topic = KafkaTopic(value=Json("seats INT"), key=KeyText("a STRING, b TIMESTAMP, c BINARY"))
+    rows = [dict(zip("abc", key, strict=True)) | {"seats": 1} for key in keys]
+    messages = written(topic, *rows)
+    assert read(topic, *(m["__value"] for m in messages), keys=[m["__key"] for m in messages]) == rows
+
+
+def test_one_key_column_is_its_plain_text() -> None:
+    topic = KafkaTopic(value=Json("id BIGINT, seats INT"), key=KeyText("id BIGINT"))
+    messages = written(topic, {"id": 7, "seats": 1}, {"id": 8, "seats": None}, {"id": None, "seats": 2},
+                       tombstones=[False, True, False])  # fmt: skip
+    assert [(m["__key"], m["__value"]) for m in messages] == [
+        (b"7", b'{"id":7,"seats":1}'), (b"8", None), (None, b'{"id":null,"seats":2}'),
+    ]  # fmt: skip
+
+
+def test_a_key_may_be_of_any_format() -> None:
+    topic = KafkaTopic(value=Raw(), key=Json("id INT"))
+    assert schema_of(topic).ddl() == "`id` INT, `value` BINARY"
+    assert read(topic, b"\0", keys=[b'{"id":3}']) == [{"id": 3, "value": b"\0"}]
+
+
+def test_raw_messages_are_their_bytes() -> None:
+    topic = KafkaTopic()
+    assert schema_of(topic).ddl() == "`key` BINARY, `value` BINARY"
+    assert read(topic, b"\xff", None, b"", keys=[None, b"k", b""]) == [
+        {"key": None, "value": b"\xff"}, {"key": b"k", "value": None}, {"key": b"", "value": b""},
+    ]  # fmt: skip
+
+
+def test_headers_become_a_column_and_are_headers_again() -> None:
+    topic = KafkaTopic(value=Json("seats INT"), headers="said")
+    headers = [[("a", b"\0"), ("a", None), ("é", b"")], []]
+    rows = read(topic, b"{}", b"{}", headers=headers)
+    assert [json.loads(row["said"]) for row in rows] == [[["a", "AA=="], ["a", None], ["é", ""]], []]
+    again = [[(h["name"], h["value"]) for h in message["__headers"]] for message in written(topic, *rows)]
+    assert again == headers
+    with pytest.raises(SchemaMismatchError, match="no list of headers"):
+        written(topic, {"seats": 1, "said": "[1]"})
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: schema_of(KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT"))), "'id' is bigint in the key"),
+        (lambda: Json("id INT", malformed="id"), "stand twice"),
+        (lambda: Json("id INT", malformed=""), "malformed is empty"),
+        (lambda: Json("id INT", timestamps="days"), "timestamps='days'"),  # type: ignore[arg-type]
+        (lambda: KeyText("a DOUBLE"), "has no single text"),
+        (lambda: Raw(malformed="bad"), "never malformed"),
+        (lambda: Avro("{"), "no Avro schema"),
+        (lambda: Avro('{"type":"recor"}'), "no Avro schema"),
+        (lambda: Avro('"string"'), "no record"),
+        (lambda: Protobuf(b"\xff", "air.Flight"), "no message"),
+        (lambda: Protobuf(descriptor_set(), "air.Nothing"), "no message 'air.Nothing'"),
+        (lambda: Protobuf("nowhere.desc", "air.Flight"), "nowhere.desc can't be read"),
+    ],
+)
+def test_a_declaration_that_can_not_hold_is_refused(declare: Any, message: str) -> None:
+    with pytest.raises((ConfigurationError, SchemaMismatchError), match=message):
+        declare()
+
+
+def test_records_of_other_columns_are_not_written() -> None:
+    import pyarrow as pa
+
+    from resources.streams.kafka.records import encode_table
+
+    topic = KafkaTopic(value=Json("id BIGINT"))
+    assert encode_table(pa.table({"id": pa.array([1], pa.int32())}), topic, STREAM).column("__value").to_pylist() == [
+        b'{"id":1}'
+    ]
+    for table in (pa.table({"no": [1]}), pa.table({"id": [1], "no": [1]}), pa.table({"id": ["1"]})):
+        with pytest.raises(SchemaMismatchError, match=STREAM):
+            encode_table(table, topic, STREAM)
+    assert encode_table(pa.table({"id": pa.array([], pa.int64())}), topic, STREAM).num_rows == 0
+
+
+# -- Avro
+
+LOGICAL = avro_schema(
+    ("tailnum", "string"),
+    ("seats", ["null", "int"]),
+    ("at", {"type": "long", "logicalType": "timestamp-millis"}),
+    ("precise", ["null", {"type": "long", "logicalType": "timestamp-micros"}]),
+    ("day", {"type": "int", "logicalType": "date"}),
+    ("price", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}),
+    ("id", {"type": "string", "logicalType": "uuid"}),
+    ("status", {"type": "enum", "name": "Status", "symbols": ["LATE", "EARLY"]}),
+    ("before", ["null", "Status"]),
+    ("time", {"type": "int", "logicalType": "time-millis"}),
+    ("hash", {"type": "fixed", "name": "Four", "size": 4}),
+    ("plane", {"type": "record", "name": "Plane", "fields": [{"name": "raw", "type": "bytes"},
+        {"name": "made", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}]}]}),
+    ("legs", {"type": "array", "items": "int"}),
+    ("tags", {"type": "map", "values": "string"}),
+    ("any", ["null", "string", "long"]),
+    ("ratio", "float"),
+    ("lat", "double"),
+)  # fmt: skip
+FLIGHT = {
+    "tailnum": "N1é", "seats": None, "at": dt.datetime(2024, 1, 1, 1, 2, 3, 456_000, tzinfo=UTC),
+    "precise": dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "day": dt.date(1900, 1, 1),
+    "price": Decimal("-1.20"), "id": UUID(int=7), "status": "LATE", "before": "EARLY", "time": dt.time(1, 2, 3),
+    "hash": b"\0\1\2\3", "plane": {"raw": b"\0", "made": None}, "legs": [1, -2], "tags": {"é": "x"}, "any": "text",
+    "ratio": 0.5, "lat": math.inf,
+}  # fmt: skip
+
+
+def as_avro(schema: str, row: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(schema)), row)
+    return out.getvalue()
+
+
+def test_an_avro_record_becomes_columns_of_its_types() -> None:
+    topic = KafkaTopic(value=Avro(LOGICAL))
+    assert schema_of(topic).ddl() == (
+        "`tailnum` STRING, `seats` INT, `at` TIMESTAMP, `precise` TIMESTAMP, `day` DATE, `price` DECIMAL(10,2), "
+        "`id` STRING, `status` STRING, `before` STRING, `time` STRING, `hash` BINARY, `plane` STRING, `legs` STRING, "
+        "`tags` STRING, `any` STRING, `ratio` FLOAT, `lat` DOUBLE"
+    )
+    message = as_avro(LOGICAL, FLIGHT)
+    found = read(topic, message, None)
+    assert found[0] == FLIGHT | {
+        "id": "00000000-0000-0000-0000-000000000007", "time": "01:02:03", "plane": '{"raw":"AA==","made":null}',
+        "legs": "[1,-2]", "tags": '{"é":"x"}', "any": '"text"',
+    }  # fmt: skip
+    assert set(found[1].values()) == {None}
+    assert written(topic, found[0])[0]["__value"] == message
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, -1])
+def test_avro_that_is_cut_is_refused(cut: int) -> None:
+    topic = KafkaTopic(value=Avro(LOGICAL))
+    with pytest.raises(SchemaMismatchError, match="not Avro of its schema"):
+        read(topic, as_avro(LOGICAL, FLIGHT)[:cut])
+
+
+@pytest.mark.parametrize(
+    "message", [as_avro(LOGICAL, FLIGHT) + b"\0", b"\xff" * 50, b"{}", as_avro(avro_schema(("a", "int")), {"a": 1})]
+)
+def test_bytes_that_are_not_of_the_avro_schema_are_refused_or_kept(message: bytes) -> None:
+    with pytest.raises(SchemaMismatchError, match="not Avro of its schema"):
+        read(KafkaTopic(value=Avro(LOGICAL)), message)
+    found = read(KafkaTopic(value=Avro(LOGICAL, malformed="bad")), message)[0]
+    assert found.pop("bad") == message
+    assert set(found.values()) == {None}
+
+
+def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="UnicodeDecodeError"):
+        read(KafkaTopic(value=Avro(avro_schema(("a", "string")))), b"\x04\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("tailnum", None, "column 'tailnum' is null in 1 records"),
+        ("at", dt.datetime(2024, 1, 1, 0, 0, 0, 1, tzinfo=UTC), "column 'at' holds microseconds"),
+        ("plane", '{"raw":"%"}', "column 'plane' holds a text that is not JSON of its Avro type"),
+        ("plane", '{"raw', "column 'plane' holds a text that is not JSON"),
+        ("status", "GONE", "does not fit its Avro schema"),
+        ("hash", b"\0", "does not fit its Avro schema"),
+        ("time", "noon", "column 'time' holds a text that is not an ISO time"),
+    ],
+)
+def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, value: Any, message: str) -> None:
+    topic = KafkaTopic(value=Avro(LOGICAL))
+    row = read(topic, as_avro(LOGICAL, FLIGHT))[0]
+    with pytest.raises(SchemaMismatchError, match=message):
+        written(topic, row | {column: value})
+
+
+# -- Protobuf
+
+PROTOBUF = KafkaTopic(value=Protobuf(descriptor_set(), "air.Flight"))
+
+
+def _flight() -> Any:
+    flight = message_class("air.Flight")(
+        tailnum="N1é", number=-3, delay=0, id=2**64 - 1, status=1, legs=[1, 2**60], raw=b"\xff", lat=-0.5, on=True,
+        debt=-(2**63), ratio=0.25, gate=2**32 - 1, seats={"a": 1},
+    )  # fmt: skip
+    flight.at.FromDatetime(dt.datetime(2024, 1, 1, 0, 0, 0, 5))
+    flight.weight.value = 0
+    flight.plane.tailnum = "N2"
+    flight.spare.add().tailnum = "N3"
+    return flight
+
+
+def test_a_protobuf_message_becomes_columns_of_its_fields() -> None:
+    assert schema_of(PROTOBUF).ddl() == (
+        "`tailnum` STRING, `number` INT, `delay` INT, `id` DECIMAL(20,0), `status` STRING, `at` TIMESTAMP, "
+        "`weight` BIGINT, `plane` STRING, `legs` STRING, `spare` STRING, `raw` BINARY, `lat` DOUBLE, `on` BOOLEAN, "
+        "`seats` STRING, `debt` BIGINT, `ratio` FLOAT, `gate` BIGINT"
+    )
+    row = {
+        "tailnum": "N1é", "number": -3, "delay": 0, "id": Decimal(2**64 - 1), "status": "LATE",
+        "at": dt.datetime(2024, 1, 1, 0, 0, 0, 5, tzinfo=UTC), "weight": 0, "plane": '{"tailnum":"N2"}',
+        "legs": '["1","1152921504606846976"]', "spare": '[{"tailnum":"N3"}]', "raw": b"\xff", "lat": -0.5, "on": True,
+        "seats": '{"a":1}', "debt": -(2**63), "ratio": 0.25, "gate": 2**32 - 1,
+    }  # fmt: skip
+    empty = {
+        "tailnum": "", "number": 0, "delay": None, "id": Decimal(0), "status": "UNKNOWN", "at": None, "weight": None,
+        "plane": None, "legs": "[]", "spare": "[]", "raw": b"", "lat": 0.0, "on": False, "seats": "{}", "debt": 0,
+        "ratio": 0.0, "gate": 0,
+    }  # fmt: skip
+    assert read(PROTOBUF, _flight().SerializeToString(), b"", None) == [row, empty, dict.fromkeys(row)]
+    messages = [message_class("air.Flight").FromString(m["__value"]) for m in written(PROTOBUF, row, empty)]
+    assert messages == [_flight(), message_class("air.Flight")()]
+
+
+def test_a_protobuf_enum_that_is_not_declared_is_its_number() -> None:
+    flight = message_class("air.Flight")(status=7)
+    row = read(PROTOBUF, flight.SerializeToString())[0]
+    assert row["status"] == "7"
+    assert message_class("air.Flight").FromString(written(PROTOBUF, row)[0]["__value"]).status == 7
+
+
+BAD_PROTOBUF = {
+    "cut": _flight().SerializeToString()[:-3],
+    "noise": b"\xff\xff\xff",
+    "text that is not UTF-8": b"\x0a\x02\xff\xfe",
+    "a number where a text belongs": b"\x08\x01",
+    "a text where a number belongs": b"\x12\x01x",
+    "a time that there is not": b"\x32\x0b\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x10\x00"[:13],
+}
+
+
+@pytest.mark.parametrize("message", BAD_PROTOBUF.values(), ids=BAD_PROTOBUF.keys())
+def test_bytes_that_are_not_the_protobuf_message_are_refused_or_kept(message: bytes) -> None:
+    with pytest.raises(SchemaMismatchError, match=r"can't be read as Protobuf \(air.Flight\): not air.Flight"):
+        read(PROTOBUF, message)
+    keeping = KafkaTopic(value=Protobuf(descriptor_set(), "air.Flight", malformed="bad"))
+    found = read(keeping, message)[0]
+    assert found.pop("bad") == message
+    assert set(found.values()) == {None}
+
+
+def test_protobuf_fields_of_a_newer_schema_are_left_out() -> None:
+    newer = b"\x0a\x02N1" + b"\xc0\x3e\x07"  # field 1000 is a varint
+    assert read(PROTOBUF, newer)[0]["tailnum"] == "N1"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("status", "GONE"), ("plane", '{"wings":2}'), ("legs", "[]x"), ("id", Decimal(-1)), ("gate", -1)],
+)
+def test_a_value_that_the_protobuf_field_can_not_hold_is_not_written(column: str, value: Any) -> None:
+    row = read(PROTOBUF, b"")[0]
+    with pytest.raises(SchemaMismatchError, match=f"column '{column}' holds a value that its Protobuf field can't"):
+        written(PROTOBUF, row | {column: value})
+
+
+def test_a_protobuf_declaration_reads_its_file_once_and_travels(tmp_path: Path) -> None:
+    path = tmp_path / "air.desc"
+    path.write_bytes(descriptor_set())
+    declared = Protobuf(str(path), "air.Plane.Seat")
+    path.unlink()
+    there = pickle.loads(pickle.dumps(declared))
+    assert there == declared
+    assert there.columns().names == ("row",)
+    assert len(repr(declared)) < 200

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from assets import DatasetStore, advance_dataset, bounded_dataset
+from resources.errors import ConfigurationError, MalformedDocumentError
+from resources.streams import Marker, OffsetRange, SystemStreamPartition
+from resources.streams.kafka.settings import KafkaTopic
+from resources.streams.kafka.system import KafkaStreams
+from tests.resources.streams.kafka.producing import raw, seen, system_with
+from tests.servers.kafka import KafkaServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.server
+RECORDS = raw(*[(f"key {i}", f"value {i}") for i in range(20)])
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> str:
+    return kafka.new_topic(3)
+
+
+@pytest.fixture
+def system(kafka: KafkaServer, tmp_path: Path, topic: str) -> KafkaStreams:
+    return system_with(kafka, tmp_path, s=KafkaTopic(topic), t=KafkaTopic(kafka.new_topic(2), transactional=True))
+
+
+def test_a_version_ends_with_a_marker_in_every_partition(kafka: KafkaServer, system: KafkaStreams, topic: str) -> None:
+    first = system.append("s", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
+    second = system.append("s", RECORDS.slice(0, 3), producer="p", sequence=1, end_of_dataset="v2")
+    assert (first.rows, second.rows) == (20, 3)
+    found = system.markers("s")
+    assert [(each.version, each.ssp.partition) for each in found] == [(v, p) for p in range(3) for v in ("v1", "v2")]
+    # A marker is the last record of its append, has neither key nor value, and is no record.
+    for each, result in zip(found, [first, second] * 3, strict=True):
+        assert int(each.offset) == int(result.next[each.ssp.partition]) - 1
+    places = {(each.ssp.partition, int(each.offset)) for each in found}
+    marked = [each for each in seen(kafka, topic) if (each.partition, each.offset) in places]
+    assert {(each.key, each.value) for each in marked} == {(None, None)}
+    whole = {SystemStreamPartition("kafka", "s", p): OffsetRange("0", offset) for p, offset in second.next.items()}
+    assert system.records_between(whole) == 23
+
+
+def test_markers_are_looked_for_from_an_offset_on(system: KafkaStreams) -> None:
+    for sequence, version in enumerate(("v1", "v2")):
+        system.append("s", RECORDS, producer="p", sequence=sequence, end_of_dataset=version)
+    ones = [each for each in system.markers("s") if each.version == "v1"]
+    after = {each.ssp: str(int(each.offset) + 1) for each in ones}
+    assert [each.version for each in system.markers("s", after)] == ["v2"] * 3
+    assert system.markers("s", {ones[1].ssp: ones[1].offset})[0] == ones[1]
+    assert system.markers("s", system.upcoming(system.partitions("s"))) == []
+    assert system.markers("s", {}) == []
+
+
+def test_markers_alone_tell_counts_and_checksums(system: KafkaStreams) -> None:
+    result = system.append_markers(
+        "s", "v1", partitions=[2, 0], rows={0: 5, 2: 0}, checksum="abc", producer="p", sequence=0
+    )
+    assert result.rows == 0
+    assert result.next == {0: "1", 1: "0", 2: "1"}
+    zero, two = (SystemStreamPartition("kafka", "s", p) for p in (0, 2))
+    assert system.markers("s") == [Marker(zero, "0", "v1", 5, "abc"), Marker(two, "0", "v1", 0, "abc")]
+    with pytest.raises(ConfigurationError, match=r"partitions \[3\] are none of 's', which has 3"):
+        system.append_markers("s", "v1", partitions=[3], producer="p", sequence=1)
+    with pytest.raises(ConfigurationError, match=r"partitions \[1\] .* no row count"):
+        system.append_markers("s", "v1", partitions=[0, 1], rows={0: 1}, producer="p", sequence=1)
+
+
+def test_a_transaction_has_its_markers_once(system: KafkaStreams) -> None:
+    for _ in range(2):
+        result = system.append("t", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
+    assert (result.rows, result.duplicate) == (20, True)
+    for _ in range(2):
+        marked = system.append_markers("t", "v2", producer="p", sequence=1)
+    assert (marked.rows, marked.duplicate) == (0, True)
+    assert [each.version for each in system.markers("t")] == ["v1", "v2"] * 2
+
+
+def test_markers_of_other_producers_count_and_bad_ones_are_named(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    theirs = kafka.producer()
+    said = {"version": "2013-01-01", "rows": 2, "more": "of theirs"}
+    theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": json.dumps(said)})
+    theirs.flush()
+    (found,) = system.markers("s")
+    assert (found.version, found.rows, found.ssp.partition) == ("2013-01-01", 2, 1)
+    theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": "v2"})
+    theirs.flush()
+    with pytest.raises(MalformedDocumentError, match=r"kafka\.s\.1: the end-of-dataset marker at offset 1 says b'v2'"):
+        system.markers("s")
+
+
+def test_a_compacted_topic_takes_no_markers(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic(1, cleanup_policy="compact")
+    system = system_with(kafka, tmp_path, c=KafkaTopic(topic))
+    with pytest.raises(ConfigurationError, match=r"kafka\.c can't have end-of-dataset markers: .* is compacted"):
+        system.append("c", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
+    assert seen(kafka, topic) == []
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
+    kafka: KafkaServer, tmp_path: Path, spark: SparkSession, transactional: bool
+) -> None:
+    from resources.streams.kafka.json_format import Json
+    from resources.streams.kafka.raw_format import KeyText
+
+    value = Json("tailnum STRING, seats INT")
+    declared = KafkaTopic(kafka.new_topic(2), value, KeyText("tailnum"), transactional=transactional)
+    system = system_with(kafka, tmp_path, planes=declared)
+    planes = bounded_dataset("planes", input="kafka.planes", key="tailnum", partitions=2)
+
+    def delivered(sequence: int, version: str | None, **seats: int) -> tuple[str, dict[str, int]]:
+        table = pa.table({"tailnum": list(seats), "seats": pa.array(seats.values(), pa.int32())})
+        system.append("planes", table, producer="p", sequence=sequence, end_of_dataset=version)
+        report = advance_dataset(system.lake, {"kafka": system}, planes, lambda: spark, by="test")
+        view = DatasetStore(system.lake, planes).current()
+        rows = [] if view is None else view.frame(spark).collect()
+        return report.action, {row.tailnum: row.seats for row in rows}
+
+    assert delivered(0, None, N1=1, N2=2) == ("waiting", {})
+    assert delivered(1, "v1", N2=20, N3=3) == ("sealed", {"N1": 1, "N2": 20, "N3": 3})
+    assert delivered(2, None, N4=4) == ("waiting", {"N1": 1, "N2": 20, "N3": 3})
+    assert delivered(3, "v2", N5=5) == ("sealed", {"N4": 4, "N5": 5})

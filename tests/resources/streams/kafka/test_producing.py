@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import (
+    ConfigurationError,
+    PermanentError,
+    SchemaMismatchError,
+    StreamNotFoundError,
+    StreamUnavailableError,
+)
+from resources.schema import Schema
+from resources.streams.kafka.delivery import Append, Target
+from resources.streams.kafka.produce import deliver
+from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import OffsetRange
+from tests.resources.streams.kafka.producing import raw, seen, system_with
+from tests.servers.kafka import KafkaServer
+from tests.servers.s3 import free_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from resources.streams.system import AppendResult
+
+pytestmark = pytest.mark.server
+KEYS = ["N14228", "", "zürich", "東京", "🛩", "a" * 300, *(f"key-{i}" for i in range(2000))]
+
+
+def murmur2(data: bytes) -> int:
+    """MurmurHash2, 32 bits, with the seed of Kafka's Java client, written from the description of the algorithm."""
+    mask, m = 0xFFFFFFFF, 0x5BD1E995
+    h = (0x9747B28C ^ len(data)) & mask
+    whole = len(data) // 4 * 4
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = (h * m & mask) ^ k
+    rest = data[whole:]
+    if rest:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return h ^ h >> 15
+
+
+def javas_partition(key: bytes, partitions: int) -> int:
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def test_the_oracle_gives_the_values_of_kafkas_own_tests() -> None:
+    expected = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536, b"abc": 479470107}
+    assert {key: (murmur2(key) ^ 0x80000000) - 0x80000000 for key in expected} == expected
+
+
+def test_keys_go_where_kafkas_java_clients_put_them(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic(7)
+    system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
+    result = system.append("s", raw(*[(key, f"v{i}") for i, key in enumerate(KEYS)]), producer="p", sequence=4)
+    found = seen(kafka, topic)
+    assert {each.key.decode(): each.partition for each in found if each.key is not None} == {
+        key: javas_partition(key.encode(), 7) for key in KEYS
+    }
+    assert result.rows == len(KEYS) == len(found)
+    assert not result.duplicate
+    assert {int(p): int(offset) for p, offset in result.next.items()} == {
+        p: sum(each.partition == p for each in found) for p in range(7)
+    }
+    assert set(result.first.values()) == {"0"}
+
+
+def test_records_of_a_frame_keep_the_order_of_their_key(
+    kafka: KafkaServer, tmp_path: Path, spark: SparkSession
+) -> None:
+    system = system_with(kafka, tmp_path)
+    system.create("ordered", schema=Schema.of(k="string", n="bigint"), key=["k"], partitions=3)
+    rows = [(f"k{i % 17}", i) for i in range(5000)]
+    random.Random(5).shuffle(rows)
+    frame = spark.createDataFrame(rows, "k string, n bigint").repartition(5)
+    result = system.append("ordered", frame, producer="p", sequence=0, order_by=["n"])
+    assert result.rows == 5000
+    read = system.read(spark, ranges_of("ordered", result)).orderBy("__partition", "__offset").collect()
+    assert sorted((row.k, row.n) for row in read) == sorted(rows)
+    for key in {row.k for row in read}:
+        numbers = [row.n for row in read if row.k == key]
+        assert numbers == sorted(numbers)
+        assert {row["__partition"] for row in read if row.k == key} == {javas_partition(key.encode(), 3)}
+
+
+def ranges_of(stream: str, result: AppendResult) -> dict[SystemStreamPartition, OffsetRange]:
+    return {
+        SystemStreamPartition("kafka", stream, p): OffsetRange(first, result.next[p])
+        for p, first in result.first.items()
+    }
+
+
+def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic()
+    system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
+    then = datetime(2013, 1, 1, 5, 15, 0, 123_456, tzinfo=UTC)
+    table = raw(("a", "1"), ("b", None), __timestamp=[then, None], __epoch=pa.array([3, None], pa.int32()))
+    system.append("s", table, producer="flüge", sequence=12)
+    first, second = seen(kafka, topic)
+    assert first.timestamp == 1_357_017_300_123
+    assert abs(second.timestamp - datetime.now(UTC).timestamp() * 1000) < 60_000
+    whose = {"adjunct-producer": "flüge".encode(), "adjunct-sequence": b"12"}
+    assert (first.headers, second.headers) == (whose | {"adjunct-epoch": b"3"}, whose)
+    assert second.value is None
+
+
+def test_a_tombstone_has_no_value_whatever_its_columns_hold(
+    kafka: KafkaServer, tmp_path: Path, spark: SparkSession
+) -> None:
+    system = system_with(kafka, tmp_path)
+    system.create("tombstones", schema=Schema.of(k="string", n="bigint"), key=["k"], partitions=1)
+    rows = [("a", 1, False), ("b", 2, True), ("c", 3, None)]
+    system.append(
+        "tombstones",
+        spark.createDataFrame(rows, "k string, n bigint, __tombstone boolean"),
+        producer="p",
+        sequence=0,
+        order_by=["k"],
+    )
+    system.append("tombstones", pa.table({"k": ["d"], "n": [4], "__tombstone": [True]}), producer="p", sequence=1)
+    values = [(each.key, each.value is None) for each in seen(kafka, "tombstones")]
+    assert values == [(b"a", False), (b"b", True), (b"c", False), (b"d", True)]
+
+
+def test_headers_of_adjuncts_own_are_not_carried_on(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic()
+    system = system_with(kafka, tmp_path, s=KafkaTopic(topic, headers="heads"))
+    heads = '[["trace", "YWJj"], ["none", null], ["adjunct-end-of-dataset", "e30="], ["adjunct-sequence", "OTk="]]'
+    system.append("s", raw(("a", "1"), ("b", "2"), heads=[heads, None]), producer="p", sequence=1)
+    first, second = seen(kafka, topic)
+    ours = {"adjunct-producer": b"p", "adjunct-sequence": b"1"}
+    assert first.headers == {"trace": b"abc", "none": None} | ours
+    assert second.headers == ours
+    assert system.markers("s") == []
+
+
+def test_without_transactions_a_repeated_append_is_written_again_under_the_same_sequence(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    topic = kafka.new_topic()
+    system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
+    results = [system.append("s", raw(("a", "1")), producer="p", sequence=7) for _ in range(2)]
+    assert [(r.first, r.next, r.duplicate) for r in results] == [
+        ({0: "0"}, {0: "1"}, False),
+        ({0: "1"}, {0: "2"}, False),
+    ]
+    assert [each.headers["adjunct-sequence"] for each in seen(kafka, topic)] == [b"7", b"7"]
+    assert system.appended("s", "p", 7) is None
+
+
+def test_a_record_that_is_too_large_is_named_by_its_key_and_the_limit(
+    kafka: KafkaServer, tmp_path: Path, spark: SparkSession
+) -> None:
+    topic = kafka.new_topic(1, max_message_bytes=20_000)
+    system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
+    table = raw(("small", "1"), ("N14228", "secret" * 10_000))
+    with pytest.raises(
+        PermanentError, match=r"kafka\.s: .*'N14228' has 60,006 bytes .* \(20,000 bytes\).*max\.message"
+    ) as e:
+        system.append("s", table, producer="p", sequence=0)
+    assert "secret" not in str(e.value)
+    frame = spark.createDataFrame(table.to_pandas())
+    with pytest.raises(PermanentError, match=r"'N14228' has 60,006 bytes"):
+        system.append("s", frame, producer="p", sequence=1)
+    # Many records that are small enough are never refused for what they are together.
+    many = raw(*[("k", "v" * 1000) for _ in range(200)])
+    assert system.append("s", many, producer="p", sequence=2).rows == 200
+
+
+def test_a_broker_that_refuses_a_record_fails_the_append_by_its_reason(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic(1, cleanup_policy="compact")
+    system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
+    with pytest.raises(PermanentError, match=r"kafka\.s: Kafka refused.*INVALID_RECORD"):
+        system.append("s", raw((None, "no key")), producer="p", sequence=0)
+
+
+def test_a_broker_that_is_not_there_is_a_passing_failure(tmp_path: Path) -> None:
+    nowhere = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"message.timeout.ms": 300})
+    batch = pa.RecordBatch.from_pydict({"__key": [b"k"], "__value": [b"v"]})
+    with pytest.raises(StreamUnavailableError, match=r"kafka\.s: .*_MSG_TIMED_OUT"):
+        deliver(Append(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
+
+
+def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic()
+    system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
+    before = raw(("a", "1"), __timestamp=[datetime(1969, 7, 20, tzinfo=UTC)])
+    with pytest.raises(SchemaMismatchError, match=r"kafka\.s: a record has the time 1969-07-20"):
+        system.append("s", before, producer="p", sequence=0)
+    with pytest.raises(StreamNotFoundError):
+        system.append("nowhere", raw(("a", "1")), producer="p", sequence=0)
+    with pytest.raises(ConfigurationError, match="order_by and partitioned are for Spark frames"):
+        system.append("s", raw(("a", "1")), producer="p", sequence=0, order_by=["key"])
+    assert seen(kafka, topic) == []

@@ -1,0 +1,242 @@
+"""Logging in to Kafka: secrets are named, never held; a login that is refused is an error at once."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import ConfigurationError, StreamUnavailableError
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from resources.streams.kafka import KafkaSettings
+from resources.streams.kafka.consume import TopicRange
+from resources.streams.kafka.security import resolved
+from resources.streams.kafka.settings import KafkaTopic
+from resources.streams.kafka.source import Plan, record_batches
+from resources.streams.kafka.system import KafkaStreams
+from resources.streams.ssp import SystemStreamPartition
+from tests.resources.streams.kafka import guarded
+from tests.servers.kafka import KafkaServer
+from tests.servers.s3 import ROOT
+
+server = pytest.mark.server
+FACTORIES = guarded.__name__
+SECRET = "hunter2-hunter2"
+# Reads a pickled plan and range in a process of its own, as a task does.
+_TASK = """
+import base64, pickle, sys
+from resources.streams.kafka.source import record_batches
+print([row["value"] for batch in record_batches(*pickle.loads(base64.b64decode(sys.argv[1]))) for row in batch.to_pylist()])
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    with guarded.guarded_broker(tmp_path_factory.mktemp("guarded")) as running:
+        yield running
+
+
+@pytest.fixture
+def login(broker: KafkaServer) -> Callable[..., KafkaSettings]:
+    """Make settings for the guarded listener."""
+
+    def make(factory: str | None = None, **changed: Any) -> KafkaSettings:
+        client = {
+            "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": guarded.USER,
+            "sasl.password": "env:KAFKA_PASSWORD", "ssl.ca.location": str(broker.folder / "ca.pem"),
+            **{key.replace("_", "."): value for key, value in changed.items()},
+        }  # fmt: skip
+        return KafkaSettings("kafka", broker.addresses["GUARDED"], client, factory)
+
+    return make
+
+
+@server
+def test_records_go_over_tls_with_a_password_that_only_the_environment_holds(
+    login: Callable[..., KafkaSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", guarded.PASSWORD)
+    settings = login()
+    streams = KafkaStreams(lake_in(InMemoryStore()), settings)
+    info = streams.create("private", schema=Schema.of(value="string"), partitions=1)
+    streams.append("private", pa.table({"value": ["a", "b"]}), producer="me", sequence=1)
+    ssp = SystemStreamPartition("kafka", "private", 0)
+    assert (streams.oldest([ssp])[ssp], streams.upcoming([ssp])[ssp]) == ("0", "2")
+    assert info.identity is not None
+    plan = Plan(settings, streams.topic("private").declared, "kafka.private", ())
+    task = pickle.dumps((plan, TopicRange("private", info.identity, 0, 0, 2, "kafka.private")))
+    for held in (task, repr(plan).encode(), repr(streams.topic("private")).encode(), str(settings).encode()):
+        assert guarded.PASSWORD.encode() not in held
+    command = [sys.executable, "-c", _TASK, base64.b64encode(task).decode()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "['a', 'b']\n", done.stderr
+    bare = {name: value for name, value in os.environ.items() if name != "KAFKA_PASSWORD"}
+    done = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, timeout=60, check=False)
+    assert "environment variable KAFKA_PASSWORD, which is not set in this process" in done.stderr
+
+
+@server
+@pytest.mark.parametrize("ask", ["topics", "describe", "read", "append"])
+def test_a_wrong_password_is_a_permanent_error_at_once(
+    ask: str, login: Callable[..., KafkaSettings], broker: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.new_topic()
+    identity = KafkaStreams(lake_in(InMemoryStore()), KafkaSettings("kafka", broker.bootstrap)).info(topic).identity
+    assert identity is not None
+    monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
+    streams = KafkaStreams(lake_in(InMemoryStore()), login())
+    asked: dict[str, Callable[[], object]] = {
+        "topics": streams.list_streams,
+        "describe": lambda: streams.info(topic),
+        "read": lambda: list(
+            record_batches(
+                Plan(streams.settings, KafkaTopic(), f"kafka.{topic}", ()),
+                TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}"),
+            )
+        ),
+        "append": lambda: _sent(streams.settings, topic, identity),
+    }
+    began = time.monotonic()
+    with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* refused the connection") as said:
+        asked[ask]()
+    assert time.monotonic() - began < 10
+    assert SECRET not in str(said.value)
+    assert "credentials" in said.value.next_step
+
+
+def _sent(settings: KafkaSettings, topic: str, identity: str) -> object:
+    from resources.streams.kafka.delivery import Sender, Target
+
+    sender = Sender(Target(settings, topic, topic, identity, 1, 1_000_000))
+    sender.send([(b"k", b"v", 0, [])])
+    return sender.finish()
+
+
+@server
+def test_a_broker_whose_certificate_is_not_trusted_is_refused(
+    login: Callable[..., KafkaSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", guarded.PASSWORD)
+    guarded._certificates(tmp_path)  # of another authority
+    streams = KafkaStreams(lake_in(InMemoryStore()), login(ssl_ca_location=str(tmp_path / "ca.pem")))
+    with pytest.raises(ConfigurationError, match="refused the connection: SSL"):
+        streams.info("private")
+
+
+@server
+def test_a_client_factory_gives_the_password_in_each_process(
+    login: Callable[..., KafkaSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "overridden")
+    monkeypatch.setenv("ANOTHER_PLACE", guarded.PASSWORD)
+    streams = KafkaStreams(lake_in(InMemoryStore()), login(f"{FACTORIES}:login_settings"))
+    assert isinstance(streams.list_streams(), list)
+
+
+def _with_tokens(broker: KafkaServer, factory: str) -> KafkaSettings:
+    client = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
+    return KafkaSettings("kafka", broker.addresses["TOKENS"], client, f"{FACTORIES}:{factory}")
+
+
+@server
+def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) -> None:
+    settings = _with_tokens(broker, "token_settings")
+    streams = KafkaStreams(lake_in(InMemoryStore()), settings)
+    topic = broker.new_topic()
+    table = pa.table({"key": pa.array([None], pa.binary()), "value": pa.array([b"\0"], pa.binary())})
+    streams.append(topic, table, producer="me", sequence=1)
+    identity = streams.info(topic).identity
+    assert identity is not None
+    there = pickle.loads(pickle.dumps(Plan(settings, KafkaTopic(), f"kafka.{topic}", ())))
+    read = [*record_batches(there, TopicRange(topic, identity, 0, 0, 1, f"kafka.{topic}"))]
+    assert [value for batch in read for value in batch.column("value").to_pylist()] == [b"\0"]
+
+
+@server
+def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) -> None:
+    streams = KafkaStreams(lake_in(InMemoryStore()), _with_tokens(broker, "no_token_settings"))
+    began = time.monotonic()
+    with pytest.raises(StreamUnavailableError, match="the token service is away"):
+        streams.info("private")
+    assert time.monotonic() - began < 10
+
+
+def test_nothing_that_is_kept_or_shown_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
+    settings = KafkaSettings("kafka", "127.0.0.1:9", {"sasl.password": "env:KAFKA_PASSWORD"})
+    assert resolved(settings) == {"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}
+    streams = KafkaStreams(lake_in(InMemoryStore()), settings)
+    for held in (pickle.dumps(settings), repr(settings).encode(), repr(streams).encode(), repr(vars(streams)).encode()):
+        assert SECRET.encode() not in held
+    assert resolved(pickle.loads(pickle.dumps(settings)))["sasl.password"] == SECRET
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sasl.password", "ssl.key.password", "ssl.keystore.password", "sasl.oauthbearer.client.secret", "ssl.key.pem",
+        "sasl.oauthbearer.config", "sasl.oauthbearer.assertion.private.key.passphrase", "SASL.PASSWORD",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [SECRET, "env:", "env:NOT A NAME", 12345])
+def test_a_secret_in_plain_text_is_refused_by_its_name_alone(key: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{key}' is a secret in plain text") as said:
+        KafkaSettings("kafka", "127.0.0.1:9", {key: value})
+    assert str(value) not in str(said.value).replace("env:NAME", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("group.id", "positions"), ("enable.auto.commit", "positions"), ("isolation.level", "read_committed"),
+        ("auto.offset.reset", "is an error"), ("transactional.id", "transactions"), ("acks", "replicas"),
+        ("bootstrap.servers", "bootstrap_servers"), ("plugin.library.paths", "not loaded"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_promises_rest_on_can_not_be_changed(key: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        KafkaSettings("kafka", "127.0.0.1:9", {key: "x"})
+
+
+@pytest.mark.parametrize(
+    ("client", "factory", "said"),
+    [
+        ({"nonsense.setting": 1}, None, "No such configuration property"),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, None, "sasl.username and sasl.password must be"),
+        ({"sasl.password": "env:NOT_THERE"}, None, "'sasl.password' is to be taken from the environment variable NOT_"),
+        ({}, f"{FACTORIES}:nothing", "can't be imported"),
+        ({}, "no.such.module:nothing", "can't be imported"),
+        ({}, f"{FACTORIES}:login_settings", "failed with KeyError"),
+        ({}, f"{FACTORIES}:not_settings", "returned a list"),
+        ({}, f"{FACTORIES}:group_settings", r"returned group\.id, which Adjunct sets itself"),
+    ],
+)
+def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory: str | None, said: str) -> None:
+    streams = KafkaStreams(lake_in(InMemoryStore()), KafkaSettings("kafka", "127.0.0.1:9", client, factory))
+    with pytest.raises(ConfigurationError, match=said):
+        streams.list_streams()
+
+
+@pytest.mark.parametrize(
+    ("client", "factory", "said"),
+    [
+        ({"oauth_cb": print}, None, "'oauth_cb' is a builtin_function_or_method"),
+        ({"debug": None}, None, "'debug' is a NoneType"),
+        ({}, "module.function", "expected a function's place"),
+        ({}, "module:", "expected a function's place"),
+    ],
+)
+def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | None, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        KafkaSettings("kafka", "127.0.0.1:9", client, factory)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import CommitConflict, PermanentError, ProducerConflict
+from resources.streams.kafka.delivery import Append, Target
+from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from resources.streams.kafka.system import KafkaStreams
+from resources.streams.kafka.transactions import transact
+from resources.streams.ssp import SystemStreamPartition
+from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
+from tests.servers.kafka import KafkaServer
+from tests.servers.s3 import ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.server
+RECORDS = raw(*[(f"key {i}", f"value {i}") for i in range(20)])
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> str:
+    return kafka.new_topic(4)
+
+
+@pytest.fixture
+def system(kafka: KafkaServer, tmp_path: Path, topic: str) -> KafkaStreams:
+    return system_with(kafka, tmp_path, s=KafkaTopic(topic, transactional=True))
+
+
+def keys(kafka: KafkaServer, topic: str) -> list[str]:
+    return sorted((each.key or b"").decode() for each in seen(kafka, topic))
+
+
+ALL = sorted(f"key {i}" for i in range(20))
+
+
+def test_a_repeated_append_adds_nothing_and_tells_the_first_result(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    first = system.append("s", RECORDS, producer="p", sequence=3)
+    assert (first.rows, first.duplicate) == (20, False)
+    assert system.appended("s", "p", 3) == system.append("s", RECORDS, producer="p", sequence=3)
+    again = system.append("s", RECORDS, producer="p", sequence=3)
+    touched = {p for p in first.first if first.first[p] != first.next[p]}
+    assert again.duplicate
+    assert again.rows == 20
+    assert again.first == {p: first.first[p] for p in touched}
+    assert again.next == {p: first.next[p] for p in touched}
+    assert keys(kafka, topic) == ALL
+    assert system.appended("s", "p", 4) is None
+    assert system.appended("s", "q", 3) is None
+
+
+def test_a_frame_goes_in_whole_and_in_order_by_one_task(
+    kafka: KafkaServer, system: KafkaStreams, topic: str, spark: SparkSession
+) -> None:
+    rows = [(f"k{i % 3}".encode(), str(i).encode(), i) for i in range(300)]
+    frame = spark.createDataFrame(rows, "key binary, value binary, i int").repartition(4)
+    for _ in range(2):
+        result = system.append("s", frame, producer="p", sequence=1, order_by=["i"])
+    assert result.duplicate
+    found = seen(kafka, topic)
+    assert len(found) == 300
+    for key in (b"k0", b"k1", b"k2"):
+        numbers = [int(each.value or b"") for each in found if each.key == key]
+        assert numbers == sorted(numbers)
+    # The same records as a table are the same append.
+    assert system.append("s", frame.drop("i").toArrow(), producer="p", sequence=1).duplicate
+    with pytest.raises(ProducerConflict, match=r"sequence 1 of producer 'p' in kafka\.s is in already"):
+        system.append("s", frame.where("i > 0"), producer="p", sequence=1, order_by=["i"])
+    # What Spark knows to be empty has no task, but is a batch all the same.
+    assert system.append("s", frame.where("false"), producer="p", sequence=2, order_by=["i"]).rows == 0
+    assert system.appended("s", "p", 2) is not None
+    assert len(seen(kafka, topic)) == 300
+
+
+def test_an_append_that_fails_leaves_nothing_and_may_be_repeated(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    with pytest.raises(PermanentError, match="larger than the topic takes"):
+        system.append("s", pa.concat_tables([RECORDS, raw(("big", "x" * 2_000_000))]), producer="p", sequence=0)
+    assert seen(kafka, topic) == []
+    assert system.append("s", RECORDS, producer="p", sequence=0).rows == 20
+    assert keys(kafka, topic) == ALL
+
+
+def test_other_contents_under_a_sequence_that_is_in_are_refused(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    system.append("s", RECORDS, producer="p", sequence=0)
+    for other in (RECORDS.slice(1), pa.concat_tables([RECORDS, RECORDS.slice(0, 1)])):
+        with pytest.raises(ProducerConflict, match="Nothing was added"):
+            system.append("s", other, producer="p", sequence=0)
+    with pytest.raises(ProducerConflict):
+        system.append("s", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
+    # The order does not matter: another run of the same plan may give another.
+    assert system.append("s", RECORDS.take(list(range(19, -1, -1))), producer="p", sequence=0).duplicate
+    assert keys(kafka, topic) == ALL
+
+
+def test_a_sequence_before_the_last_is_in_already(kafka: KafkaServer, system: KafkaStreams, topic: str) -> None:
+    for sequence in (1, 2):
+        system.append("s", RECORDS.slice(sequence, 1), producer="p", sequence=sequence)
+    result = system.append("s", RECORDS.slice(1, 1), producer="p", sequence=1)
+    assert result.duplicate
+    assert result.rows <= 1
+    assert keys(kafka, topic) == ["key 1", "key 2"]
+
+
+def test_consumed_offsets_are_committed_with_the_records_for_kafkas_own_tools(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    flights = kafka.new_topic(2)
+    consumed = {
+        SystemStreamPartition("kafka", flights, 1): "42",
+        SystemStreamPartition("lake", "weather", 0): "7",
+    }
+    system.append("s", RECORDS, producer="delays", sequence=0, consumed=consumed)
+    assert committed(kafka, "delays", flights, 1) == 42
+    too_large = raw(("big", "x" * 2_000_000))
+    later = {SystemStreamPartition("kafka", flights, 1): "50"}
+    with pytest.raises(PermanentError):
+        system.append("s", too_large, producer="delays", sequence=1, consumed=later)
+    assert committed(kafka, "delays", flights, 1) == 42
+
+
+def test_a_second_producer_of_the_name_fences_the_first(kafka: KafkaServer, topic: str) -> None:
+    target = Target(KafkaSettings("kafka", kafka.bootstrap), "s", topic, "id", 4, 1_000_000)
+    append = Append(target, "p", 5)
+
+    def zombie() -> Iterator[pa.RecordBatch]:
+        yield _encoded(0, 10)
+        spans, duplicate = transact(append, [_encoded(0, 20)])
+        assert (sum(span.rows for span in spans), duplicate) == (20, False)
+        yield _encoded(10, 10)
+
+    with pytest.raises(CommitConflict, match=r"kafka\.s: another producer with the same name took over"):
+        transact(append, zombie())
+    assert keys(kafka, topic) == ALL
+    assert transact(append, [_encoded(0, 20)])[1]
+
+
+def test_marks_on_a_topic_that_was_created_again_do_not_count(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    system.append("s", RECORDS, producer="p", sequence=0)
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic, 4)
+    while system.admin.describe(topic) is None:
+        time.sleep(0.05)
+    assert not system.append("s", RECORDS, producer="p", sequence=0).duplicate
+    assert keys(kafka, topic) == ALL
+
+
+def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_append_settles_it(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    script = f"""
+        import sys, time
+        from tests.resources.streams.kafka.test_transactions import _encoded
+        from resources.streams.kafka.delivery import Append, Target
+        from resources.streams.kafka.settings import KafkaSettings
+        from resources.streams.kafka.transactions import transact
+
+        settings = KafkaSettings("kafka", "{kafka.bootstrap}")
+        target = Target(settings, "s", "{topic}", "{system.topic("s").identity}", 4, 1_000_000)
+
+        def batches():
+            yield _encoded(0, 10)
+            time.sleep(0.5)  # longer than the producer lingers
+            print("half", flush=True)
+            time.sleep(60)
+
+        transact(Append(target, "p", 1), batches())
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half\n"
+        process.send_signal(signal.SIGKILL)
+    assert len(seen(kafka, topic, isolation="read_uncommitted")) == 10
+    assert seen(kafka, topic) == []
+    result = system.append("s", RECORDS, producer="p", sequence=1)
+    assert not result.duplicate
+    assert keys(kafka, topic) == ALL
+    assert system.append("s", RECORDS, producer="p", sequence=1).duplicate
+
+
+def test_what_an_open_transaction_will_be_is_not_told_before_it_is_settled(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    system.append("s", RECORDS.slice(0, 5), producer="p", sequence=1)
+    identity = system.topic("s").identity
+    target = Target(KafkaSettings("kafka", kafka.bootstrap), "s", topic, identity, 4, 1_000_000)
+    inside: list[object] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield _encoded(5, 15)
+        inside.append((system.appended("s", "p", 1), system.appended("s", "p", 2)))
+
+    transact(Append(target, "p", 2), batches())
+    ((before, now),) = inside
+    assert before is not None
+    assert now is None
+    after = system.appended("s", "p", 2)
+    assert after is not None
+    assert after.rows == 15
+
+
+def _encoded(start: int, count: int) -> pa.RecordBatch:
+    some = RECORDS.slice(start, count).rename_columns(["__key", "__value"])
+    return some.combine_chunks().to_batches()[0]
