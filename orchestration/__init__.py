@@ -9,6 +9,7 @@ from orchestration.lake_resource import LakeResource
 from orchestration.message_stream import MessageStream
 from orchestration.retention import discard, discard_all
 from orchestration.run import RunReport, plan_application, run_application
+from orchestration.sensing.launch_when import LaunchWhen
 from orchestration.session_scope import session_scope
 from orchestration.step import StepEvent, StepReport
 from orchestration.translator import AdjunctTranslator, AssetSubject
@@ -20,6 +21,7 @@ __all__ = [
     "ApplicationState",
     "AssetSubject",
     "LakeResource",
+    "LaunchWhen",
     "MessageStream",
     "RunReport",
     "StepEvent",

@@ -154,7 +154,7 @@ class BatchLog:
         self._commit(commit, state.model_copy(update=update), by)
         return intent
 
-    def cancel_replays(self, ids: Collection[str], *, by: str) -> list[Replay]:
+    def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
         """Stop these bounded replays where they are; return those that were under way.
 
         Raises ConfigurationError while a batch of one of them is open, and CommitConflict.
@@ -170,7 +170,10 @@ class BatchLog:
                 "Wait for its end and repeat this, or abandon the batch: adjunct checkpoint abandon.",
             )
         replays = {key: each for key, each in state.offsets.replays.items() if each not in stopped}
-        update = {"offsets": state.offsets.model_copy(update={"replays": replays}), "note": "replays cancelled"}
+        update = {
+            "offsets": state.offsets.model_copy(update={"replays": replays}),
+            "note": f"replays cancelled: {reason}",
+        }
         self._commit(commit, state.model_copy(update=update), by)
         return stopped
 

@@ -26,7 +26,12 @@ from orchestration.lineage import Node, outputs_of, source_of, sources_read, unu
 from orchestration.metadata import storage_of, table_metadata
 from orchestration.operations import discard_job, discard_schedule, version_job
 from orchestration.partition_ops import partition_job, partitioned_dataset_asset
-from orchestration.sensors import new_records_sensor, new_versions_sensor
+from orchestration.sensing.launch_when import LaunchWhen, launch_rules
+from orchestration.sensing.new_records import new_records_sensor
+from orchestration.sensing.restarts import restart_sensor
+from orchestration.sensing.startpoints import startpoint_sensor
+from orchestration.sensing.versions import delivered_sensor, is_delivered, new_versions_sensor
+from orchestration.startpoint_ops import startpoint_job
 from orchestration.translator import AdjunctTranslator, AssetSubject
 from resources.errors import ConfigurationError
 from resources.spark import SparkResource
@@ -46,6 +51,7 @@ def build_definitions(
     lake: str | None = None,
     spark: SparkResource | None = None,
     iceberg: "Mapping[str, IcebergTable] | None" = None,
+    launch_when: LaunchWhen | Mapping[str, LaunchWhen] | None = None,
 ) -> Definitions:
     """Return Dagster definitions for one application or several; nothing is opened or planned while loading.
 
@@ -53,8 +59,12 @@ def build_definitions(
     here writes are external assets, all in one lineage graph. Applications that share datasets or streams are
     given together, so that these are one asset; others may be merged with `Definitions.merge`.
 
-    Per application the job `<application>` runs the whole in one process, on one Spark session, and the sensor
-    `<application>_new_records` launches it when input waits. `<application>_discard` discards in its datasets, also
+    Per application the job `<application>` runs the whole in one process, on one Spark session. Sensors launch it:
+    `<application>_new_records` when input waits (as `launch_when` says, for all applications or by name; one record
+    is enough without it), `<application>_startpoints` when somebody has asked for startpoints, `<application>_restart`
+    when it failed before its commit and another run can help, and `<dataset>_delivered` (of a version set,
+    `<set>_delivered`) for a bounded dataset alone when a version is delivered whole. `<application>_startpoint` asks
+    for startpoints or takes them back. `<application>_discard` discards in its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
     on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, withdraws, forces
     or drops one version. A dataset whose versions are partitions is left out of the application's job; it has the
@@ -69,6 +79,7 @@ def build_definitions(
     dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
     """
     apps = (app, *more)
+    rules = launch_rules(launch_when, tuple(each.name for each in apps))
     names = translator or AdjunctTranslator()
     graph = _Assets(names)
     own = {application.name: graph.add(application) for application in apps}
@@ -90,6 +101,8 @@ def build_definitions(
     followed = {each.name: [d for d in graph.datasets(each.name) if d.dataset.kind == "unbounded"] for each in apps}
     compacts = [compact_job(each, members) for each, members in followed.items() if members]
     partitions = [(asset, partition_job(asset)) for asset in graph.partitioned()]
+    launched = [each for each in apps if each.name in jobs]
+    movable = [each for each in launched if each.inputs or followed[each.name]]
     lake_resource, spark_resource = _resources(lake)
     return Definitions(
         assets=[*graph.external(), *graph.assets()],
@@ -100,6 +113,7 @@ def build_definitions(
             *compacts,
             *handed_over,
             *(version_job(each, members) for each, members in bounded.items() if members),
+            *map(startpoint_job, movable),
         ],
         schedules=[
             *map(discard_schedule, discards),
@@ -107,7 +121,14 @@ def build_definitions(
             *map(iceberg_schedule, handed_over),
         ],
         sensors=[
-            *(new_records_sensor(each, jobs[each.name], own[each.name]) for each in apps if each.name in jobs),
+            *(new_records_sensor(each, jobs[each.name], own[each.name], rules[each.name]) for each in launched),
+            *(startpoint_sensor(each, jobs[each.name], own[each.name]) for each in movable),
+            *(restart_sensor(each, jobs[each.name], own[each.name], graph.written(each.name)) for each in launched),
+            *(
+                delivered_sensor(unit, jobs[owner])
+                for unit in graph.delivered()
+                if (owner := next((name for name in jobs if {each.key for each in unit} <= {*own[name]}), None))
+            ),
             *(new_versions_sensor(asset, made) for asset, made in partitions if not made_by_partition(asset.dataset)),
         ],
         resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
@@ -128,6 +149,7 @@ class _Assets:
         self._names = names
         self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
         self._writers: dict[AssetKey, str] = {}
+        self._written: dict[str, list[AssetKey]] = {}
         self._read: dict[AssetKey, AssetSpec] = {}
         self._outputs: list[AssetsDefinition] = []
 
@@ -155,10 +177,11 @@ class _Assets:
                     f"asset, {spec.key.to_user_string()}; an asset is made in one place.",
                     "Let one of them write it, or deploy them in two code locations with different asset keys.",
                 )
+        self._written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
             inputs = {stream: self._key(app, Node("stream", stream)) for stream in app.inputs}
             self._outputs.append(outputs_asset(app, outputs, inputs, datasets))
-        return [*keys, *(spec.key for spec in outputs.values())]
+        return [*keys, *self._written[app.name]]
 
     def external(self) -> list[AssetSpec]:
         """Return what is read and not made here: streams and files that none of the applications writes, and the
@@ -180,6 +203,15 @@ class _Assets:
     def partitioned(self) -> list[DatasetAsset]:
         """Return the datasets whose versions are partitions."""
         return [asset for asset, _ in self._datasets.values() if asset.dataset.versions is not None]
+
+    def written(self, application: str) -> list[AssetKey]:
+        """Return the outputs of an application."""
+        return self._written[application]
+
+    def delivered(self) -> list[list[DatasetAsset]]:
+        """Return the bounded datasets whose versions are delivered by markers or folders; members of a set as one."""
+        units = units_of((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
+        return [[self._datasets[dataset.name][0] for dataset in unit] for unit in units if all(map(is_delivered, unit))]
 
     def datasets(self, application: str) -> list[DatasetAsset]:
         """Return the stored datasets that this application is the first to declare."""

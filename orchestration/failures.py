@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from dagster import AssetExecutionContext, Failure, OpExecutionContext, RetryRequested
 
-from resources.errors import AdjunctError, TransientError
+from resources.errors import AdjunctError, PermanentError, TransientError
 from resources.spark_errors import adjunct_error
 
 MAX_RETRIES = 2
@@ -33,7 +33,11 @@ def clear_failures(
             raise RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_SECONDS) from error
         raise Failure(
             description=str(ours),
-            metadata={"error": type(ours).__name__, "next step": ours.next_step or "See the message."},
+            metadata={
+                "error": type(ours).__name__,
+                "next step": ours.next_step or "See the message.",
+                "permanent": isinstance(ours, PermanentError),
+            },
             allow_retries=False,
         ) from error
 

@@ -143,8 +143,9 @@ def storage_of(table: KeyedTable) -> str:
 
 
 def step_metadata(report: StepReport) -> dict[str, Any]:
-    """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins."""
+    """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins, startpoints."""
     joins = {name: counts for name, counts in report.counters.items() if "unmatched" in counts}
+    lost = sum(counts.get("lost_offsets", 0) for counts in report.counters.values())
     return {
         "adjunct/batches": report.batches,
         "adjunct/last_batch": report.state.batch,
@@ -153,7 +154,21 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/checkpoint": MetadataValue.json(report.state.checkpoint),
         "adjunct/joins": MetadataValue.json(joins),
         "adjunct/seconds": _seconds(report.seconds),
+        **({"adjunct/lost_offsets": lost} if lost else {}),
+        **startpoint_metadata(report),
     }
+
+
+def startpoint_metadata(report: StepReport) -> dict[str, Any]:
+    """Return what startpoints did in this run, the epochs that they have opened, and the replays still under way."""
+    offsets = report.state.offsets
+    replays = [each.model_dump(mode="json") for each in offsets.replays.values()]
+    values: dict[str, list[Any] | dict[str, int]] = {
+        "startpoints": list(report.startpoints),
+        "epochs": dict(offsets.epochs),
+        "replays": replays,
+    }
+    return {f"adjunct/{name}": MetadataValue.json(value) for name, value in values.items() if value}
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:

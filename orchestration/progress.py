@@ -3,57 +3,120 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestration.batchlog import BatchLog
-from orchestration.offsets.manager import default_offset
+from orchestration.offsets.resolving import default_offset
 from resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
 from resources.names import split_stream_name
+from resources.streams.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
     from orchestration.application import Application
+    from orchestration.batchlog import ApplicationState
+    from orchestration.graph import Input
     from resources.objects import Lake
-    from resources.streams import StreamSystem, SystemStreamPartition
+    from resources.streams import StreamInfo, StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """How far an application has come in one of its input streams.
+
+    `unread` has the next offset of each partition that holds more; `lag` counts these offsets, and those of replays
+    under way. `due` says what a run is needed for, however little waits; "" for nothing.
+    """
+
+    lag: int = 0
+    unread: Mapping[SystemStreamPartition, str] = field(default_factory=dict)
+    due: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class InputProgress:
-    """`lag` counts offsets between checkpoint and end, over all input partitions.
+    """`lag` counts the offsets that are to be read, over all input partitions and replays under way.
 
-    `position` is where the application stands: its next offset of every input partition, and the ends of the
-    streams that feed its datasets. `unresolved` says that a stream to be read from its end on has no position
-    yet; records that come before a run stores one would be passed over.
+    `position` is where the application stands, in JSON-able values: it changes when a run gets on, or when what feeds
+    its datasets does. `due` says what a run is needed for, however little waits: positions to be stored before records
+    come, a batch or a replay to be finished, a stream that is not what it was.
     """
 
     lag: int
-    position: dict[str, str]
-    unresolved: bool = False
+    position: Mapping[str, object]
+    due: tuple[str, ...] = ()
 
 
 def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> InputProgress:
     """Return how far the application has come; a stream that does not exist yet counts for nothing."""
-    _, state = BatchLog(lake, app.name).read()
-    lag = 0
-    unresolved = False
-    position: dict[str, str] = {}
-    for dataset in app.datasets:
-        if dataset.stream is not None:
-            position |= {f"{dataset.name}<{ssp}": end for ssp, end in _upcoming(systems, dataset.stream).items()}
-    for source in app.inputs.values():
-        upcoming = _upcoming(systems, source.stream)
-        name, stream = split_stream_name(source.stream)
-        system = systems[name]
-        fresh = [ssp for ssp in upcoming if str(ssp) not in state.checkpoint]
-        oldest = system.oldest(fresh) if fresh else {}
-        if fresh and default_offset(source, system.info(stream), system) == "upcoming":
-            unresolved, oldest = True, upcoming
-        for ssp, end in upcoming.items():
-            start = state.checkpoint.get(str(ssp)) or oldest[ssp]
-            lag += system.distance(ssp, start, end)
-            position[str(ssp)] = state.checkpoint.get(str(ssp), "")
-    return InputProgress(lag, position, unresolved)
+    state = BatchLog(lake, app.name).read()[1]
+    found = [stream_progress(looked_at(systems, name), source, state) for name, source in app.inputs.items()]
+    ends = {name: stream_ends(looked_at(systems, name), name) for name in feeding_streams(app)}
+    due = (*unfinished(state), *(each.due for each in found if each.due))
+    return InputProgress(sum(each.lag for each in found), {**position_of(app, state), "ends": ends}, due)
+
+
+def looked_at(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
+    """Return the system of the stream "system.stream" as it answers questions about that stream now."""
+    name, short = split_stream_name(stream)
+    return systems[name].snapshot(short)
+
+
+def stream_progress(system: StreamSystem, source: Input, state: ApplicationState) -> StreamProgress:
+    """Return how far the application has come in one input stream, which `system` has been opened for."""
+    name, stream = split_stream_name(source.stream)
+    try:
+        info = system.info(stream)
+    except StreamNotFoundError:
+        return StreamProgress()
+    ssps = [SystemStreamPartition(name, stream, number) for number in range(info.partitions)]
+    upcoming = system.upcoming(ssps)
+    starts = {ssp: start for ssp in ssps if (start := _next_offset(state, ssp)) is not None}
+    fresh = [ssp for ssp in ssps if ssp not in starts]
+    due = _not_what_it_was(source, system, info, state, starts, upcoming)
+    if fresh and default_offset(source, info, system) == "upcoming":
+        due = due or f"{source.stream}: no position is stored yet"
+    elif fresh:
+        starts |= system.oldest(fresh)
+    lags = {ssp: system.distance(ssp, start, upcoming[ssp]) for ssp, start in starts.items()}
+    replays = [each for each in state.offsets.replays.values() if each.ssp.rpartition(".")[0] == source.stream]
+    again = sum(system.distance(SystemStreamPartition.parse(each.ssp), each.next, each.until) for each in replays)
+    return StreamProgress(sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due)
+
+
+def position_of(app: Application, state: ApplicationState) -> dict[str, object]:
+    """Return where the application stands by its batch log, in JSON-able values.
+
+    Another one after every batch, and after a startpoint also where it leads back to offsets that were passed before.
+    """
+    offsets = state.offsets
+    return {
+        "checkpoint": {ssp: each for ssp, each in state.checkpoint.items() if ssp.rpartition(".")[0] in app.inputs},
+        "resolved": {ssp: start.id for ssp, start in offsets.resolved.items()},
+        "replays": {key: replay.next for key, replay in offsets.replays.items()},
+        "opened": offsets.opened,
+    }
+
+
+def unfinished(state: ApplicationState) -> tuple[str, ...]:
+    """Return what of the application a run has begun and not finished, a text each."""
+    open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
+    replays = sorted({replay.ssp for replay in state.offsets.replays.values()})
+    return (*open_batch, *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []))
+
+
+def feeding_streams(app: Application) -> tuple[str, ...]:
+    """Return the streams that the application's datasets are made from, each once."""
+    return tuple(dict.fromkeys(dataset.stream for dataset in app.datasets if dataset.stream is not None))
+
+
+def stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
+    """Return the end of each partition of a stream, nothing where there is none of this name."""
+    try:
+        return {str(ssp): end for ssp, end in system.upcoming(system.partitions(stream.partition(".")[2])).items()}
+    except StreamNotFoundError:
+        return {}
 
 
 def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
@@ -109,10 +172,24 @@ def delivered_version(
     return None, f"{named} waits for {', '.join(found.missing)}" if found.missing else "nothing was delivered"
 
 
-def _upcoming(systems: Mapping[str, StreamSystem], name: str) -> dict[SystemStreamPartition, str]:
-    system_name, stream = split_stream_name(name)
-    system = systems[system_name]
-    try:
-        return system.upcoming(system.partitions(stream))
-    except StreamNotFoundError:
-        return {}
+def _next_offset(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
+    resolved = state.offsets.resolved.get(str(ssp))
+    return state.checkpoint.get(str(ssp)) if resolved is None else resolved.offset
+
+
+def _not_what_it_was(
+    source: Input,
+    system: StreamSystem,
+    info: StreamInfo,
+    state: ApplicationState,
+    starts: Mapping[SystemStreamPartition, str],
+    upcoming: Mapping[SystemStreamPartition, str],
+) -> str:
+    """Say what of the stream does not fit its checkpoint: a run then fails, and says what to do."""
+    if source.reset_offset:
+        return ""
+    before = state.offsets.streams.get(source.stream)
+    if before is not None and info.identity is not None and before != info.identity:
+        return f"{source.stream} was deleted and made anew"
+    behind = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
+    return f"{behind[0]} ends before the offset that comes next" if behind else ""

@@ -10,6 +10,8 @@ from assets import AdvanceReport
 from assets.report import OnStage, ignore
 from orchestration.advancing import advance_units, advances_alone, follow_meanwhile, units_of
 from orchestration.catalog import read_catalog
+from orchestration.offsets.coordinating import fan_out_requests, startpoints_of
+from orchestration.offsets.dataset_requests import apply_dataset_startpoints
 from orchestration.planner import ExecutionPlan, plan
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
 from orchestration.tables import remember_tables
@@ -38,6 +40,32 @@ class RunReport:
         return {"datasets": [report.to_json() for report in self.datasets], "step": self.step.to_json()}
 
 
+def advance_datasets(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    plan: ExecutionPlan | None,
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+    on_stage: OnStage = ignore,
+) -> list[AdvanceReport]:
+    """Bring the datasets of an application up to date, several at once: first to where startpoints want them.
+
+    `plan` is None for an application of datasets only. One that fails keeps no other from advancing; the first error
+    is raised in the end.
+    """
+    startpoints = startpoints_of(lake, app)
+    fan_out_requests(startpoints, systems, app, plan)
+    asked = apply_dataset_startpoints(lake, systems, app, startpoints, spark, by=by, on_report=on_report)
+    able = [dataset for dataset in app.datasets if advances_alone(dataset) and dataset.name not in asked.failed]
+    units = units_of(able, f"application {app.name!r}")
+    reports = advance_units(lake, systems, units, spark, by=by, on_report=on_report, on_stage=on_stage)
+    asked.raise_failed()
+    return [*asked.reports, *reports]
+
+
 def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> ExecutionPlan:
     """Return the application's plan over the streams as they are now, or raise PlanningError."""
     return plan(app, read_catalog(app, systems))
@@ -60,12 +88,12 @@ def run_application(
     A dataset whose versions are made by a query, one for each partition, is read as it is. One that is not marked for
     bootstrap is advanced again between batches, so that each batch meets what has come by then.
     `run` names this run in commits. `on_event` hears of every dataset and every stage of a batch, `on_stage` of each
-    stage of a dataset, such as the progress of a bootstrap. Raises what planning, datasets and step raise; whatever was
+    stage of a dataset, such as the progress of a bootstrap. Startpoints on the streams of datasets are applied first.
+    Raises what planning, datasets and step raise; whatever was
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
     planned = plan_application(app, systems)
-    units = units_of(filter(advances_alone, app.datasets), f"application {app.name!r}")
-    datasets = advance_units(lake, systems, units, spark, by=run, on_report=on_event, on_stage=on_stage)
+    datasets = advance_datasets(lake, systems, app, planned, spark, by=run, on_report=on_event, on_stage=on_stage)
     remember_tables(lake, app, by=run)
 
     def heard(report: AdvanceReport) -> None:

@@ -21,12 +21,11 @@ from assets.unbounded.freshness import check_fresh
 from assets.unbounded.transient import TransientTable, TransientView, is_transient
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
+from orchestration.offsets.coordinating import startpoints_of
 from orchestration.offsets.manager import OffsetManager, Positions
-from orchestration.offsets.startpoints import StartpointManager
 from orchestration.offsets.state import AppliedStartpoint, Replay
 from orchestration.planner import ExecutionPlan
 from resources.errors import StaleDatasetError, VersionDiscardedError
-from resources.metadata import MetadataStore
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -137,9 +136,7 @@ class _Step:
         self._context = context
         self._log = BatchLog(context.lake, context.app.name)
         self._commit, self._state = self._log.read()
-        startpoints = StartpointManager(
-            MetadataStore(context.lake), context.app.name, expires_after=context.app.startpoints_expire_after
-        )
+        startpoints = startpoints_of(context.lake, context.app)
         self._offsets = OffsetManager(context.systems, context.app, context.plan, startpoints)
         self._started = False
         self._said: list[str] = []

@@ -91,13 +91,12 @@ def advance_all(
     on_stage: OnStage = ignore,
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
-    from orchestration.advancing import advance_units, advances_alone, made_by_partition, units_of
-    from orchestration.catalog import systems_of
+    from orchestration.advancing import made_by_partition
+    from orchestration.catalog import systems_for
+    from orchestration.run import advance_datasets
 
-    alone = [dataset for dataset in app.datasets if advances_alone(dataset)]
-    units = units_of(alone, f"application {app.name!r}")
-    systems = systems_of(alone, lake)
-    reports = advance_units(lake, systems, units, spark, by=by, on_report=on_report, on_stage=on_stage)
+    systems = systems_for(app, lake)
+    reports = advance_datasets(lake, systems, app, None, spark, by=by, on_report=on_report, on_stage=on_stage)
     return reports, [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli import datasets, streams, tables
+from orchestration.cli import checkpoints, datasets, startpoints, streams, tables
 from orchestration.cli.advance import advance_all, bootstraps_shown, has_datasets_only
 from orchestration.cli.load import load_application
 from orchestration.cli.output import as_json, console, guarded, lake_url, show_json, show_line, show_table
@@ -36,6 +36,8 @@ def root() -> None:
 root.add_command(streams.stream)
 root.add_command(datasets.dataset)
 root.add_command(tables.table)
+root.add_command(startpoints.startpoint)
+root.add_command(checkpoints.checkpoint)
 
 
 @root.command()

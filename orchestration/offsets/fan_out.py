@@ -70,11 +70,15 @@ def decide_fan_out(
     tasks: Mapping[str, frozenset[SystemStreamPartition]],
     now_ms: int,
     expiry_ms: int,
+    named_only: frozenset[str] = frozenset(),
 ) -> Decision:
-    """Hand the requests to the tasks that they are for; `tasks` says which partitions each task reads."""
+    """Hand the requests to the tasks that they are for; `tasks` says which partitions each task reads.
+
+    Requests for all tasks are not for those of `named_only`.
+    """
     owners: dict[SystemStreamPartition, list[str]] = {}
     for task, ssps in tasks.items():
-        for ssp in ssps:
+        for ssp in ssps if task not in named_only else ():
             owners.setdefault(ssp, []).append(task)
     hands = _Hands(state, tasks)
     dropped = hands.pass_on(owners)
@@ -89,7 +93,7 @@ def decide_fan_out(
         elif request.expired(now_ms, expiry_ms):
             expired.append(request)
             finished.append(request)
-        elif takers := _takers(request, owners):
+        elif takers := _takers(request, tasks, owners):
             for task in takers:
                 hands.give(task, request)
             settled[request.target] = request.sequence
@@ -116,11 +120,14 @@ def without(
     return TaskFanOut(pending, held.handed)
 
 
-def _takers(request: StartpointRequest, owners: Mapping[SystemStreamPartition, Sequence[str]]) -> Sequence[str]:
-    readers = owners.get(request.ssp, ())
+def _takers(
+    request: StartpointRequest,
+    tasks: Mapping[str, frozenset[SystemStreamPartition]],
+    owners: Mapping[SystemStreamPartition, Sequence[str]],
+) -> Sequence[str]:
     if request.task is None:
-        return readers
-    return [request.task] if request.task in readers else []
+        return owners.get(request.ssp, ())
+    return [request.task] if request.ssp in tasks.get(request.task, ()) else []
 
 
 class _Hands:

@@ -17,11 +17,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from orchestration.offsets.state import OffsetState, Replay, ResolvedStartpoint
+from orchestration.offsets.coordinating import fan_out_requests
+from orchestration.offsets.resolving import (
+    Streams,
+    Unresolved,
+    default_offset,
+    is_another,
+    resolve_request,
+    task_partitions,
+)
+from orchestration.offsets.state import OffsetState, Replay, ResolvedStartpoint, replay_id
 from resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
-from resources.names import split_stream_name
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
+from resources.streams.startpoint import describe_startpoint
 from resources.streams.system import OffsetRange
 
 if TYPE_CHECKING:
@@ -33,14 +41,6 @@ if TYPE_CHECKING:
     from orchestration.offsets.startpoints import StartpointManager
     from orchestration.planner import ExecutionPlan
     from resources.streams.system import StreamInfo, StreamSystem
-
-
-@dataclass(frozen=True, slots=True)
-class Unresolved:
-    """A startpoint that has no offset, whose partition goes on from its checkpoint, as its request says."""
-
-    request: StartpointRequest
-    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,6 @@ class Positions:
         ]
 
 
-def task_partitions(plan: ExecutionPlan) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return the input partitions of each task of a plan, as a fan-out wants them."""
-    return {task.name: frozenset(map(SystemStreamPartition.parse, task.ssps)) for task in plan.tasks}
-
-
 class OffsetManager:
     """The positions of one application: composes its checkpoint with its startpoints."""
 
@@ -120,10 +115,10 @@ class OffsetManager:
         Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not
         consumed), for a stream that was made anew, and for new partitions of one whose key chooses the partition.
         """
-        fan_out = self._startpoints.fan_out(self._readers)
+        fan_out = fan_out_requests(self._startpoints, self._systems, self._app, self._plan)
         known = state.offsets
         pending, done = self._pending(fan_out, state)
-        streams = _Streams(self._systems)
+        streams = Streams(self._systems)
         resolved = {
             ssp: start
             for ssp, start in known.resolved.items()
@@ -149,7 +144,7 @@ class OffsetManager:
             else:
                 replays.append(_replay(known.next_epoch(ssp), start, until))
                 done.setdefault(task, {})[request.ssp] = start.id
-        waiting = {_replay_id(str(ssp), each) for ids in done.values() for ssp, each in ids.items()}
+        waiting = {replay_id(str(ssp), each) for ids in done.values() for ssp, each in ids.items()}
         offsets = known.model_copy(
             update={
                 "resolved": resolved,
@@ -171,16 +166,14 @@ class OffsetManager:
         for task in self._readers:
             for ssp, request in fan_out.tasks.get(task, {}).items():
                 name, startpoint_id = str(ssp), request.startpoint.id
-                applied = state.offsets.applied.get(name)
-                begun = _replay_id(name, startpoint_id) in state.offsets.begun
-                if begun or (applied is not None and applied.id == startpoint_id):
+                if state.offsets.has_taken(name, startpoint_id):
                     done.setdefault(task, {})[ssp] = startpoint_id
                 else:
                     pending[name] = task, request
         return pending, done
 
     def _checkpoint(
-        self, source: Input, streams: _Streams, state: ApplicationState, offsets: OffsetState
+        self, source: Input, streams: Streams, state: ApplicationState, offsets: OffsetState
     ) -> dict[str, str]:
         """Return a position for every partition of an input, also for those that have a startpoint to begin at."""
         system, info, ssps = (
@@ -191,7 +184,7 @@ class OffsetManager:
         kept = {str(ssp): state.checkpoint[str(ssp)] for ssp in ssps if str(ssp) in state.checkpoint}
         if source.reset_offset:
             kept = {}
-        elif _is_another(info, state.offsets.streams.get(source.stream)):
+        elif is_another(info, state.offsets.streams.get(source.stream)):
             self._check_startpoints(source, info, state.offsets.streams[source.stream], offsets)
             kept = {str(ssp): offsets.resolved[str(ssp)].offset for ssp in ssps}
         fresh = [ssp for ssp in ssps if str(ssp) not in kept]
@@ -237,11 +230,11 @@ class OffsetManager:
         starts: dict[SystemStreamPartition, str] = {}
         ends: dict[SystemStreamPartition, str] = {}
         lost: dict[SystemStreamPartition, OffsetRange] = {}
-        streams = _Streams(self._systems)
+        streams = Streams(self._systems)
         for source in self._app.inputs.values():
             system, info = streams.system(source.stream), streams.info(source.stream)
             before = state.offsets.streams.get(source.stream)
-            if before is not None and _is_another(info, before):
+            if before is not None and is_another(info, before):
                 self._check_startpoints(source, info, before, OffsetState())
             ssps = [ssp for ssp in streams.partitions(source.stream) if str(ssp) in state.checkpoint]
             oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
@@ -266,7 +259,7 @@ class OffsetManager:
         chosen: dict[SystemStreamPartition, Replay] = {}
         for replay in sorted(state.offsets.replays.values(), key=lambda each: (each.epoch, each.id)):
             chosen.setdefault(SystemStreamPartition.parse(replay.ssp), replay)
-        streams = _Streams(self._systems)
+        streams = Streams(self._systems)
         for stream in sorted({ssp.qualified_stream for ssp in chosen}):
             system, ssps = streams.system(stream), [ssp for ssp in chosen if ssp.qualified_stream == stream]
             if stream not in self._app.inputs:
@@ -274,7 +267,7 @@ class OffsetManager:
             oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
             for ssp in ssps:
                 replay = chosen[ssp]
-                if _is_another(streams.info(stream), replay.stream):
+                if is_another(streams.info(stream), replay.stream):
                     raise self._no_replay(replay, "the stream was deleted and made anew")
                 if system.compare(replay.next, oldest[ssp]) < 0:
                     raise self._no_replay(replay, f"retention has passed it: the oldest offset left is {oldest[ssp]}")
@@ -322,62 +315,6 @@ class OffsetManager:
             )
 
 
-def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> str:
-    """Return where a partition without checkpoint and startpoint begins: "oldest" or "upcoming"."""
-    return source.default_offset or info.default_offset or system.default_offset or "upcoming"
-
-
-def _is_another(info: StreamInfo, before: str | None) -> bool:
-    """Whether a stream was deleted and made anew, as far as its system tells."""
-    return before is not None and info.identity is not None and before != info.identity
-
-
-class _Streams:
-    """Streams as they answer in one look, each opened once."""
-
-    def __init__(self, systems: Mapping[str, StreamSystem]) -> None:
-        self._systems = systems
-        self._opened: dict[str, StreamSystem] = {}
-        self._infos: dict[str, StreamInfo] = {}
-
-    def system(self, qualified: str) -> StreamSystem:
-        if qualified not in self._opened:
-            name, stream = split_stream_name(qualified)
-            self._opened[qualified] = self._systems[name].snapshot(stream)
-        return self._opened[qualified]
-
-    def info(self, qualified: str) -> StreamInfo:
-        if qualified not in self._infos:
-            self._infos[qualified] = self.system(qualified).info(split_stream_name(qualified)[1])
-        return self._infos[qualified]
-
-    def identity(self, ssp: str) -> str | None:
-        return self.info(SystemStreamPartition.parse(ssp).qualified_stream).identity
-
-    def partitions(self, qualified: str) -> list[SystemStreamPartition]:
-        name, stream = split_stream_name(qualified)
-        return [SystemStreamPartition(name, stream, number) for number in range(self.info(qualified).partitions)]
-
-
-def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[str, str | None]:
-    """Return the offset at which a request starts, and that before which it ends, if it is bounded.
-
-    Both are one offset where a partition has no records in between. Raises what `resolve_startpoint_to_offset` does,
-    and OffsetOutOfRangeError for an end that lies before the start.
-    """
-    start = resolve_startpoint_to_offset(system, request.ssp, request.startpoint)
-    if request.until is None:
-        return start, None
-    end = resolve_startpoint_to_offset(system, request.ssp, request.until)
-    if system.compare(start, end) > 0:
-        raise OffsetOutOfRangeError(
-            f"{request.ssp}: a replay from {describe_startpoint(request.startpoint)} (offset {start}) until "
-            f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
-            "Choose an end that lies after the start.",
-        )
-    return start, end
-
-
 def _resolved(request: StartpointRequest, task: str, offset: str, stream: str | None) -> ResolvedStartpoint:
     return ResolvedStartpoint(
         id=request.startpoint.id,
@@ -394,7 +331,7 @@ def _resolved(request: StartpointRequest, task: str, offset: str, stream: str | 
 
 def _replay(epoch: int, start: ResolvedStartpoint, until: str) -> Replay:
     return Replay(
-        id=_replay_id(start.ssp, start.id),
+        id=replay_id(start.ssp, start.id),
         ssp=start.ssp,
         stream=start.stream,
         epoch=epoch,
@@ -406,10 +343,6 @@ def _replay(epoch: int, start: ResolvedStartpoint, until: str) -> Replay:
         reason=start.reason,
         began_at=start.resolved_at,
     )
-
-
-def _replay_id(ssp: str, startpoint_id: str) -> str:
-    return f"{startpoint_id}@{ssp}"
 
 
 def _explained(error: PermanentError, request: StartpointRequest) -> PermanentError:

@@ -127,14 +127,30 @@ class StartpointManager:
 
         return self._requests.transact(decide, by="delete")
 
+    def delete_startpoints(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
+        """Take these requests back in one commit, each only where it is still the one there; return those that were."""
+        wanted = {_request_key(request.target): request for request in requests}
+        if not wanted:
+            return []
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], list[StartpointRequest]]:
+            there = {key: snapshot.get(key) for key in wanted}
+            gone = [key for key, found in there.items() if found and found.get("sequence") == wanted[key].sequence]
+            return dict.fromkeys(gone), [wanted[key] for key in gone]
+
+        return self._requests.transact(decide, by=by)
+
     # -- fan-outs
 
-    def fan_out(self, tasks: Mapping[str, Iterable[SystemStreamPartition]]) -> FanOut:
+    def fan_out(
+        self, tasks: Mapping[str, Iterable[SystemStreamPartition]], *, named_only: Iterable[str] = ()
+    ) -> FanOut:
         """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
 
         `tasks` holds all tasks of the application, with all partitions that each reads. A startpoint joins what its
         task has not committed yet and replaces that of the same partition if it is newer. What was pending at a
         task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks.
+        Tasks of `named_only` get the requests that name them, and none that are for all tasks.
         May be repeated, and run by several coordinators at once.
         """
         if not tasks:
@@ -143,17 +159,18 @@ class StartpointManager:
                 "Pass every task of the plan with the partitions it reads.",
             )
         reading = {check_task(task): frozenset(ssps) for task, ssps in tasks.items()}
+        reserved = frozenset(named_only)
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
             before = self._state_in(snapshot)
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
             # before they were read. The swap then makes sure that they have not changed since.
             requests = self._requests_in(self._requests.read())
-            decision = decide_fan_out(before, requests, reading, self._now_ms(), self._expiry_ms)
+            decision = decide_fan_out(before, requests, reading, self._now_ms(), self._expiry_ms, reserved)
             return _difference(before, decision.state), decision
 
         decision = self._fan_outs.transact(decide, by="fan-out")
-        self._delete(decision.finished)
+        self.delete_startpoints(decision.finished, by="fan-out")
         return decision.report
 
     def get_fan_out_for_task(self, task: str) -> Requests:
@@ -204,19 +221,6 @@ class StartpointManager:
             return changes, None
 
         self._fan_outs.transact(decide, by="applied")
-
-    def _delete(self, finished: Iterable[StartpointRequest]) -> None:
-        wanted = {_request_key(request.target): request.sequence for request in finished}
-        if not wanted:
-            return
-
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
-            there = {key: snapshot.get(key) for key in wanted}
-            return {
-                key: None for key, found in there.items() if found is not None and found.get("sequence") == wanted[key]
-            }, None
-
-        self._requests.transact(decide, by="fan-out")
 
     def _requests_in(self, snapshot: Snapshot) -> Iterator[StartpointRequest]:
         for key, value in snapshot.items():

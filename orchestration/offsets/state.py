@@ -71,6 +71,11 @@ class Replay(Document):
     began_at: datetime
 
 
+def replay_id(ssp: str, startpoint_id: str) -> str:
+    """Return the id of the replay that a bounded request begins: one request may be for several partitions."""
+    return f"{startpoint_id}@{ssp}"
+
+
 class OffsetState(Document):
     """What is known of an application's positions besides its checkpoint; all by partition (`lake.flights.3`).
 
@@ -86,6 +91,11 @@ class OffsetState(Document):
     opened: dict[str, int] = Default(default_factory=dict)
     replays: dict[str, Replay] = Default(default_factory=dict)
     begun: tuple[str, ...] = ()
+
+    def has_taken(self, ssp: str, startpoint_id: str) -> bool:
+        """Whether a commit has applied this startpoint of a partition, or has begun its replay."""
+        applied = self.applied.get(ssp)
+        return replay_id(ssp, startpoint_id) in self.begun or (applied is not None and applied.id == startpoint_id)
 
     def next_epoch(self, ssp: str) -> int:
         """Return the epoch that the next startpoint of this partition opens."""

@@ -18,7 +18,7 @@ from orchestration.step import StepContext, StepEvent, StepReport, run_step
 from resources.backends import SqliteTable
 from resources.objects import Lake
 from resources.schema import Schema
-from resources.streams import META, LakeStreams, StreamSystem
+from resources.streams import RECORD_META, LakeStreams, StreamSystem
 from resources.tables import RemoteTable
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class StepWorld:
         """Return the records of a stream, by partition and offset, without their position."""
         found = self.streams.read_arrow(self.streams.whole(stream))
         rows: list[dict[str, Any]] = found.drop_columns(
-            [name for name in META if name in found.column_names]
+            [name for name in RECORD_META if name in found.column_names]
         ).to_pylist()
         return rows
 

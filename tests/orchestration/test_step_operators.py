@@ -163,7 +163,7 @@ def test_a_join_that_can_not_be_says_which_column_and_why(
     stream = app.input_stream("lake.trips")
     if hidden:  # nothing is known of the columns after a function, so the planner can't say it
         stream = stream.map(lambda frame: frame.selectExpr("__partition", "__offset", "__timestamp", "__tombstone",
-                                                           mapped, "v"))  # fmt: skip
+                                                           "__epoch", mapped, "v"))  # fmt: skip
         stream = stream.partition_by("tailnum") if "tail" not in mapped.split() else stream
     else:
         stream = stream.map(mapped, "v")

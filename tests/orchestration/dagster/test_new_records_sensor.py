@@ -1,98 +1,118 @@
-"""When the sensor launches a run: the decision with plain values, then the tick on a real lake."""
+"""When the sensor launches a run for new records: the decision with plain values, then ticks on a real lake."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from dagster import (
-    AssetKey,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    RunRequest,
-    SensorDefinition,
-    SkipReason,
-    build_sensor_context,
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
+
+from dagster_adjunct import (
+    Application,
+    ConfigurationError,
+    Lake,
+    LakeStreams,
+    LaunchWhen,
+    Schema,
+    SystemStreamPartition,
+    open_lake,
+    run_application,
+    systems_for,
 )
-
-from dagster_adjunct import Application, Lake, LakeResource, build_definitions, open_lake, run_application, systems_for
-from orchestration.progress import InputProgress, input_progress
-from orchestration.sensors import NewRecordsCursor, Request, Skip, concerns, decide
+from orchestration.batchlog import ApplicationState, BatchLog, Intent, Range
+from orchestration.offsets.state import OffsetState, Replay, ResolvedStartpoint
+from orchestration.progress import input_progress
+from orchestration.sensing import new_records
+from orchestration.sensing.asking import Asked, Request, Skip
+from orchestration.sensing.cursor import read_cursor
+from orchestration.sensing.launch_when import launch_rules
+from orchestration.sensing.look import Deadline, Found, Look, look_at_ages, look_at_streams
+from orchestration.sensing.new_records import NewRecordsCursor, Stock, decide, take_stock
+from orchestration.sensing.runs import concerns
+from resources.objects.memory import InMemoryStore
+from resources.objects.store import Stored
 from tests.orchestration.dagster import small
+from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.offsets.fake_streams import FakeStreams
 
-WAITING = InputProgress(5, {"lake.orders.0": "0"})
+NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
 
 def decided(
-    cursor: NewRecordsCursor,
-    progress: InputProgress = WAITING,
+    lag: int = 5,
     *,
+    due: str = "",
+    old: str = "",
+    rule: LaunchWhen | None = None,
     waiting: tuple[str, ...] = (),
-    active: int = 0,
-    now: float = 1000.0,
+    unfinished: tuple[str, ...] = (),
 ) -> Request | Skip:
-    return decide("app:lake", cursor, progress, waiting=waiting, active_runs=active, now=now)
-
-
-def asked(cursor: NewRecordsCursor, now: float) -> Request:
-    decision = decided(cursor, now=now)
-    assert isinstance(decision, Request), decision
-    return decision
+    stock = Stock(Look(streams={"lake.orders": Found(lag=lag, due=due)}), True, old)
+    return decide(
+        "app:lake",
+        Asked(),
+        stock,
+        {"checkpoint": {}},
+        rule=rule or LaunchWhen(),
+        unfinished=unfinished,
+        waiting=lambda: waiting,
+        now=0.0,
+    )
 
 
 def test_nothing_new_launches_nothing() -> None:
-    assert decided(NewRecordsCursor(), InputProgress(0, {})) == Skip("No new records.")
+    assert decided(0) == Skip("No new records.")
 
 
-def test_new_records_launch_a_run_whose_key_holds_the_position_and_the_attempt() -> None:
-    request = asked(NewRecordsCursor(), 1000.0)
-    assert request.run_key == f"app:lake:{request.cursor.position}:1"
-    assert request.cursor.asked_at == 1000.0
+def test_one_record_is_enough_unless_said_otherwise() -> None:
+    assert isinstance(decided(1), Request)
 
 
-def test_a_run_on_its_way_is_waited_for() -> None:
-    assert decided(NewRecordsCursor(), active=1) == Skip("5 new records; a run is already in progress.")
+def test_a_threshold_in_records_is_met_exactly() -> None:
+    rule = LaunchWhen(records=100)
+    assert decided(99, rule=rule) == Skip("99 new records, fewer than wanted: launched at 100 records.")
+    assert isinstance(decided(100, rule=rule), Request)
+
+
+def test_with_an_age_alone_no_number_of_young_records_is_enough() -> None:
+    rule = LaunchWhen(age=timedelta(minutes=10))
+    assert decided(10**9, rule=rule) == Skip(
+        "1,000,000,000 new records, fewer than wanted: launched at one older than 0:10:00."
+    )
+    assert isinstance(decided(1, rule=rule, old="lake.orders.1"), Request)
+
+
+def test_what_is_begun_is_finished_however_little_waits() -> None:
+    rule = LaunchWhen(records=100)
+    assert isinstance(decided(1, rule=rule, unfinished=("batch 3 is open",)), Request)
+    assert isinstance(decided(0, rule=rule, due="lake.orders: no position is stored yet"), Request)
 
 
 def test_a_dataset_without_its_markers_is_waited_for_by_name() -> None:
-    skip = decided(NewRecordsCursor(), waiting=("dataset 'items' waits for lake.items.1",))
-    assert skip == Skip("5 new records; dataset 'items' waits for lake.items.1.")
+    assert decided(waiting=("dataset 'items' waits for lake.items.1",)) == Skip(
+        "5 new records; dataset 'items' waits for lake.items.1."
+    )
 
 
-def test_a_run_that_moved_nothing_is_tried_again_ever_more_rarely_under_new_keys() -> None:
-    request, now, waits, keys = asked(NewRecordsCursor(), 0.0), 0.0, [], set()
-    for _ in range(9):
-        keys.add(request.run_key)
-        wait = 30.0
-        while isinstance(decided(request.cursor, now=now + wait), Skip):
-            wait += 30.0
-        now, waits = now + wait, [*waits, wait]
-        request = asked(request.cursor, now)
-    assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
-    assert len(keys) == 9
+@pytest.mark.parametrize(
+    "wrong", [{"records": 0}, {"records": True}, {"records": 1.5}, {"age": timedelta(0)}, {"age": 60}]
+)
+def test_a_threshold_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="LaunchWhen has"):
+        LaunchWhen(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_position_that_moved_is_asked_for_at_once() -> None:
-    first = asked(NewRecordsCursor(), 0.0)
-    second = decided(first.cursor, InputProgress(2, {"lake.orders.0": "5"}), now=1.0)
-    assert isinstance(second, Request)
-    assert second.cursor.attempt == 1
-    assert second.cursor.position != first.cursor.position
-
-
-def test_a_stream_read_from_its_end_gets_its_position_before_it_has_records() -> None:
-    assert isinstance(decided(NewRecordsCursor(), InputProgress(0, {}, unresolved=True)), Request)
-
-
-def test_a_cursor_survives_as_json() -> None:
-    cursor = NewRecordsCursor("abc", 3, 12.5)
-    assert NewRecordsCursor.from_json(cursor.to_json()) == cursor
-
-
-@pytest.mark.parametrize("text", [None, "", "nonsense", "[]", '{"version": 99, "position": "a"}', '{"version": 1}'])
-def test_a_cursor_of_another_version_starts_anew(text: str | None) -> None:
-    assert NewRecordsCursor.from_json(text) == NewRecordsCursor()
+def test_thresholds_are_for_all_applications_or_by_name() -> None:
+    rule = LaunchWhen(records=7)
+    assert launch_rules(rule, ("a", "b")) == {"a": rule, "b": rule}
+    assert launch_rules({"b": rule}, ("a", "b")) == {"a": LaunchWhen(), "b": rule}
+    with pytest.raises(ConfigurationError, match="launch_when names 'c', and the applications are a, b"):
+        launch_rules({"c": rule}, ("a", "b"))
 
 
 def test_a_run_concerns_an_application_by_its_job_or_by_its_assets() -> None:
@@ -102,6 +122,62 @@ def test_a_run_concerns_an_application_by_its_job_or_by_its_assets() -> None:
     assert not concerns(DagsterRun("__ASSET_JOB", asset_selection={other}), "order_totals", [priced])
 
 
+# -- looks that take several ticks
+
+
+def ticking(step: float) -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        now += step
+
+
+def deadline(pieces: int) -> Deadline:
+    """A deadline that lets so many pieces of work begin."""
+    seconds = ticking(1.0)
+    return Deadline(pieces - 1.0, lambda: next(seconds))
+
+
+def test_a_look_that_a_deadline_cuts_goes_on_where_it_stopped() -> None:
+    names, visited = [f"lake.s{number}" for number in range(10)], []
+
+    def visit(name: str) -> Found:
+        visited.append(name)
+        return Found(lag=len(visited))
+
+    look, ticks, complete = Look(of="c"), 0, False
+    while not complete:
+        look, complete = look_at_streams(look, names, visit, deadline(3))
+        ticks += 1
+    assert (visited, ticks) == (names, 4)
+    assert look.lag == sum(range(1, 11))
+
+
+def test_a_tick_that_comes_late_looks_at_one_thing_all_the_same() -> None:
+    look, complete = look_at_streams(Look(), ["lake.a", "lake.b"], lambda name: Found(), Deadline(-1.0, lambda: 0.0))
+    assert (list(look.streams), complete) == (["lake.a"], False)
+
+
+def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> None:
+    ssps = [SystemStreamPartition("lake", name, number) for name in ("a", "b") for number in range(12)]
+    unread = {f"lake.{name}": {ssp: "0" for ssp in ssps if ssp.stream == name} for name in ("a", "b")}
+    asked: list[SystemStreamPartition] = []
+
+    def is_old(ssp: SystemStreamPartition, start: str) -> bool:
+        asked.append(ssp)
+        return ssp == ssps[20]
+
+    look = Look(streams={"lake.b": Found(lag=12), "lake.a": Found(lag=12), "lake.c": Found()})
+    old, complete, ticks = None, False, 0
+    while not complete:
+        look, old, complete = look_at_ages(look, unread.__getitem__, is_old, deadline(5))
+        ticks += 1
+    assert (old, asked, ticks) == (ssps[20], ssps[:21], 5)
+
+
+# -- ticks on a lake
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     lake = open_lake(tmp_path / "lake")
@@ -109,40 +185,72 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def tick(lake: Lake, app: Application, instance: DagsterInstance, cursor: str | None = None) -> tuple[object, str]:
-    """Return what the sensor answers, and its cursor after."""
-    (sensor,) = build_definitions(app, lake=lake.url).sensors or ()
-    assert isinstance(sensor, SensorDefinition)
-    with build_sensor_context(
-        instance=instance, cursor=cursor, resources={"adjunct_lake": LakeResource(url=lake.url)}
-    ) as context:
-        return sensor(context), context.cursor or ""
+def copying(name: str = "copy", *streams: str) -> Application:
+    app = Application(name)
+    for number, stream in enumerate(streams or ("lake.orders",)):
+        app.input_stream(stream, default_offset="oldest").send_to(
+            app.output_stream(f"lake.copy-{number}", partitions=2)
+        )
+    return app
 
 
 def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, tmp_path: Path) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
     with DagsterInstance.ephemeral() as instance:
-        nothing, _ = tick(lake, app, instance)
-        assert isinstance(nothing, SkipReason)
-        assert nothing.skip_message == "No new records."
-
+        sensor = Ticker(lake, app, instance, "order_totals_new_records")
+        assert sensor.skipped() == "No new records."
         small.append(lake, "orders", 1, small.orders(0, 10))
-        held, _ = tick(lake, app, instance)
-        assert isinstance(held, SkipReason)
-        assert "lake.items.0, lake.items.1" in str(held.skip_message)
+        assert "lake.items.0, lake.items.1" in sensor.skipped()
 
         small.append(lake, "items", 1, small.ITEMS, marker="v1")
-        request, cursor = tick(lake, app, instance)
-        assert isinstance(request, RunRequest)
+        request = sensor.asked()
+        assert request.run_key is not None
+        assert request.run_key.startswith(f"order-totals:{lake.id}:")
         assert request.tags["adjunct/lag"] == "10"
-        again, _ = tick(lake, app, instance, cursor)
-        assert isinstance(again, SkipReason)
-        assert "did not get past them" in str(again.skip_message)
+        assert "attempt 1 did not get past that" in sensor.skipped()
 
+        small.append(lake, "items", 2, small.ITEMS, marker="v2")
+        assert sensor.asked().run_key != request.run_key, "another version may let the run get on"
         instance.add_run(DagsterRun("order_totals", status=DagsterRunStatus.STARTED))
-        running, _ = tick(lake, app, instance)
-        assert isinstance(running, SkipReason)
-        assert "already in progress" in str(running.skip_message)
+        assert sensor.skipped() == "A run is already in progress."
+
+
+def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = datetime.now(UTC)
+    small.append(lake, "orders", 1, small.orders(0, 10))
+
+    class Later(datetime):
+        passed = timedelta(minutes=5)
+
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return written + cls.passed
+
+    monkeypatch.setattr(new_records, "datetime", Later)
+    rule = LaunchWhen(records=11, age=timedelta(minutes=10))
+    with DagsterInstance.ephemeral() as instance:
+        sensor = Ticker(lake, copying(), instance, "copy_new_records", launch_when={"copy": rule})
+        assert sensor.skipped().startswith("10 new records, fewer than wanted: launched at 11 records or one older")
+        Later.passed = timedelta(minutes=11)
+        sensor.asked()
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, 1])
+def test_a_record_is_old_at_exactly_the_age_that_is_named(lake: Lake, seconds: int) -> None:
+    """Records of one partition at 11:00, 11:10, …; the position stands at each of them in turn."""
+    streams = LakeStreams(lake)
+    schema = Schema.of(id="bigint", at="timestamp")
+    streams.create("timed", schema=schema, partitions=1, timestamp="at")
+    times = [NOW - timedelta(minutes=60 - 10 * number) for number in range(6)]
+    table = pa.table({"id": list(range(6)), "at": times}, schema=schema.to_arrow())
+    streams.append("timed", table, producer="t", sequence=1)
+    app = copying("aged", "lake.timed")
+    for position, at in enumerate(times):
+        rule = LaunchWhen(age=NOW - at + timedelta(seconds=seconds))
+        state = ApplicationState(checkpoint={"lake.timed.0": str(position)})
+        stock = take_stock({"lake": streams}, app, state, Look(), rule, NOW, Deadline(1.0, lambda: 0.0))
+        assert stock.complete
+        assert bool(stock.old) == (NOW - at > (rule.age or timedelta())), position
 
 
 def test_an_application_that_reads_from_the_end_of_a_stream_is_launched_once_to_store_where(lake: Lake) -> None:
@@ -150,12 +258,152 @@ def test_an_application_that_reads_from_the_end_of_a_stream_is_launched_once_to_
     app.input_stream("lake.orders", default_offset="upcoming").send_to(app.output_stream("lake.tail", partitions=1))
     small.append(lake, "orders", 1, small.orders(0, 10))
     systems = systems_for(app, lake)
-    assert input_progress(lake, systems, app).unresolved
+    assert input_progress(lake, systems, app).due == ("lake.orders: no position is stored yet",)
 
     run_application(lake, systems, app, _no_spark, run="first")
     small.append(lake, "orders", 2, small.orders(10, 3))
     progress = input_progress(lake, systems, app)
-    assert (progress.unresolved, progress.lag) == (False, 3)
+    assert (progress.due, progress.lag) == ((), 3)
+
+
+def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: Lake) -> None:
+    small.append(lake, "orders", 1, small.orders(0, 60))
+    app, systems = copying(), {"lake": LakeStreams(lake)}
+    ends = {str(ssp): int(end) for ssp, end in systems["lake"].upcoming(systems["lake"].partitions("orders")).items()}
+    start = {"ssp": "lake.orders.0", "position": "offset 4", "by": "ann", "reason": "why"}
+    resolved = ResolvedStartpoint(id="s", stream=None, task="Partition 0", offset="4", resolved_at=NOW, **start)
+    replay = Replay(id="s2@lake.orders.0", stream=None, epoch=2, start="1", next="5", until="8", began_at=NOW, **start)
+    at_end = {name: str(end) for name, end in ends.items()}
+
+    def lag_of(offsets: OffsetState) -> tuple[int, tuple[str, ...]]:
+        lake.store.delete_many([item.key for item in lake.store.list(f"{lake.application_prefix('copy')}/")])
+        BatchLog(lake, "copy").start(None, ApplicationState(), at_end, "test", offsets)
+        progress = input_progress(lake, systems, app)
+        return progress.lag, progress.due
+
+    assert lag_of(OffsetState()) == (0, ())
+    assert lag_of(OffsetState(resolved={"lake.orders.0": resolved})) == (ends["lake.orders.0"] - 4, ())
+    replays = {replay.id: replay}
+    assert lag_of(OffsetState(replays=replays)) == (3, ("a replay is under way on lake.orders.0",))
+
+
+def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake) -> None:
+    small.append(lake, "orders", 1, small.orders(0, 4))
+    log = BatchLog(lake, "copy")
+    checkpoint = {"lake.orders.0": "0", "lake.orders.1": "0"}
+    commit = log.start(None, ApplicationState(), checkpoint, "run")
+    ranges = {"lake.orders.0": Range(start="0", end="1")}
+    log.open(
+        commit, ApplicationState(checkpoint=checkpoint), Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={})
+    )
+    with DagsterInstance.ephemeral() as instance:
+        Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99)).asked()
+
+
+def test_a_stream_that_was_made_anew_launches_the_run_that_says_so(lake: Lake) -> None:
+    small.append(lake, "orders", 1, small.orders(0, 4))
+    app, systems = copying(), {"lake": LakeStreams(lake)}
+    whole = {"lake.orders.0": "99", "lake.orders.1": "99"}
+    log = BatchLog(lake, "copy")
+    commit = log.start(None, ApplicationState(), whole, "run")
+    assert input_progress(lake, systems, app).due == ("lake.orders.0 ends before the offset that comes next",)
+    log.start(commit, ApplicationState(), whole, "run", OffsetState(streams={"lake.orders": "another"}))
+    assert input_progress(lake, systems, app).due == ("lake.orders was deleted and made anew",)
+
+
+def wide(partitions: int, streams: int) -> tuple[Application, FakeStreams, ApplicationState]:
+    """An application that has read nothing of streams with one record in each partition, an hour old at NOW."""
+    fake, names = FakeStreams(), [f"fake.s{number:02}" for number in range(streams)]
+    for name in names:
+        fake.make(name.partition(".")[2], partitions)
+        for number in range(partitions):
+            fake.write(name.partition(".")[2], number, int((NOW - timedelta(hours=1)).timestamp() * 1000))
+    checkpoint = {f"{name}.{number}": "@0" for name in names for number in range(partitions)}
+    return copying("wide", *names), fake, ApplicationState(checkpoint=checkpoint)
+
+
+def test_thousands_of_partitions_fit_in_a_tick() -> None:
+    app, fake, state = wide(500, 10)
+    rule = LaunchWhen(records=5001, age=timedelta(days=1))
+    began = time.monotonic()
+    stock = take_stock({"fake": fake}, app, state, Look(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    assert (stock.complete, stock.look.lag, stock.old) == (True, 5000, "")
+    asked = Counter(fake.questions)
+    assert asked.pop("offset_for_timestamp") == 5000, "the age of each first record is asked for once"
+    assert max(asked.values()) <= 20, "all else is asked once a stream, or twice where ages are"
+    assert time.monotonic() - began < 10
+
+
+def test_ages_of_thousands_of_partitions_are_asked_for_over_several_ticks_each_once() -> None:
+    app, fake, state = wide(500, 10)
+    rule = LaunchWhen(records=5001, age=timedelta(days=1))
+    look, ticks, complete = Look(), 0, False
+    while not complete:
+        stock = take_stock({"fake": fake}, app, state, look, rule, NOW, deadline(1000))
+        look, complete, ticks = stock.look, stock.complete, ticks + 1
+    assert ticks == 6
+    assert Counter(fake.questions)["offset_for_timestamp"] == 5000
+
+
+def test_where_enough_records_wait_nobody_asks_for_their_age() -> None:
+    app, fake, state = wide(5, 2)
+    rule = LaunchWhen(records=10, age=timedelta(days=1))
+    stock = take_stock({"fake": fake}, app, state, Look(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    assert (stock.complete, stock.look.lag) == (True, 10)
+    assert "offset_for_timestamp" not in fake.questions
+
+
+def test_a_lake_is_asked_as_often_for_many_partitions_as_for_few() -> None:
+    requests: list[str] = []
+
+    class Counting(InMemoryStore):
+        def get(self, key: str) -> Stored:
+            requests.append(key)
+            return super().get(key)
+
+    def requests_for(partitions: int) -> int:
+        lake = Lake(Counting("memory://counted"), "memory")
+        streams = LakeStreams(lake)
+        schema = Schema.of(id="bigint")
+        streams.create("many", schema=schema, key=["id"], partitions=partitions)
+        streams.append("many", pa.table({"id": [1, 2, 3]}, schema=schema.to_arrow()), producer="t", sequence=1)
+        app = copying("many", "lake.many")
+        requests.clear()
+        stock = take_stock(
+            {"lake": streams}, app, ApplicationState(), Look(), LaunchWhen(), NOW, Deadline(40.0, lambda: 0.0)
+        )
+        assert stock.look.lag == 3
+        return len(requests)
+
+    assert requests_for(1) == requests_for(64) <= 2
+
+
+def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    small.append(lake, "orders", 1, small.orders(0, 10))
+    small.append(lake, "rates", 1, small.RATES)
+    app = copying("two", "lake.orders", "lake.rates")
+    monkeypatch.setattr(new_records, "TICK_SECONDS", -1.0)
+    with DagsterInstance.ephemeral() as instance:
+        sensor = Ticker(lake, app, instance, "two_new_records")
+        assert "over after 1 streams" in sensor.skipped()
+        cursor, _ = read_cursor(NewRecordsCursor, sensor.cursor)
+        assert cursor.look is not None
+        assert {name: found.lag for name, found in cursor.look.streams.items()} == {"lake.orders": 10}
+
+        BatchLog(lake, "two").start(None, ApplicationState(), {"lake.orders.0": "1"}, "somebody")
+        assert "over after 1 streams" in sensor.skipped(), "another commit: the look begins anew"
+        assert sensor.asked().tags["adjunct/lag"] != "12"
+
+
+def test_a_cursor_of_a_later_release_starts_anew_and_says_so_in_the_log(
+    lake: Lake, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small.append(lake, "orders", 1, small.orders(0, 10))
+    with DagsterInstance.ephemeral() as instance:
+        sensor = Ticker(lake, copying(), instance, "copy_new_records")
+        sensor.cursor = '{"version": 99, "asked": "?"}'
+        sensor.asked()
+    assert "The cursor is of version 99" in capfd.readouterr().err
 
 
 def _no_spark() -> object:

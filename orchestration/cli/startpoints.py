@@ -1,0 +1,254 @@
+"""`adjunct startpoint …`: ask that partitions are read from somewhere else, see what was asked for, take it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from orchestration.cli.load import load_application
+from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
+from orchestration.cli.versions import explained, who
+from resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from orchestration.offsets.request import OnUnresolved
+    from orchestration.offsets.requesting import Asked
+    from resources.streams.startpoint import Startpoint
+
+_TIME = "The first record at or after it: ISO 8601 with its zone, a date (UTC), or ms since 1970."
+
+
+@click.group()
+def startpoint() -> None:
+    """Requests to read partitions from somewhere else than their checkpoint."""
+
+
+@startpoint.command("set")
+@click.argument("reference", metavar="MODULE:APP")
+@click.argument("partitions", metavar="PARTITION...", nargs=-1, required=True)
+@click.option("--oldest", is_flag=True, help="Start at the first record that can still be read.")
+@click.option("--upcoming", is_flag=True, help="Start at the next record that will arrive.")
+@click.option("--timestamp", metavar="T", help=_TIME)
+@click.option("--offset", metavar="N", help="Start at this offset, as the stream's system writes offsets.")
+@click.option("--until-timestamp", metavar="T", help="A bounded replay, which ends before this time.")
+@click.option("--until-offset", metavar="N", help="A bounded replay, which ends before this offset.")
+@click.option("--until-upcoming", is_flag=True, help="A bounded replay, which ends where the stream ends at its start.")
+@click.option("--task", help="For this task alone, such as 'Partition 3', or 'dataset NAME'.")
+@click.option(
+    "--on-unresolved",
+    type=click.Choice(["fail", "checkpoint"]),
+    default="fail",
+    show_default=True,
+    help="Where it has no offset when a run starts: fail, or go on from the checkpoint.",
+)
+@click.option("--force", is_flag=True, help="Of a dataset's own stream: also where its table gets older, or has gaps.")
+@click.option("--replace", is_flag=True, help="A replay may take the place of a startpoint, and the other way round.")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen, and write nothing.")
+@explained
+@lake_url
+@as_json
+def set_startpoint(
+    reference: str,
+    partitions: tuple[str, ...],
+    oldest: bool,
+    upcoming: bool,
+    timestamp: str | None,
+    offset: str | None,
+    until_timestamp: str | None,
+    until_offset: str | None,
+    until_upcoming: bool,
+    task: str | None,
+    on_unresolved: str,
+    force: bool,
+    replace: bool,
+    dry_run: bool,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Ask that PARTITIONs (lake.flights.3, lake.flights.0-3,7, or lake.flights for all) are read from there on.
+
+    The next run of the application begins there, once. With an --until… option it reads that part again beside its
+    position, which stays.
+    """
+    from orchestration.catalog import systems_for
+    from orchestration.offsets.asking import expand_partitions, startpoint_requests
+    from orchestration.offsets.requesting import ask
+    from resources.objects import open_lake
+
+    position = _position({"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
+    until = _until({"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset})
+    app, lake = load_application(reference), open_lake(lake_url)
+    systems = systems_for(app, lake)
+    requests = startpoint_requests(
+        expand_partitions(app, systems, partitions),
+        position,
+        until,
+        task=task,
+        by=who(by),
+        reason=reason,
+        on_unresolved=cast("OnUnresolved", on_unresolved),
+        force=force,
+    )
+    asked = ask(lake, systems, app, requests, replace=replace, dry_run=dry_run)
+    if json_output:
+        show_json({**asked.to_json(), "next": _next(app, reference)} if asked.written else asked.to_json())
+        return
+    _show_asked(asked)
+    if asked.written:
+        show_line(f"{_next(app, reference)} Not taken up, they expire in {_span(app.startpoints_expire_after)}.")
+    else:
+        show_line("Nothing is written (--dry-run).")
+
+
+@startpoint.command("list")
+@click.argument("reference", metavar="MODULE:APP")
+@lake_url
+@as_json
+def list_startpoints(reference: str, lake_url: str | None, json_output: bool) -> None:
+    """List what waits, what was handed to tasks, the bounded replays under way, and what was applied last."""
+    from orchestration.catalog import systems_for
+    from orchestration.offsets.listing import list_startpoints as listed
+    from resources.objects import open_lake
+
+    app, lake = load_application(reference), open_lake(lake_url)
+    facts = listed(lake, systems_for(app, lake), app, datetime.now(UTC))
+    if json_output:
+        show_json(facts)
+        return
+    for what, (title, columns) in _TABLES.items():
+        if facts[what]:
+            show_table(title, columns, [[each[name.replace(" ", "_")] for name in columns] for each in facts[what]])
+    if not any(facts.values()):
+        show_line(f"Application {app.name}: no startpoint waits, and none was ever applied.")
+
+
+@startpoint.command()
+@click.argument("reference", metavar="MODULE:APP")
+@click.argument("partitions", metavar="[PARTITION]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="At every partition, also of streams that are gone.")
+@click.option("--task", help="Only what is for this task, or was handed to it. Replays go on then.")
+@explained
+@lake_url
+@as_json
+def clear(
+    reference: str,
+    partitions: tuple[str, ...],
+    everything: bool,
+    task: str | None,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Take back what was asked for at PARTITIONs and is not applied, and stop bounded replays there."""
+    from orchestration.catalog import systems_for
+    from orchestration.offsets.asking import expand_partitions
+    from orchestration.offsets.requesting import take_back
+    from resources.objects import open_lake
+
+    if everything == bool(partitions):
+        raise ConfigurationError(
+            f"{'PARTITIONs and --all are both given' if everything else 'nothing is named'}: what is to be taken back?",
+            "Name partitions, as in lake.flights.3, or give --all.",
+        )
+    app, lake = load_application(reference), open_lake(lake_url)
+    ssps = None if everything else expand_partitions(app, systems_for(app, lake), partitions)
+    done = take_back(lake, app, ssps, task=task, by=who(by), reason=reason)
+    if json_output:
+        show_json(done.to_json())
+        return
+    for held in done.startpoints:
+        show_line(f"taken back: {held.summary()}")
+    for replay in done.replays:
+        show_line(
+            f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}) at offset "
+            f"{replay.next}, {replay.until} not reached"
+        )
+    for text in done.left:
+        show_line(f"left: {text}")
+    if not (done.startpoints or done.replays or done.left):
+        show_line(f"Application {app.name}: nothing is asked for.")
+
+
+_TABLES = {
+    "waiting": ("waiting", ("partition", "task", "position", "until", "by", "reason", "age", "expires in")),
+    "handed": ("handed to tasks", ("partition", "task", "position", "until", "offset", "by", "reason")),
+    "replays": (
+        "bounded replays under way",
+        ("partition", "position", "epoch", "start", "next", "until", "left", "per cent", "by", "reason"),
+    ),
+    "applied": (
+        "applied last",
+        ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason"),
+    ),
+}
+
+
+def _position(given: dict[str, str | bool | None]) -> Startpoint:
+    from orchestration.offsets.asking import parse_position
+
+    chosen = _given(given)
+    if len(chosen) != 1:
+        raise ConfigurationError(
+            f"{_options(chosen, '--') or 'no position'} {'are given' if chosen else 'is given'}: where is reading to "
+            "start?",
+            "Give one of --oldest, --upcoming, --timestamp T, --offset N.",
+        )
+    return parse_position(chosen[0], _value(given[chosen[0]]))
+
+
+def _until(given: dict[str, str | bool | None]) -> Startpoint | None:
+    from orchestration.offsets.asking import parse_position
+
+    chosen = _given(given)
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"{_options(chosen, '--until-')} are given: where is the replay to end?", "Give one of them."
+        )
+    return parse_position(chosen[0], _value(given[chosen[0]])) if chosen else None
+
+
+def _given(options: dict[str, str | bool | None]) -> list[str]:
+    return [name for name, value in options.items() if value is not None and value is not False]
+
+
+def _value(value: str | bool | None) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _options(names: Sequence[str], prefix: str) -> str:
+    return " and ".join(f"{prefix}{name}" for name in names)
+
+
+def _show_asked(asked: Asked) -> None:
+    columns = ["partition", "task", "checkpoint", "from", "until", "what happens"]
+    rows = [
+        [
+            str(each.request.ssp),
+            each.tasks,
+            each.checkpoint,
+            each.start,
+            each.end if each.request.until is not None else None,
+            each.effect,
+        ]
+        for each in asked.previews
+    ]
+    show_table("asked for" if asked.written else "would be asked for", columns, rows)
+    for held in asked.replaced:
+        show_line(f"{'replaced' if asked.written else 'would be replaced'}: {held.summary()}")
+
+
+def _next(app: Application, reference: str) -> str:
+    sensor = f"{app.name}_startpoints".replace("-", "_")
+    return f"The next run begins there: the sensor {sensor}, if it is on, starts one; else: adjunct run {reference}."
+
+
+def _span(span: timedelta) -> str:
+    hours = span / timedelta(hours=1)
+    return f"{hours:g} hours" if hours >= 1 else str(span)

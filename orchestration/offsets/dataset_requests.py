@@ -1,0 +1,165 @@
+"""Startpoints on the streams of datasets: what is asked of a dataset's table, and applied before it advances.
+
+To a fan-out a dataset is a task, "dataset NAME", that reads the partitions of its stream. A request for all tasks that
+read a partition is for the dataset where the application does not read the stream itself; where it does, only requests
+that name the dataset's task are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from assets.unbounded.rewind import rewind_dataset
+from orchestration.offsets.resolving import Unresolved
+from resources.errors import AdjunctError, DatasetError, PermanentError, StreamNotFoundError
+from resources.names import split_stream_name
+from resources.streams.startpoint import resolve_startpoint_to_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from assets.dataset import AdjunctDataset
+    from assets.report import AdvanceReport
+    from orchestration.application import Application
+    from orchestration.offsets.fan_out import Requests
+    from orchestration.offsets.request import StartpointRequest
+    from orchestration.offsets.startpoints import StartpointManager
+    from resources.objects import Lake
+    from resources.streams import StreamSystem
+    from resources.streams.ssp import SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOutcome:
+    """What became of the requests for datasets.
+
+    `failed` are the datasets that refused theirs or could not follow them, by name: these requests stay, and the
+    dataset should not advance before somebody has looked. `unresolved` are requests without an offset that say to go on
+    without them; they stay too.
+    """
+
+    reports: tuple[AdvanceReport, ...] = ()
+    failed: Mapping[str, AdjunctError] = field(default_factory=dict)
+    unresolved: tuple[Unresolved, ...] = ()
+
+    def raise_failed(self) -> None:
+        """Raise the first error, if there is one, with the others as its notes."""
+        if self.failed:
+            first, *others = self.failed.values()
+            for other in others:
+                first.add_note(f"Also: {other}")
+            raise first
+
+
+def dataset_task(name: str) -> str:
+    """Return the name of a dataset's task, for requests that name it."""
+    return f"dataset {name}"
+
+
+def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, frozenset[SystemStreamPartition]]:
+    """Return the partitions of the stream of each unbounded dataset, by the dataset's task, as a fan-out wants them.
+
+    Bounded datasets go back by versions, and tables of one run have nothing to go back in: they have no task, so that
+    requests for their streams alone are unknown to the fan-out.
+    """
+    tasks = {}
+    for dataset in _followed(app):
+        system, stream = split_stream_name(str(dataset.stream))
+        with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
+            tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
+    return tasks
+
+
+def named_only(app: Application) -> frozenset[str]:
+    """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
+    return frozenset(dataset_task(dataset.name) for dataset in _followed(app) if dataset.stream in app.inputs)
+
+
+def apply_dataset_startpoints(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    startpoints: StartpointManager,
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    only: Collection[str] | None = None,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+) -> DatasetOutcome:
+    """Rewind, or build anew, the datasets that startpoints are fanned out to; all those of a dataset in one commit.
+
+    `only` names the datasets to look at, all of them when None. What was applied is removed from the fan-outs after its
+    commit, by id: a run that dies between the two finds it applied. A dataset that fails keeps no other from being
+    rewound. To be called before the datasets advance.
+    """
+    fanned_out = startpoints.get_fan_outs()
+    reports: list[AdvanceReport] = []
+    failed: dict[str, AdjunctError] = {}
+    unresolved: list[Unresolved] = []
+    for dataset in _followed(app):
+        if only is not None and dataset.name not in only:
+            continue
+        task = dataset_task(dataset.name)
+        requests, without = _resolvable(systems, fanned_out.get(task, {}))
+        unresolved += without
+        if not requests:
+            continue
+        try:
+            reports.append(_apply(lake, systems, dataset, requests, spark, by))
+        except AdjunctError as error:
+            failed[dataset.name] = error
+        else:
+            startpoints.remove_fan_outs({task: {ssp: each.startpoint.id for ssp, each in requests.items()}})
+            on_report(reports[-1])
+    return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
+
+
+def _apply(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    dataset: AdjunctDataset,
+    requests: Requests,
+    spark: Callable[[], SparkSession],
+    by: str,
+) -> AdvanceReport:
+    bounded = [ssp for ssp, request in requests.items() if request.until is not None]
+    if bounded:
+        raise DatasetError(
+            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} is to be followed up to an end (until), and a "
+            "table is what its stream says up to where it has read: there is nothing to replay beside it.",
+            "Take the request back, and ask for the startpoint without an end.",
+        )
+    return rewind_dataset(
+        lake,
+        systems,
+        dataset,
+        spark,
+        positions={ssp: request.startpoint for ssp, request in requests.items()},
+        reason="; ".join(dict.fromkeys(f"{each.reason} (asked for by {each.by})" for each in requests.values())),
+        by=by,
+        force={ssp for ssp, request in requests.items() if request.force},
+    )
+
+
+def _resolvable(
+    systems: Mapping[str, StreamSystem], requests: Requests
+) -> tuple[dict[SystemStreamPartition, StartpointRequest], list[Unresolved]]:
+    """Return the requests without those that have no offset and say to go on without them; and these."""
+    found: dict[SystemStreamPartition, StartpointRequest] = {}
+    without: list[Unresolved] = []
+    for ssp, request in requests.items():
+        try:
+            if request.on_unresolved == "checkpoint":
+                resolve_startpoint_to_offset(systems[ssp.system], ssp, request.startpoint)
+        except PermanentError as error:
+            without.append(Unresolved(request, str(error)))
+        else:
+            found[ssp] = request
+    return found, without
+
+
+def _followed(app: Application) -> list[AdjunctDataset]:
+    return [dataset for dataset in app.datasets if dataset.kind == "unbounded" and dataset.following.persistent]

@@ -1,0 +1,81 @@
+"""What is asked for, under way and applied of an application's startpoints, as the commands show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from orchestration.batchlog import application_state
+from orchestration.offsets.coordinating import startpoints_of
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.startpoint import describe_startpoint
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from orchestration.offsets.request import StartpointRequest
+    from orchestration.offsets.state import OffsetState, Replay
+    from resources.objects import Lake
+    from resources.streams import StreamSystem
+
+_SECOND = timedelta(seconds=1)
+
+
+def list_startpoints(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, now: datetime
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what is `waiting`, what is `handed` to tasks, the `replays` under way, and what was `applied` last.
+
+    A row each, of JSON-able values. Of a replay, `left` counts the offsets that it has still to read.
+    """
+    startpoints, state = startpoints_of(lake, app), application_state(lake, app.name)
+    waiting = [
+        _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
+        for request in startpoints.requests()
+    ]
+    handed = [
+        _asked(request) | {"task": task, "offset": _offset(state.offsets, request)}
+        for task, requests in startpoints.get_fan_outs().items()
+        for request in requests.values()
+    ]
+    applied = [
+        {"partition": name, **start.model_dump(mode="json", exclude={"id"})}
+        for name, start in sorted(state.offsets.applied.items(), key=lambda item: SystemStreamPartition.parse(item[0]))
+    ]
+    replays = [_replay(systems, each) for each in state.offsets.replays.values()]
+    return {"waiting": waiting, "handed": handed, "replays": replays, "applied": applied}
+
+
+def _asked(request: StartpointRequest) -> dict[str, Any]:
+    return {
+        "partition": str(request.ssp),
+        "position": describe_startpoint(request.startpoint),
+        "until": None if request.until is None else describe_startpoint(request.until),
+        "by": request.by,
+        "reason": request.reason,
+        "on_unresolved": request.on_unresolved,
+        "id": request.startpoint.id,
+    }
+
+
+def _ages(request: StartpointRequest, now: datetime, expires_after: timedelta) -> dict[str, str]:
+    made = datetime.fromtimestamp(request.startpoint.creation_timestamp_ms / 1000, UTC)
+    return {"age": _span(now - made), "expires_in": _span(made + expires_after - now)}
+
+
+def _offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
+    """Return the offset that was found for it and stored; None while no run has started since."""
+    found = offsets.resolved.get(str(request.ssp))
+    return found.offset if found is not None and found.id == request.startpoint.id else None
+
+
+def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
+    ssp = SystemStreamPartition.parse(replay.ssp)
+    system = systems[ssp.system]
+    left, all_of_it = (system.distance(ssp, start, replay.until) for start in (replay.next, replay.start))
+    facts = replay.model_dump(mode="json", exclude={"ssp"})
+    return {"partition": replay.ssp, **facts, "left": left, "per_cent": 100 * (all_of_it - left) // max(all_of_it, 1)}
+
+
+def _span(span: timedelta) -> str:
+    return str(_SECOND * max(span // _SECOND, 0))

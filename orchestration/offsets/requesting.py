@@ -1,0 +1,245 @@
+"""Asks for startpoints, and takes back what was asked for and not applied: what the commands and the job do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestration.batchlog import BatchLog
+from orchestration.offsets.coordinating import startpoints_of
+from orchestration.offsets.dataset_requests import named_only
+from orchestration.offsets.preview import Preview, preview
+from resources.errors import ConfigurationError
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.startpoint import describe_startpoint
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from orchestration.batchlog import ApplicationState
+    from orchestration.offsets.request import StartpointRequest
+    from orchestration.offsets.startpoints import StartpointManager
+    from orchestration.offsets.state import Replay
+    from resources.objects import Lake
+    from resources.streams import StreamSystem
+
+_LOOKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A startpoint that is not applied yet: it waits, or was handed to the task `at`.
+
+    `offset` is where a run has found that it starts, and has stored that.
+    """
+
+    request: StartpointRequest
+    at: str | None = None
+    offset: str | None = None
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        asked = self.request
+        until = "" if asked.until is None else f" until {describe_startpoint(asked.until)}"
+        where = "waiting" if self.at is None else f"handed to {self.at}"
+        where += "" if self.offset is None else f", found at offset {self.offset}"
+        task = "" if asked.task is None else f" for {asked.task}"
+        return (
+            f"{asked.ssp}: {describe_startpoint(asked.startpoint)}{until}{task}, {where} ({asked.by}: {asked.reason})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for: what each request would do now, what it takes the place of, and whether it is written."""
+
+    previews: tuple[Preview, ...]
+    replaced: tuple[Held, ...]
+    written: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able values."""
+        return {
+            "written": self.written,
+            "partitions": [each.to_json() for each in self.previews],
+            "replaced": [each.summary() for each in self.replaced],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What was taken back, and the `replays` that were stopped where they were; `left` says what was not, and why."""
+
+    startpoints: tuple[Held, ...]
+    replays: tuple[Replay, ...]
+    left: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able values."""
+        return {
+            "taken_back": [each.summary() for each in self.startpoints],
+            "replays": [each.model_dump(mode="json") for each in self.replays],
+            "left": list(self.left),
+        }
+
+
+def ask(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    requests: Sequence[StartpointRequest],
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+) -> Asked:
+    """Write these requests, all or none; return what they would do if a run started now.
+
+    Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
+    task reads a partition; where a startpoint has no offset now, and the request does not go on from the checkpoint
+    then; and, without `replace`, where a bounded replay would take the place of a startpoint, or the other way round.
+    With `dry_run` nothing is written, and nothing is refused: the previews say what is wrong.
+    """
+    if not requests:
+        raise ConfigurationError(
+            "a startpoint is asked for at no partition.", "Name one, as in lake.flights.3, or a stream: lake.flights."
+        )
+    previews = preview(lake, systems, app, requests)
+    startpoints = startpoints_of(lake, app)
+    _, state = BatchLog(lake, app.name).read()
+    there = [*_waiting(startpoints), *_handed(startpoints, state)]
+    replaced = _replaced(previews, there, named_only(app))
+    if not dry_run:
+        _check(previews)
+        if not replace:
+            _check_kinds(replaced)
+        startpoints.write_startpoints(requests)
+    return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run)
+
+
+def take_back(
+    lake: Lake,
+    app: Application,
+    ssps: Collection[SystemStreamPartition] | None = None,
+    *,
+    task: str | None = None,
+    by: str,
+    reason: str,
+) -> TakenBack:
+    """Take back what is asked for at these partitions (None: at all) and not applied, and stop bounded replays there.
+
+    With `task`, only what is for this task alone or was handed to it; replays are of all, and go on. What a batch has
+    begun with stays. Raises CommitConflict where a run commits at the same moment; what was taken back stays so.
+    """
+    startpoints, log = startpoints_of(lake, app), BatchLog(lake, app.name)
+    _, state = log.read()
+
+    def chosen(held: Held) -> bool:
+        at = held.request.task if held.at is None else held.at
+        return (ssps is None or held.request.ssp in ssps) and (task is None or task == at)
+
+    waiting = [each.request for each in _waiting(startpoints) if chosen(each)]
+    taken = [Held(request) for request in startpoints.delete_startpoints(waiting, by=by)]
+    # More than once: a fan-out that has read a request before it was deleted may still hand it out.
+    for _ in range(_LOOKS):
+        handed = [each for each in _handed(startpoints, state) if chosen(each)]
+        found = [each for each in handed if not _begun(each, state)]
+        if not found:
+            break
+        _remove(startpoints, found)
+        taken += found
+    left = [f"{each.summary()}: the open batch begins there" for each in handed if _begun(each, state)]
+    stopped, going = _stop_replays(log, state, ssps, by, reason) if task is None else ([], [])
+    known = {each.request.ssp for each in (*taken, *handed)} | {_parse(each.ssp) for each in (*stopped, *going)}
+    left += [
+        f"{each.ssp}: the replay from {each.position} ({each.by}: {each.reason}): the open batch is reading it; repeat "
+        "this after its end, or abandon the batch (adjunct checkpoint abandon)"
+        for each in going
+    ]
+    left += [_nothing(str(ssp), state) for ssp in ssps or () if ssp not in known]
+    return TakenBack(tuple(taken), tuple(stopped), tuple(left))
+
+
+def _waiting(startpoints: StartpointManager) -> Iterator[Held]:
+    return map(Held, startpoints.requests())
+
+
+def _handed(startpoints: StartpointManager, state: ApplicationState) -> Iterator[Held]:
+    """Yield what is fanned out, without what a commit has applied already: a crash may have left that there."""
+    for task, requests in startpoints.get_fan_outs().items():
+        for ssp, request in requests.items():
+            if not state.offsets.has_taken(str(ssp), request.startpoint.id):
+                found = state.offsets.resolved.get(str(ssp))
+                yield Held(request, task, found.offset if found and found.id == request.startpoint.id else None)
+
+
+def _begun(held: Held, state: ApplicationState) -> bool:
+    """Whether the open batch applies it: that is repeated as it is written, whatever is fanned out."""
+    return state.open is not None and state.open.startpoints.get(str(held.request.ssp)) == held.request.startpoint.id
+
+
+def _remove(startpoints: StartpointManager, handed: Sequence[Held]) -> None:
+    ids: dict[str, dict[SystemStreamPartition, str]] = {}
+    for each in handed:
+        ids.setdefault(str(each.at), {})[each.request.ssp] = each.request.startpoint.id
+    startpoints.remove_fan_outs(ids)
+
+
+def _replaced(
+    previews: Sequence[Preview], there: Iterable[Held], named: Collection[str]
+) -> list[tuple[Held, StartpointRequest]]:
+    """Return what the requests take the place of; tasks that are `named` get no requests for all tasks."""
+    by_ssp: dict[SystemStreamPartition, list[Held]] = {}
+    for held in there:
+        by_ssp.setdefault(held.request.ssp, []).append(held)
+    replaced = []
+    for each in previews:
+        for held in by_ssp.get(each.request.ssp, ()):
+            old, new = held.at or held.request.task, each.request.task
+            if old == new or (None in (old, new) and (old or new) not in named):
+                replaced.append((held, each.request))
+    return replaced
+
+
+def _check(previews: Sequence[Preview]) -> None:
+    wrong = [each for each in previews if each.error and not each.falls_back]
+    if wrong:
+        more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
+        raise ConfigurationError(
+            f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
+            "See what each would do with --dry-run.",
+        )
+
+
+def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
+    for held, request in replaced:
+        if (held.request.until is None) != (request.until is None):
+            what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
+            other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
+            raise ConfigurationError(
+                f"{what} would take the place of {other}: {held.summary()}.",
+                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace.",
+            )
+
+
+def _stop_replays(
+    log: BatchLog, state: ApplicationState, ssps: Collection[SystemStreamPartition] | None, by: str, reason: str
+) -> tuple[list[Replay], list[Replay]]:
+    """Stop the replays at these partitions; return them, and those that the open batch reads, which go on."""
+    ours = [each for each in state.offsets.replays.values() if ssps is None or _parse(each.ssp) in ssps]
+    reading = set(state.open.replays.values()) if state.open else set()
+    idle = [each.id for each in ours if each.id not in reading]
+    return log.cancel_replays(idle, by=by, reason=reason), [each for each in ours if each.id in reading]
+
+
+def _nothing(ssp: str, state: ApplicationState) -> str:
+    last = state.offsets.applied.get(ssp)
+    if last is None:
+        return f"{ssp}: nothing is asked for"
+    return (
+        f"{ssp}: nothing is asked for; {last.position} ({last.by}: {last.reason}) was applied at "
+        f"{last.applied_at:%Y-%m-%d %H:%M} UTC, and is moved from by another startpoint only"
+    )
+
+
+def _parse(ssp: str) -> SystemStreamPartition:
+    return SystemStreamPartition.parse(ssp)

@@ -1,0 +1,184 @@
+"""A job for people at the launchpad: ask for startpoints, look at what they would do, take them back."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
+from pydantic import Field
+
+from orchestration.failures import clear_failures
+from orchestration.lake_resource import LakeResource
+
+if TYPE_CHECKING:
+    from orchestration.application import Application
+    from orchestration.offsets.request import StartpointRequest
+    from resources.objects import Lake
+    from resources.streams import StreamSystem
+
+
+class StartpointAction(Enum):
+    """What to do; the launchpad takes the names as they are written here."""
+
+    set = "set"
+    clear = "clear"
+
+
+class Position(Enum):
+    """Where reading is to start or to end."""
+
+    oldest = "oldest"
+    upcoming = "upcoming"
+    timestamp = "timestamp"
+    offset = "offset"
+
+
+class Unresolved(Enum):
+    """What a run is to do with a startpoint that has no offset."""
+
+    fail = "fail"
+    checkpoint = "checkpoint"
+
+
+class StartpointConfig(Config):
+    """Run configuration of an application's job for startpoints."""
+
+    action: StartpointAction = Field(
+        default=StartpointAction.set, description="Ask for startpoints, or take them back."
+    )
+    partitions: list[str] = Field(
+        description='Partitions of streams: "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.'
+    )
+    position: Position | None = Field(default=None, description="Where to start; needed for set.")
+    value: str | None = Field(
+        default=None, description="For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
+    )
+    until: Position | None = Field(
+        default=None, description="For a bounded replay: where it ends. The main position does not move then."
+    )
+    until_value: str | None = Field(default=None, description="The end's timestamp or offset, as for value.")
+    task: str | None = Field(default=None, description='Only this task, as in "Partition 3"; all tasks unless given.')
+    on_unresolved: Unresolved = Field(
+        default=Unresolved.fail, description="Without an offset: fail the run, or go on from the checkpoint."
+    )
+    force: bool = Field(
+        default=False, description="Of a dataset's stream: also where its table gets older, or lacks changes."
+    )
+    replace: bool = Field(
+        default=False, description="Let a bounded replay take the place of a startpoint, or the other way round."
+    )
+    reason: str = Field(description="Why; it is kept with the request and shown with the replay.")
+    by: str | None = Field(default=None, description="Who asks; this run unless given.")
+    dry_run: bool = Field(default=False, description="Only show what it would do.")
+
+
+def startpoint_job(app: "Application") -> JobDefinition:
+    """Return the job that asks for startpoints of an application, or takes them back, as its run configuration says.
+
+    What each would do, and what it takes the place of, is in the op's metadata and in the run's log. Nothing is read
+    by it: the sensor `<application>_startpoints`, or the next run of the application, applies what was asked for.
+    """
+    name = app.name.replace("-", "_")
+
+    # An op's name must differ from its job's, which stands for a graph.
+    @op(name=f"startpoint_{name}")
+    def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
+        from orchestration.catalog import systems_for
+
+        with clear_failures(context):
+            lake = adjunct_lake.open()
+            systems = systems_for(app, lake)
+            by = config.by or context.run.run_id
+            if config.action is StartpointAction.clear:
+                _clear(context, lake, systems, app, config, by)
+            else:
+                _set(context, lake, systems, app, config, by)
+
+    @job(
+        name=f"{name}_startpoint",
+        executor_def=in_process_executor,
+        description=f"Asks for startpoints of {app.name}, or takes them back.",
+        tags={"adjunct/application": app.name},
+    )
+    def asking() -> None:
+        act()
+
+    return asking
+
+
+def _set(
+    context: OpExecutionContext,
+    lake: "Lake",
+    systems: "Mapping[str, StreamSystem]",
+    app: "Application",
+    config: StartpointConfig,
+    by: str,
+) -> None:
+    from orchestration.offsets.requesting import ask
+
+    requests = _requests(systems, app, config, by)
+    asked = ask(lake, systems, app, requests, replace=config.replace, dry_run=config.dry_run)
+    for each in asked.previews:
+        tasks = ", ".join(each.tasks) or "no task"
+        context.log.info(f"{each.request.ssp} ({tasks}): from {each.start or 'nowhere'}; {each.effect}")
+    for held in asked.replaced:
+        context.log.info(f"takes the place of: {held.summary()}")
+    if asked.written:
+        sensor = f"{app.name.replace('-', '_')}_startpoints"
+        context.log.info(f"asked for; the sensor {sensor}, or the next run of {app.name}, applies it.")
+    else:
+        context.log.info("dry run: nothing is written.")
+    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
+
+
+def _requests(
+    systems: "Mapping[str, StreamSystem]", app: "Application", config: StartpointConfig, by: str
+) -> "list[StartpointRequest]":
+    from orchestration.offsets.asking import expand_partitions, parse_position, startpoint_requests
+    from resources.errors import ConfigurationError
+
+    if config.position is None:
+        raise ConfigurationError(
+            "a startpoint without a position.", f"Set position to one of {', '.join(each.value for each in Position)}."
+        )
+    if config.until is None and config.until_value:
+        raise ConfigurationError(
+            f"until_value is {config.until_value!r}, and until is not given.", "Set until to timestamp or offset."
+        )
+    return startpoint_requests(
+        expand_partitions(app, systems, config.partitions),
+        parse_position(config.position.value, config.value),
+        parse_position(config.until.value, config.until_value) if config.until is not None else None,
+        task=config.task or None,
+        by=by,
+        reason=config.reason,
+        on_unresolved=config.on_unresolved.value,
+        force=config.force,
+    )
+
+
+def _clear(
+    context: OpExecutionContext,
+    lake: "Lake",
+    systems: "Mapping[str, StreamSystem]",
+    app: "Application",
+    config: StartpointConfig,
+    by: str,
+) -> None:
+    from orchestration.offsets.asking import expand_partitions
+    from orchestration.offsets.requesting import take_back
+    from resources.errors import ConfigurationError
+
+    if config.dry_run:
+        raise ConfigurationError("a dry run takes nothing back.", "See what waits: adjunct startpoint list MODULE:APP.")
+    ssps = expand_partitions(app, systems, config.partitions)
+    if not ssps:
+        raise ConfigurationError("clear names no partition.", "Name streams for all of their partitions.")
+    taken = take_back(lake, app, ssps, task=config.task or None, by=by, reason=config.reason)
+    for each in taken.startpoints:
+        context.log.info(f"taken back: {each.summary()}")
+    for replay in taken.replays:
+        context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
+    for text in taken.left:
+        context.log.warning(f"stays: {text}")
+    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(taken.to_json())})

@@ -1,0 +1,306 @@
+"""`adjunct startpoint …` and `adjunct checkpoint …`: what they do, what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from assets import advance_dataset, unbounded_dataset
+from orchestration.application import Application
+from orchestration.cli.main import root
+from resources.errors import AdjunctError
+from resources.objects import open_lake
+from resources.objects.faulty import Crash
+from tests.assets.plain import no_session
+from tests.assets.unbounded.following_plain import follow_without_spark
+from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
+
+WHY = ["--reason", "ticket 7", "--by", "ada"]
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+HOURS = 24
+
+
+@pytest.fixture
+def app() -> Application:
+    app = Application("order-totals", max_batch_records=1000)
+    app.input_stream("lake.orders", default_offset="oldest")
+    return app
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: Application) -> OffsetsWorld:
+    """Stream lake.orders with a record each hour of a day, in 4 partitions; one run has read them. No Spark."""
+    module = ModuleType("shop")
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shop", module)
+    world = OffsetsWorld(monkeypatch, lake=open_lake(tmp_path / "lake"))
+    world.stream("orders", 4)
+    for hour in range(HOURS):
+        world.now = DAY + timedelta(hours=hour)
+        world.send("orders", hour)
+    world.run(app)
+    return world
+
+
+def invoke(world: OffsetsWorld, *arguments: str, **how: Any) -> Result:
+    return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "250"}, **how)
+
+
+def said(world: OffsetsWorld, *arguments: str) -> str:
+    result = invoke(world, *arguments)
+    assert result.exception is None, result.exception
+    return result.output
+
+
+def told(world: OffsetsWorld, *arguments: str) -> Any:
+    return json.loads(said(world, *arguments, "--json"))
+
+
+def refused(world: OffsetsWorld, *arguments: str) -> str:
+    error = invoke(world, *arguments).exception
+    assert isinstance(error, AdjunctError), error
+    return str(error)
+
+
+def ask(*arguments: str) -> list[str]:
+    return ["startpoint", "set", "shop:app", *arguments, *WHY]
+
+
+def listed(world: OffsetsWorld) -> dict[str, list[str]]:
+    """Return the partitions of everything that `startpoint list` lists."""
+    facts = told(world, "startpoint", "list", "shop:app")
+    return {what: sorted(each["partition"] for each in rows) for what, rows in facts.items() if rows}
+
+
+def first_since(world: OffsetsWorld, moment: datetime) -> dict[str, int]:
+    """Return, by partition, the offset of the first record at or after a time: from the records themselves."""
+    streams: Any = world.systems()["lake"]
+    records = streams.read_arrow(streams.whole("orders")).to_pylist()
+    late = [each for each in records if each["__timestamp"] >= moment]
+    return {
+        f"lake.orders.{number}": min(each["__offset"] for each in late if each["__partition"] == number)
+        for number in {each["__partition"] for each in late}
+    }
+
+
+def die(batch: Batch) -> None:
+    raise Crash
+
+
+def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:
+    world.output.before = die
+    with pytest.raises(Crash):
+        world.run(app)
+    world.output.before = lambda batch: None
+
+
+# -- set
+
+
+def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: OffsetsWorld, app: Application) -> None:
+    expected = first_since(world, DAY + timedelta(hours=10))
+    asked = told(world, *ask("lake.orders.1,3", "--timestamp", "2026-01-01T10:00Z"))
+    starts = {each["partition"]: each["start"] for each in asked["partitions"]}
+    assert starts == {ssp: str(expected[ssp]) for ssp in ("lake.orders.1", "lake.orders.3")}
+    assert "the sensor order_totals_startpoints" in asked["next"]
+    assert "adjunct run shop:app" in asked["next"]
+    (batch,) = world.delivered(app)
+    assert {ssp: start for ssp, (start, _) in batch.read().items()} == starts
+    assert world.delivered(app) == []
+
+
+def test_a_dry_run_tells_tasks_offsets_and_records_and_writes_nothing(world: OffsetsWorld) -> None:
+    text = said(world, *ask("lake.orders", "--oldest", "--dry-run"))
+    ends = told(world, "checkpoint", "show", "order-totals")["offsets"]
+    for number in range(4):
+        end = ends[f"lake.orders.{number}"]
+        cells = [cell.strip() for cell in text.split(f"lake.orders.{number} ")[1].splitlines()[0].split("│")]
+        assert cells[1:4] == [f"Partition {number}", end, "0"]
+        assert cells[5] == f"goes back by {end}, and has {end} offsets to read"
+    assert "Nothing is written" in text
+    assert listed(world) == {}
+
+
+def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: OffsetsWorld, app: Application) -> None:
+    before = told(world, "checkpoint", "show", "order-totals")["offsets"]
+    text = said(world, *ask("lake.orders.0", "--offset", "1", "--until-offset", "3"))
+    assert "reads 2 offsets again; the position stays" in text
+    (batch,) = world.delivered(app)
+    assert (batch.read(), batch.main, batch.epochs) == ({"lake.orders.0": ("1", "3")}, False, {"lake.orders.0": 1})
+    assert told(world, "checkpoint", "show", "order-totals")["offsets"] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["lake.orders.0"], "no position is given"),
+        (["lake.orders.0", "--oldest", "--offset", "0"], "--oldest and --offset are given"),
+        (["lake.orders.0", "--oldest", "--until-offset", "1", "--until-upcoming"], "--until-upcoming and --until-"),
+        (["lake.orders.0", "--timestamp", "2026-01-01T10:00"], "names no zone"),
+        (["lake.orders.7", "--oldest"], "names partition 7"),
+        (["lake.sales", "--oldest"], "does not read lake.sales"),
+        (["lake.orders.0", "--offset", "9000"], "9000 is not on the stream"),
+        (["lake.orders.0", "--oldest", "--task", "Partition 3"], "is no task that reads lake.orders.0"),
+        (["lake.orders.0", "--offset", "3", "--until-offset", "1"], "would end before it begins"),
+    ],
+)
+def test_what_can_not_be_followed_is_refused_at_once(world: OffsetsWorld, arguments: list[str], why: str) -> None:
+    assert why in refused(world, *ask(*arguments))
+    assert listed(world) == {}
+
+
+def test_a_request_says_what_it_replaces(world: OffsetsWorld) -> None:
+    said(world, *ask("lake.orders.0", "--oldest"))
+    assert "replaced: lake.orders.0: oldest, waiting (ada: ticket 7)" in said(world, *ask("lake.orders", "--upcoming"))
+    assert "or replace it with --replace" in refused(world, *ask("lake.orders.0", "--oldest", "--until-upcoming"))
+    again = said(world, *ask("lake.orders.0", "--oldest", "--until-upcoming", "--replace"))
+    assert "replaced: lake.orders.0: upcoming, waiting" in again
+
+
+# -- list and clear
+
+
+def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld, app: Application) -> None:
+    assert "no startpoint waits, and none was ever applied" in said(world, "startpoint", "list", "shop:app")
+    app.max_batch_records = 2
+    said(world, *ask("lake.orders.0", "--oldest"))
+    said(world, *ask("lake.orders.1", "--oldest", "--until-upcoming"))
+    assert listed(world) == {"waiting": ["lake.orders.0", "lake.orders.1"]}
+    (first, _) = told(world, "startpoint", "list", "shop:app")["waiting"]
+    assert (first["by"], first["reason"], first["position"]) == ("ada", "ticket 7", "oldest")
+    assert first["expires_in"] in ("11:59:59", "11:59:58", "11:59:57", "11:59:56")
+    world.output.before = die
+    with pytest.raises(Crash):
+        world.run(app)
+    facts = told(world, "startpoint", "list", "shop:app")
+    assert [(each["partition"], each["task"], each["offset"]) for each in facts["handed"]] == [
+        ("lake.orders.0", "Partition 0", "0")
+    ]
+    world.output.before = lambda batch: None
+    world.run(app, max_batches=1)
+    (replay,) = told(world, "startpoint", "list", "shop:app")["replays"]
+    end = int(replay["until"])
+    assert (replay["next"], replay["left"], replay["per_cent"]) == ("2", end - 2, 200 // end)
+    assert "bounded replays under way" in said(world, "startpoint", "list", "shop:app")
+    world.run(app)
+    assert listed(world) == {"applied": ["lake.orders.0"]}
+    (applied,) = told(world, "startpoint", "list", "shop:app")["applied"]
+    assert (applied["epoch"], applied["offset"], applied["by"]) == (1, "0", "ada")
+    assert "applied last" in said(world, "startpoint", "list", "shop:app")
+
+
+def test_clear_takes_back_what_is_not_applied_and_says_what_is(world: OffsetsWorld, app: Application) -> None:
+    app.max_batch_records = 2
+    said(world, *ask("lake.orders.0", "--oldest", "--until-upcoming"))
+    world.run(app, max_batches=1)
+    said(world, *ask("lake.orders.1", "--oldest"))
+    text = said(world, "startpoint", "clear", "shop:app", "lake.orders", *WHY)
+    assert "taken back: lake.orders.1: oldest, waiting (ada: ticket 7)" in text
+    assert "stopped: lake.orders.0: the replay from oldest (ada: ticket 7) at offset 2" in text
+    assert "left: lake.orders.2: nothing is asked for" in text
+    assert world.delivered(app) == []
+    assert "replays cancelled: ticket 7" in said(world, "checkpoint", "history", "order-totals")
+    assert "nothing is asked for" in said(world, "startpoint", "clear", "shop:app", "--all", *WHY)
+
+
+def test_clear_wants_to_know_what(world: OffsetsWorld) -> None:
+    assert "nothing is named" in refused(world, "startpoint", "clear", "shop:app", *WHY)
+    assert "both given" in refused(world, "startpoint", "clear", "shop:app", "lake.orders", "--all", *WHY)
+    assert invoke(world, "startpoint", "clear", "shop:app", "--all").exit_code == 2  # no reason
+
+
+# -- checkpoint
+
+
+def test_a_checkpoint_is_shown_by_name_and_with_the_streams_ends_by_application(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.send("orders", 0, 0, 0)
+    shown = told(world, "checkpoint", "show", "shop:app")
+    assert sum(shown["behind"].values()) == 3
+    by_name = told(world, "checkpoint", "show", "order-totals")
+    assert (by_name["batch"], by_name["by"]) == (1, "run-1")
+    assert sum(map(int, by_name["offsets"].values())) == HOURS
+    assert "offsets behind" in said(world, "checkpoint", "show", "shop:app")
+    assert "offsets behind" not in said(world, "checkpoint", "show", "order-totals")
+
+
+def test_history_tells_who_moved_what_from_where_to_where(world: OffsetsWorld, app: Application) -> None:
+    end = told(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.2"]
+    said(world, *ask("lake.orders.2", "--offset", "1"))
+    world.run(app)
+    text = said(world, "checkpoint", "history", "order-totals", "lake.orders.2")
+    assert f"lake.orders.2: {end} -> 1 -> {end}" in text
+    assert "offset 1 applied, epoch 1 (ada: ticket 7)" in text
+    assert "lake.orders.3" not in text
+    newest, *_ = told(world, "checkpoint", "history", "order-totals", "--limit", "1")
+    assert (newest["batch"], newest["by"], list(newest["applied"])) == (2, "run-2", ["lake.orders.2"])
+    assert "never read lake.orders.9" in refused(world, "checkpoint", "history", "order-totals", "lake.orders.9")
+
+
+def test_an_application_that_is_not_there_is_told_with_those_that_are(world: OffsetsWorld) -> None:
+    for command in (["show", "sales"], ["history", "sales"], ["abandon", "sales", *WHY]):
+        assert "there are: order-totals" in refused(world, "checkpoint", *command)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_batch_is_abandoned_after_its_meaning_was_explained(
+    world: OffsetsWorld, app: Application, skip: bool
+) -> None:
+    assert "has no open batch" in refused(world, "checkpoint", "abandon", "order-totals", "--yes", *WHY)
+    end = told(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.0"]
+    world.send("orders", *range(HOURS))
+    crash_in_a_batch(world, app)
+    assert "Open: batch 2 of 4 partitions, begun by run-2" in said(world, "checkpoint", "show", "order-totals")
+    command = ["checkpoint", "abandon", "order-totals", *WHY, *(["--skip"] if skip else [])]
+    asked = invoke(world, *command, input="n\n")
+    assert f"lake.orders.0: offsets {end} to" in asked.output
+    assert ("they never get" if skip else "already gets them twice") in asked.output
+    assert world.state(app).open is not None
+    assert "the next run" in said(world, *command, "--yes")
+    assert "batch 2 skipped" if skip else "batch 2 abandoned" in said(world, "checkpoint", "history", "order-totals")
+    batches = world.delivered(app)
+    assert [batch.number for batch in batches] == ([] if skip else [3])
+
+
+# -- streams of datasets
+
+
+@pytest.fixture
+def rates(world: OffsetsWorld, app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dataset rates, of stream lake.rates with 2 partitions, has taken in 8 changes."""
+    dataset = unbounded_dataset("rates", input="lake.rates", key="k", partitions=2)
+    app.table(dataset)
+    world.stream("rates", 2)
+    world.send("rates", *range(8))
+    follow_without_spark(monkeypatch)
+    advance_dataset(world.lake, world.systems(), dataset, no_session, by="test")
+
+
+@pytest.mark.usefixtures("rates")
+def test_a_startpoint_on_a_datasets_stream_is_for_the_dataset(world: OffsetsWorld) -> None:
+    asked = told(world, *ask("lake.rates.0", "--offset", "1"))["partitions"]
+    taken = int(asked[0]["checkpoint"])
+    assert [(each["tasks"], each["start"], each["moved"]) for each in asked] == [(["dataset rates"], "1", 1 - taken)]
+    assert listed(world) == {"waiting": ["lake.rates.0"]}
+    whole = told(world, *ask("lake.rates", "--oldest", "--dry-run"))
+    assert sum(each["offsets"] for each in whole["partitions"]) == 8
+    assert len(whole["replaced"]) == 1
+
+
+@pytest.mark.usefixtures("rates")
+def test_what_would_leave_gaps_in_a_table_is_refused_without_force(world: OffsetsWorld) -> None:
+    assert "it would never have the changes between" in refused(world, *ask("lake.rates.1", "--upcoming"))
+    assert "a table has no replay beside it" in refused(world, *ask("lake.rates", "--oldest", "--until-offset", "1"))
+    fallen = ["--upcoming", "--on-unresolved", "checkpoint"]
+    assert "it would never have the changes between" in refused(world, *ask("lake.rates.1", *fallen))
+    assert listed(world) == {}
+    said(world, *ask("lake.rates.1", "--upcoming", "--force"))
+    assert listed(world) == {"waiting": ["lake.rates.1"]}

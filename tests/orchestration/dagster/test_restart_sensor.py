@@ -1,0 +1,286 @@
+"""When a failed run is launched again: the decision with plain values, then ticks over runs that really failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    OpExecutionContext,
+    job,
+    op,
+)
+
+from dagster_adjunct import (
+    Application,
+    CommitConflict,
+    ConfigurationError,
+    Lake,
+    OffsetOutOfRangeError,
+    TransientError,
+    open_lake,
+)
+from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range
+from orchestration.failures import clear_failures
+from orchestration.sensing import restarts as module
+from orchestration.sensing.asking import Skip
+from orchestration.sensing.restarts import Attempt, Restart, decide
+from tests.orchestration.dagster import small
+from tests.orchestration.dagster.ticking import Ticker
+
+STATUS = DagsterRunStatus
+BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def intent(run: str, batch: int = 1) -> Intent:
+    ranges = {"lake.orders.0": Range(start="0", end="1")}
+    return Intent(batch=batch, run=run, clock=BEGAN, ranges=ranges, versions={})
+
+
+def closed(run: str, at: float) -> ClosedBatch:
+    return ClosedBatch(
+        intent=intent(run), closed_at=datetime.fromtimestamp(at, UTC), records=1, counters={}, seconds={}
+    )
+
+
+def failed(*runs: str, each: float = 100.0) -> list[Attempt]:
+    """Runs that failed one after the other, the newest first; each took `each` seconds, the last ended at 1000."""
+    return [
+        Attempt(run, STATUS.FAILURE, 1000.0 - each * (number + 1), 1000.0 - each * number)
+        for number, run in enumerate(runs)
+    ]
+
+
+def decided(
+    attempts: list[Attempt], state: ApplicationState | None = None, *, permanent: str = "", now: float = 10_000.0
+) -> Restart | Skip:
+    return decide(attempts, state or ApplicationState(), permanent, limit=5, now=now)
+
+
+def test_a_run_that_failed_before_its_commit_is_launched_again() -> None:
+    assert decided(failed("a")) == Restart("a", "a", 1)
+
+
+def test_without_runs_there_is_nothing_to_restart() -> None:
+    assert decided([]) == Skip("No run to restart.")
+
+
+@pytest.mark.parametrize("status", [STATUS.STARTED, STATUS.QUEUED, STATUS.SUCCESS, STATUS.CANCELED, STATUS.CANCELING])
+def test_a_newer_run_ends_the_matter_whatever_became_of_it(status: DagsterRunStatus) -> None:
+    skip = decided([Attempt("newer-run", status, 2000.0), *failed("a")])
+    assert isinstance(skip, Skip)
+    assert skip.reason.startswith("The newest run, newer-ru, ")
+
+
+def test_a_run_that_closed_a_batch_is_not_launched_again_unless_it_left_one_open() -> None:
+    after = ApplicationState(last=closed("a", 950.0))
+    assert decided(failed("a"), after) == Skip(
+        "Run a failed, and a batch was committed since it began: nothing to restart."
+    )
+    assert decided(failed("a"), after.model_copy(update={"open": intent("a", 2)})) == Restart("a", "a", 1)
+
+
+def test_a_batch_of_somebody_elses_since_ends_the_matter_and_one_from_before_does_not() -> None:
+    assert isinstance(decided(failed("a"), ApplicationState(last=closed("by-hand", 1500.0))), Skip)
+    assert decided(failed("a"), ApplicationState(last=closed("before", 899.0))) == Restart("a", "a", 1)
+
+
+def test_a_permanent_failure_is_left_to_people() -> None:
+    skip = decided(failed("a"), permanent="the column is missing. Add it.")
+    assert skip == Skip("Run a failed for good: the column is missing. Add it.")
+
+
+def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
+    runs, waits = ["a"], []
+    while True:
+        decision = decided(failed(*runs), now=1000.0)
+        assert isinstance(decision, Skip)
+        if "not restarted any more" in decision.reason:
+            break
+        wait = next(
+            seconds
+            for seconds in range(0, 4000, 30)
+            if isinstance(decided(failed(*runs), now=1000.0 + seconds), Restart)
+        )
+        waits.append(wait)
+        runs.insert(0, f"r{len(runs)}")
+    assert waits == [60, 120, 240, 480, 960]
+    assert decision.reason == "Run r5 failed, as did the 5 before it: not restarted any more. See its run."
+
+
+def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
+    assert decided(failed("c", "b", "a")) == Restart("c", "a", 3)
+    done = Attempt("done", STATUS.SUCCESS, 0.0, 100.0)
+    assert decided([*failed("c", "b"), done, *failed("a")]) == Restart("c", "b", 2)
+    # b closed a batch before it failed: a new row begins with c.
+    assert decided(failed("c", "b", "a"), ApplicationState(last=closed("b", 850.0))) == Restart("c", "c", 1)
+
+
+# -- runs that really failed
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = open_lake(tmp_path / "lake")
+    small.create_streams(lake)
+    return lake
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[timedelta], None]:
+    class Clock(datetime):
+        passed = timedelta(0)
+
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime.now(UTC) + cls.passed
+
+    def pass_time(span: timedelta) -> None:
+        Clock.passed += span
+
+    monkeypatch.setattr(module, "datetime", Clock)
+    return pass_time
+
+
+def copying() -> Application:
+    app = Application("copy")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    return app
+
+
+def fail(instance: DagsterInstance, error: Exception, **tags: str) -> str:
+    """Run a job of the application's name whose op raises this; return the run's id."""
+
+    @op
+    def step(context: OpExecutionContext) -> None:
+        with clear_failures(context, retry=()):
+            raise error
+
+    @job(name="copy")
+    def copy() -> None:
+        step()
+
+    result = copy.execute_in_process(instance=instance, raise_on_error=False, tags=tags)
+    assert not result.success
+    return result.run_id
+
+
+def kill(instance: DagsterInstance, selection: set[AssetKey] | None = None, name: str = "copy") -> DagsterRun:
+    """Leave a run as Dagster leaves one whose process was killed: failed, with no failure of a step."""
+    run = DagsterRun(name, asset_selection=selection and frozenset(selection))
+    instance.add_run(run)
+    instance.report_run_failed(run)
+    return run
+
+
+def test_a_killed_run_is_launched_again_after_a_minute_with_what_it_was_for(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
+) -> None:
+    run_id = kill(instance).run_id
+    sensor = Ticker(lake, copying(), instance, "copy_restart")
+    assert sensor.skipped().startswith(f"Run {run_id[:8]} failed before its commit; restart 1 of 5 is in ")
+    pass_time(timedelta(seconds=61))
+    request = sensor.asked()
+    assert request.run_key == f"copy:{lake.id}:restart:{run_id}:{run_id}:1"
+    assert request.asset_selection is None
+    tags = {key: value for key, value in request.tags.items() if key.startswith("adjunct/")}
+    assert tags == {"adjunct/restart_of": run_id, "adjunct/attempt": "1"}
+
+
+def test_a_restart_keeps_the_tags_that_say_which_startpoints_it_is_for(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
+) -> None:
+    first = fail(instance, OSError("no route to host"), **{"adjunct/startpoints": "a, b", "mine": "x"})
+    second = kill(instance).run_id
+    pass_time(timedelta(minutes=3))
+    request = Ticker(lake, copying(), instance, "copy_restart").asked()
+    assert request.run_key == f"copy:{lake.id}:restart:{first}:{second}:2"
+    assert "adjunct/startpoints" not in request.tags
+
+    with DagsterInstance.ephemeral() as other:
+        fail(other, OSError("no route to host"), **{"adjunct/startpoints": "a, b", "mine": "x"})
+        tags = Ticker(lake, copying(), other, "copy_restart").asked().tags
+    assert tags["adjunct/startpoints"] == "a, b"
+    assert "mine" not in tags
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CommitConflict("application 'copy' was taken over by another run.", "Let it finish."),
+        OffsetOutOfRangeError("lake.orders.0: retention has passed the checkpoint.", "Write a startpoint."),
+        ConfigurationError("that can't work.", "Change it."),
+    ],
+)
+def test_what_fails_again_until_something_is_changed_is_not_restarted(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], error: Exception
+) -> None:
+    run_id = fail(instance, error)
+    pass_time(timedelta(hours=1))
+    sensor = Ticker(lake, copying(), instance, "copy_restart")
+    assert sensor.skipped() == f"Run {run_id[:8]} failed for good: {error}"
+    assert sensor.skipped() == f"Run {run_id[:8]} failed for good: {error}", "as the cursor has it"
+
+
+@pytest.mark.parametrize("error", [TransientError("the store did not answer."), ValueError("a bug, or bad luck")])
+def test_what_may_pass_is_restarted(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], error: Exception
+) -> None:
+    fail(instance, error)
+    pass_time(timedelta(minutes=2))
+    Ticker(lake, copying(), instance, "copy_restart").asked()
+
+
+def test_a_run_that_committed_before_it_was_killed_is_left_alone(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
+) -> None:
+    run = kill(instance)
+    log = BatchLog(lake, "copy")
+    held = log.open(None, ApplicationState(), intent(run.run_id))
+    state = ApplicationState(open=intent(run.run_id))
+    pass_time(timedelta(minutes=2))
+    sensor = Ticker(lake, copying(), instance, "copy_restart")
+    sensor.asked()
+    log.close(held, state, closed(run.run_id, datetime.now(UTC).timestamp()))
+    assert "nothing to restart" in sensor.skipped()
+
+
+def test_outputs_that_were_materialised_by_hand_are_restarted_as_they_were_selected(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], tmp_path: Path
+) -> None:
+    app = small.order_totals(tmp_path / "t.sqlite")
+    priced, table = AssetKey(["lake", "priced"]), AssetKey(["tables", "item_state"])
+    kill(instance, {priced, table, AssetKey("report")}, "__ASSET_JOB")
+    pass_time(timedelta(minutes=2))
+    sensor = Ticker(lake, app, instance, "order_totals_restart")
+    assert sensor.asked().asset_selection == [priced, table]
+
+
+def test_a_run_for_a_dataset_alone_is_none_of_its_business(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], tmp_path: Path
+) -> None:
+    app = small.order_totals(tmp_path / "t.sqlite")
+    kill(instance, {AssetKey(["datasets", "items"])}, "order_totals")
+    kill(instance, None, "another_job")
+    pass_time(timedelta(minutes=2))
+    assert Ticker(lake, app, instance, "order_totals_restart").skipped() == "No run to restart."
+
+
+def test_a_failure_of_the_day_before_yesterday_is_left_alone(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
+) -> None:
+    kill(instance)
+    pass_time(timedelta(days=2))
+    assert Ticker(lake, copying(), instance, "copy_restart").skipped() == "No run to restart."

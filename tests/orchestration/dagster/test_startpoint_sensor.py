@@ -1,0 +1,215 @@
+"""The sensor that launches runs for startpoints: ticks on a real lake and instance; nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+
+from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, open_lake
+from orchestration.batchlog import BatchLog
+from orchestration.offsets import StartpointManager, StartpointRequest
+from orchestration.offsets.state import AppliedStartpoint, OffsetState
+from orchestration.sensing import startpoints as module
+from orchestration.sensing.startpoints import not_applied
+from resources.metadata import MetadataStore
+from resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from tests.orchestration.dagster import small
+from tests.orchestration.dagster.ticking import Ticker
+
+ORDERS = [SystemStreamPartition("lake", "orders", number) for number in range(2)]
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = open_lake(tmp_path / "lake")
+    small.append(lake, "orders", 1, small.orders(0, 20))
+    return lake
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def copying() -> Application:
+    app = Application("copy")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    return app
+
+
+def ask_for(
+    lake: Lake,
+    ssp: SystemStreamPartition,
+    *,
+    offset: str = "3",
+    by: str = "ann",
+    task: str | None = None,
+    age: timedelta = timedelta(0),
+) -> str:
+    made_ms = int((datetime.now(UTC) - age).timestamp() * 1000)
+    startpoint = StartpointSpecific(offset=offset, creation_timestamp_ms=made_ms)
+    StartpointManager(MetadataStore(lake), "copy").write_startpoint(
+        ssp, startpoint, by=by, reason="the rates were wrong", task=task
+    )
+    return startpoint.id
+
+
+def test_without_requests_nothing_is_launched_and_no_plan_is_made(
+    lake: Lake, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestration.run.plan_application", None)
+    assert Ticker(lake, copying(), instance, "copy_startpoints").skipped() == "No startpoints wait."
+
+
+def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, instance: DagsterInstance) -> None:
+    ids = sorted([ask_for(lake, ORDERS[0]), ask_for(lake, ORDERS[1], by="bob")])
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    request = sensor.asked()
+    assert request.run_key is not None
+    assert request.run_key.startswith(f"copy:{lake.id}:startpoints:")
+    assert request.run_key.endswith(":1")
+    tags = {key: value for key, value in request.tags.items() if key.startswith("adjunct/")}
+    assert sorted(tags.pop("adjunct/startpoints").split(", ")) == ids
+    assert tags == {"adjunct/startpoints_by": "ann, bob", "adjunct/startpoints_reason": "the rates were wrong"}
+
+    fanned_out = StartpointManager(MetadataStore(lake), "copy").get_fan_outs()
+    assert {ssp: each.startpoint.id for held in fanned_out.values() for ssp, each in held.items()}.keys() == {*ORDERS}
+    again = sensor.skipped()
+    assert "2 startpoints wait (lake.orders.0 at offset 3, ann: the rates were wrong; lake.orders.1" in again
+    assert "attempt 1 did not get past that" in again
+
+
+def test_what_a_failed_run_left_is_asked_for_again_under_the_next_attempt(
+    lake: Lake, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        at = NOW
+
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return cls.at
+
+    monkeypatch.setattr(module, "datetime", Clock)
+    ask_for(lake, ORDERS[0])
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    first = sensor.asked().run_key
+    keys, waits = [str(first)], []
+    for _ in range(3):
+        seconds = 0
+        while isinstance(request := sensor.tick(), str):
+            seconds += 30
+            Clock.at += timedelta(seconds=30)
+        keys.append(str(request.run_key))
+        waits.append(seconds)
+    assert waits == [60, 120, 240]
+    assert [key.rpartition(":")[2] for key in keys] == ["1", "2", "3", "4"]
+    assert len({key.rpartition(":")[0] for key in keys}) == 1
+
+    ask_for(lake, ORDERS[1])
+    assert sensor.asked().run_key not in keys, "another startpoint is asked for at once"
+
+
+def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
+    lake: Lake, instance: DagsterInstance
+) -> None:
+    running = DagsterRun("copy", status=DagsterRunStatus.STARTED)
+    instance.add_run(running)
+    ask_for(lake, ORDERS[0])
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    assert sensor.skipped() == (
+        "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress, they wait "
+        "for the next one."
+    )
+    startpoints = StartpointManager(MetadataStore(lake), "copy")
+    assert len(startpoints.requests()) == 1
+    assert startpoints.get_fan_outs() == {}
+
+    instance.delete_run(running.run_id)
+    sensor.asked()
+
+
+def test_requests_that_no_task_can_apply_are_told_and_not_launched_for(lake: Lake, instance: DagsterInstance) -> None:
+    ask_for(lake, SystemStreamPartition("lake", "orders", 9))
+    ask_for(lake, ORDERS[0], task="Partition 9")
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    assert sensor.skipped() == (
+        "No startpoints wait that a task could apply. lake.orders.9: no task reads it (ann: the rates were wrong); "
+        "lake.orders.0: no task reads it (ann: the rates were wrong)"
+    )
+    wanted = ask_for(lake, ORDERS[1])
+    assert sensor.asked().tags["adjunct/startpoints"] == wanted
+
+
+def test_an_expired_request_launches_nothing(lake: Lake, instance: DagsterInstance) -> None:
+    ask_for(lake, ORDERS[0], age=timedelta(hours=13))
+    assert Ticker(lake, copying(), instance, "copy_startpoints").skipped() == "No startpoints wait."
+
+
+def test_a_startpoint_that_was_applied_before_a_crash_is_not_launched_for_again(
+    lake: Lake, instance: DagsterInstance
+) -> None:
+    startpoint_id = ask_for(lake, ORDERS[0])
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    sensor.asked()
+    applied = AppliedStartpoint(
+        id=startpoint_id, position="offset 3", offset="3", epoch=1, by="ann", reason="why", batch=1, applied_at=NOW
+    )
+    log = BatchLog(lake, "copy")
+    commit, state = log.read()
+    log.start(commit, state, {"lake.orders.0": "3"}, "run", OffsetState(applied={"lake.orders.0": applied}))
+    assert sensor.skipped() == "No startpoints wait."
+
+
+def test_a_replay_that_has_begun_is_not_launched_for_again() -> None:
+    request = StartpointRequest(
+        ssp=ORDERS[0], startpoint=StartpointOldest(id="a"), until=StartpointSpecific(offset="3"), by="ann", reason="why"
+    )
+    fanned_out = {"Partition 0": {ORDERS[0]: request}}
+    assert not_applied(fanned_out, OffsetState()) == [request]
+    assert not_applied(fanned_out, OffsetState(begun=("a@lake.orders.1",))) == [request]
+    assert not_applied(fanned_out, OffsetState(begun=("a@lake.orders.0",))) == []
+
+
+def test_startpoints_wait_for_the_datasets_that_hold_the_input_back(
+    lake: Lake, instance: DagsterInstance, tmp_path: Path
+) -> None:
+    app = small.order_totals(tmp_path / "t.sqlite", name="copy")
+    ask_for(lake, ORDERS[0])
+    sensor = Ticker(lake, app, instance, "copy_startpoints")
+    assert "'items'" in sensor.skipped()
+    small.append(lake, "items", 1, small.ITEMS, marker="v1")
+    sensor.asked()
+
+
+def test_a_startpoint_for_a_datasets_stream_launches_without_waiting_for_other_datasets(
+    lake: Lake, instance: DagsterInstance, tmp_path: Path
+) -> None:
+    app = small.order_totals(tmp_path / "t.sqlite", name="copy")
+    small.append(lake, "rates", 1, small.RATES)
+    wanted = ask_for(lake, SystemStreamPartition("lake", "rates", 0), offset="0")
+    assert Ticker(lake, app, instance, "copy_startpoints").asked().tags["adjunct/startpoints"] == wanted
+    assert list(StartpointManager(MetadataStore(lake), "copy").get_fan_outs()) == ["dataset rates"]
+
+
+def test_thousands_of_startpoints_make_one_run_with_tags_that_a_database_can_index(
+    lake: Lake, instance: DagsterInstance
+) -> None:
+    streams = LakeStreams(lake)
+    streams.create("wide", schema=small.SCHEMAS["orders"], key=["item"], partitions=2000)
+    app = Application("copy")
+    app.input_stream("lake.wide").send_to(app.output_stream("lake.copied", partitions=1))
+    StartpointManager(MetadataStore(lake), "copy").write_startpoints(
+        StartpointRequest(
+            ssp=SystemStreamPartition("lake", "wide", number), startpoint=StartpointOldest(), by="ann", reason="why"
+        )
+        for number in range(2000)
+    )
+    request = Ticker(lake, app, instance, "copy_startpoints").asked()
+    assert request.tags["adjunct/startpoints"].endswith(" and 1995 more")
+    assert max(map(len, request.tags.values())) < 300

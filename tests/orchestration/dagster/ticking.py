@@ -1,0 +1,58 @@
+"""Ticks of an application's sensors on a lake, with nothing launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster import (
+    DagsterInstance,
+    Definitions,
+    RunRequest,
+    SensorDefinition,
+    SensorResult,
+    SkipReason,
+    build_sensor_context,
+)
+
+from dagster_adjunct import Application, Lake, LakeResource, build_definitions
+
+
+class Ticker:
+    """One sensor of an application, asked again and again; `cursor` is what it keeps."""
+
+    def __init__(self, lake: Lake, app: Application, instance: DagsterInstance, sensor: str, **options: Any) -> None:
+        self._lake, self._instance = lake, instance
+        self.defs: Definitions = build_definitions(app, lake=lake.url, **options)
+        self._sensor = self.defs.resolve_sensor_def(sensor)
+        self.cursor: str | None = None
+
+    def tick(self) -> RunRequest | str:
+        """Return the run that the sensor asks for, or why it asks for none."""
+        assert isinstance(self._sensor, SensorDefinition)
+        with build_sensor_context(
+            instance=self._instance,
+            cursor=self.cursor,
+            definitions=self.defs,
+            resources={"adjunct_lake": LakeResource(url=self._lake.url)},
+        ) as context:
+            answer = self._sensor(context)
+            self.cursor = context.cursor
+        if isinstance(answer, SensorResult):
+            self.cursor = answer.cursor or self.cursor
+            (answer,) = answer.run_requests or ()
+        if isinstance(answer, SkipReason):
+            return str(answer.skip_message)
+        assert isinstance(answer, RunRequest)
+        return answer
+
+    def asked(self) -> RunRequest:
+        """Return the run that it must ask for."""
+        request = self.tick()
+        assert isinstance(request, RunRequest), request
+        return request
+
+    def skipped(self) -> str:
+        """Return why it asks for none."""
+        reason = self.tick()
+        assert isinstance(reason, str), reason
+        return reason

@@ -1,0 +1,207 @@
+"""Runs the step with no Spark: what each batch would have read is written down instead, once for each batch number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from orchestration import step as step_module
+from orchestration.application import Application
+from orchestration.batchlog import ApplicationState, BatchLog
+from orchestration.compile import BatchInputs
+from orchestration.offsets import StartpointManager
+from orchestration.offsets import startpoints as startpoints_module
+from orchestration.offsets.request import OnUnresolved, StartpointRequest
+from orchestration.planner import Task
+from orchestration.run import plan_application
+from orchestration.step import StepContext, StepEvent, StepReport, run_step
+from resources.metadata import MetadataStore
+from resources.objects.faulty import Fault, FaultyStore
+from resources.objects.lake import Lake, lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from resources.streams import LakeStreams, StreamSystem, SystemStreamPartition
+from resources.streams.startpoint import Startpoint
+from tests.orchestration.offsets.fake_streams import FakeStreams
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+Tasks = Mapping[str, Sequence[str]]
+Ranges = dict[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one batch was handed; `main` says whether it moves the checkpoint."""
+
+    number: int
+    ranges: Ranges
+    epochs: dict[str, int]
+    main: bool
+
+    def read(self) -> Ranges:
+        """Return the ranges that hold anything."""
+        return {ssp: span for ssp, span in self.ranges.items() if span[0] != span[1]}
+
+
+@dataclass
+class Output:
+    """An idempotent output: a batch that comes again has to be the same, and counts once."""
+
+    batches: dict[int, Batch] = field(default_factory=dict)
+    before: Callable[[Batch], None] = lambda batch: None
+
+    def take(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> dict[str, dict[str, int]]:
+        batch = Batch(
+            inputs.batch,
+            {str(ssp): (span.start, span.end) for ssp, span in inputs.ranges.items()},
+            {str(ssp): epoch for ssp, epoch in inputs.epochs.items()},
+            inputs.consumed is not None,
+        )
+        consumed = {str(ssp): offset for ssp, offset in (inputs.consumed or {}).items()}
+        assert consumed == ({ssp: end for ssp, (_, end) in batch.ranges.items()} if batch.main else {})
+        before_output("output")
+        self.before(batch)
+        assert self.batches.setdefault(batch.number, batch) == batch, "a batch came again as another one"
+        return {}
+
+
+def no_spark() -> SparkSession:
+    raise AssertionError("nothing here starts Spark")
+
+
+@dataclass
+class OffsetsWorld:
+    """A lake in memory with `lake` streams, a `fake` system beside it, a clock, and what runs delivered."""
+
+    monkeypatch: pytest.MonkeyPatch
+    lake: Lake = field(default_factory=lambda: lake_in(InMemoryStore()))
+    fake: FakeStreams = field(default_factory=FakeStreams)
+    output: Output = field(default_factory=Output)
+    now: datetime = BEGIN
+    runs: int = 0
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.monkeypatch.setattr(step_module, "run_batch", self.output.take)
+        self.monkeypatch.setattr(startpoints_module, "_now", lambda: self.now)
+
+    def faulty(self, faults: Sequence[Fault]) -> Lake:
+        """Return the lake as it is over a network on which these things happen."""
+        return Lake(FaultyStore(self.lake.store, faults), self.lake.id)
+
+    @property
+    def now_ms(self) -> int:
+        return round(self.now.timestamp() * 1000)
+
+    def systems(self, lake: Lake | None = None) -> dict[str, StreamSystem]:
+        return {"lake": LakeStreams(lake or self.lake, clock=lambda: self.now), "fake": self.fake}
+
+    # -- streams of the lake
+
+    def stream(self, name: str, partitions: int, **options: Any) -> None:
+        streams = LakeStreams(self.lake, clock=lambda: self.now)
+        streams.create(
+            name,
+            schema=Schema.of(k="bigint", at="timestamp"),
+            key=["k"] if partitions > 1 else [],
+            partitions=partitions,
+            timestamp="at",
+            **options,
+        )
+
+    def send(self, stream: str, *keys: int) -> None:
+        """Append a record for each key, at the clock's time."""
+        self.sent += 1
+        rows = pa.table(
+            {
+                "k": pa.array(keys, pa.int64()),
+                "at": pa.array([self.now] * len(keys), pa.timestamp("us", tz="UTC")),
+            }
+        )
+        self.systems()["lake"].append(stream, rows, producer="test", sequence=self.sent)
+
+    def wait(self, **how_long: float) -> None:
+        self.now += timedelta(**how_long)
+
+    # -- startpoints
+
+    def startpoints(self, app: Application, lake: Lake | None = None) -> StartpointManager:
+        return StartpointManager(
+            MetadataStore(lake or self.lake), app.name, expires_after=app.startpoints_expire_after
+        )
+
+    def ask(
+        self,
+        app: Application,
+        ssps: str | Sequence[str],
+        startpoint: Callable[..., Startpoint],
+        *,
+        until: Startpoint | None = None,
+        task: str | None = None,
+        on_unresolved: OnUnresolved = "fail",
+        **position: Any,
+    ) -> str:
+        """Write a request for each partition with a startpoint made now, all with one id; return it."""
+        made = startpoint(creation_timestamp_ms=self.now_ms, **position)
+        self.startpoints(app).write_startpoints(
+            StartpointRequest(
+                ssp=SystemStreamPartition.parse(ssp),
+                startpoint=made,
+                by="ada",
+                reason="ticket 7",
+                task=task,
+                until=until,
+                on_unresolved=on_unresolved,
+            )
+            for ssp in ([ssps] if isinstance(ssps, str) else ssps)
+        )
+        return made.id
+
+    def fanned_out(self, app: Application) -> dict[tuple[str, str], str]:
+        """Return the startpoints that wait at tasks, by task and partition."""
+        found = self.startpoints(app).get_fan_outs()
+        return {(task, str(ssp)): each.startpoint.id for task, held in found.items() for ssp, each in held.items()}
+
+    # -- runs
+
+    def context(
+        self,
+        app: Application,
+        *,
+        tasks: Tasks | None = None,
+        max_batches: int | None = None,
+        on_event: Callable[[StepEvent], None] = lambda event: None,
+        faults: Sequence[Fault] = (),
+    ) -> StepContext:
+        """Return what a run works with; it meets the faults, counted from its first request."""
+        self.runs += 1
+        plan = plan_application(app, self.systems())
+        if tasks is not None:
+            made = tuple(Task(name, tuple(ssps), (), ()) for name, ssps in tasks.items())
+            plan = replace(plan, tasks=made)
+        lake = self.faulty(faults)
+        return StepContext(
+            lake, self.systems(lake), app, plan, no_spark, f"run-{self.runs}", on_event, max_batches
+        )
+
+    def run(self, app: Application, **options: Any) -> StepReport:
+        return run_step(self.context(app, **options))
+
+    def delivered(self, app: Application, **options: Any) -> list[Batch]:
+        """Run, and return the batches that this run was the first to deliver."""
+        before = set(self.output.batches)
+        self.run(app, **options)
+        return [batch for number, batch in sorted(self.output.batches.items()) if number not in before]
+
+    def state(self, app: Application) -> ApplicationState:
+        return BatchLog(self.lake, app.name).read()[1]

@@ -1,0 +1,263 @@
+"""Asking for startpoints and taking them back: all or none, what takes whose place, and what can't be taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestration.application import Application
+from orchestration.offsets.asking import startpoint_requests
+from orchestration.offsets.requesting import Asked, TakenBack, ask, take_back
+from orchestration.offsets.resolving import task_partitions
+from orchestration.run import plan_application
+from orchestration.step import StepEvent
+from resources.errors import ConfigurationError
+from resources.objects.faulty import Crash, Fault
+from resources.streams import SystemStreamPartition
+from resources.streams.startpoint import Startpoint, StartpointOldest, StartpointSpecific, StartpointUpcoming
+from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
+
+WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+    """Stream fake.s with 4 partitions of 9 records each."""
+    world = OffsetsWorld(monkeypatch)
+    world.fake.make("s", 4)
+    for partition in range(4):
+        world.fake.write("s", partition, *range(1000, 10_000, 1000))
+    return world
+
+
+@pytest.fixture
+def app() -> Application:
+    app = Application("orders", max_batch_records=4)
+    app.input_stream("fake.s")
+    return app
+
+
+def at(*numbers: int) -> list[SystemStreamPartition]:
+    return [SystemStreamPartition("fake", "s", number) for number in numbers]
+
+
+def asked(
+    world: OffsetsWorld,
+    app: Application,
+    position: Startpoint,
+    *numbers: int,
+    until: Startpoint | None = None,
+    task: str | None = None,
+    **how: Any,
+) -> Asked:
+    requests = startpoint_requests(at(*numbers), position, until, task=task, **{**WHO, **how.pop("who", {})})
+    return ask(world.lake, world.systems(), app, requests, **how)
+
+
+def back(world: OffsetsWorld, app: Application, *numbers: int, task: str | None = None) -> TakenBack:
+    return take_back(world.lake, app, at(*numbers) or None, task=task, **WHO)
+
+
+def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
+    return {str(each.ssp): each.startpoint.kind for each in world.startpoints(app).requests()}
+
+
+def fan_out(world: OffsetsWorld, app: Application) -> None:
+    world.startpoints(app).fan_out(task_partitions(plan_application(app, world.systems())))
+
+
+def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:
+    """Run until the output of the next batch, and die there: its intent stays open."""
+
+    def die(batch: Batch) -> None:
+        raise Crash
+
+    world.output.before = die
+    with pytest.raises(Crash):
+        world.run(app)
+    world.output.before = lambda batch: None
+
+
+# -- asking
+
+
+def test_all_are_asked_for_or_none(world: OffsetsWorld, app: Application) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        asked(world, app, StartpointSpecific(offset="@90"), 0, 1, 2)
+    assert "nothing is written. fake.s.0: the startpoint's offset @90" in str(error.value)
+    assert "So for 2 more of the 3 partitions" in str(error.value)
+    with pytest.raises(ConfigurationError, match=r"'Partition 9' is no task that reads fake\.s\.1"):
+        asked(world, app, StartpointOldest(), 1, task="Partition 9")
+    with pytest.raises(ConfigurationError, match="at no partition"):
+        asked(world, app, StartpointOldest())
+    assert waiting(world, app) == {}
+    assert asked(world, app, StartpointOldest(), 0, 1).written
+    assert waiting(world, app) == {"fake.s.0": "oldest", "fake.s.1": "oldest"}
+
+
+def test_a_dry_run_writes_nothing_and_refuses_nothing(world: OffsetsWorld, app: Application) -> None:
+    said = asked(world, app, StartpointSpecific(offset="@90"), 0, dry_run=True)
+    assert (said.written, said.to_json()["written"]) == (False, False)
+    assert "@90" in said.previews[0].effect
+    assert waiting(world, app) == {}
+
+
+def test_one_that_goes_on_from_the_checkpoint_is_written_though_it_has_no_offset_yet(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    assert asked(world, app, StartpointSpecific(offset="@10"), 0, who={"on_unresolved": "checkpoint"}).written
+    assert world.delivered(app) == []
+    world.fake.write("s", 0, 10_000, 11_000)
+    (batch,) = world.delivered(app)
+    assert batch.read() == {"fake.s.0": ("@10", "@11")}
+
+
+def test_what_is_not_applied_is_replaced_and_said_so(world: OffsetsWorld, app: Application) -> None:
+    asked(world, app, StartpointOldest(), 0)
+    fan_out(world, app)
+    asked(world, app, StartpointUpcoming(), 1, 2)
+    said = asked(world, app, StartpointSpecific(offset="@3"), 0, 1, 3, who={"by": "eve"})
+    assert [each.summary() for each in said.replaced] == [
+        "fake.s.0: oldest, handed to Partition 0 (ada: ticket 7)",
+        "fake.s.1: upcoming, waiting (ada: ticket 7)",
+    ]
+    world.run(app)
+    applied = world.state(app).offsets.applied
+    assert {ssp: (start.by, start.offset) for ssp, start in applied.items()} == {
+        "fake.s.0": ("eve", "@3"),
+        "fake.s.1": ("eve", "@3"),
+        "fake.s.2": ("ada", "@9"),
+        "fake.s.3": ("eve", "@3"),
+    }
+    assert asked(world, app, StartpointOldest(), 0, dry_run=True).replaced == ()
+
+
+def test_one_for_a_task_takes_the_place_of_one_for_all(world: OffsetsWorld, app: Application) -> None:
+    asked(world, app, StartpointOldest(), 0, 1)
+    said = asked(world, app, StartpointUpcoming(), 1, task="Partition 1")
+    assert [str(each.request.ssp) for each in said.replaced] == ["fake.s.1"]
+    world.run(app)
+    assert world.state(app).offsets.applied["fake.s.1"].position == "upcoming"
+
+
+@pytest.mark.parametrize("handed", [False, True])
+@pytest.mark.parametrize("bounded_first", [False, True])
+def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
+    world: OffsetsWorld, app: Application, bounded_first: bool, handed: bool
+) -> None:
+    ends = [StartpointSpecific(offset="@5"), None] if bounded_first else [None, StartpointSpecific(offset="@5")]
+    asked(world, app, StartpointOldest(), 0, until=ends[0])
+    if handed:
+        fan_out(world, app)
+    before = waiting(world, app)
+    with pytest.raises(ConfigurationError) as error:
+        asked(world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1])
+    assert "would take the place of" in str(error.value)
+    assert "--replace" in str(error.value)
+    assert waiting(world, app) == before
+    assert len(asked(world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], replace=True).replaced) == 1
+    world.run(app)
+    applied = world.state(app).offsets.applied
+    assert {ssp: start.offset for ssp, start in applied.items()} == ({"fake.s.0": "@2"} if bounded_first else {})
+
+
+# -- taking back
+
+
+def test_what_waits_or_was_handed_out_is_taken_back_and_the_next_run_goes_on_from_its_checkpoint(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    asked(world, app, StartpointOldest(), 0, 1)
+    fan_out(world, app)
+    asked(world, app, StartpointOldest(), 2, 3)
+    done = back(world, app, 0, 2)
+    assert sorted(each.summary() for each in done.startpoints) == [
+        "fake.s.0: oldest, handed to Partition 0 (ada: ticket 7)",
+        "fake.s.2: oldest, waiting (ada: ticket 7)",
+    ]
+    assert (done.replays, done.left) == ((), ())
+    read = {ssp for batch in world.delivered(app) for ssp in batch.read()}
+    assert read == {"fake.s.1", "fake.s.3"}
+
+
+def test_everything_is_taken_back_when_nothing_is_named(world: OffsetsWorld, app: Application) -> None:
+    world.run(app)
+    asked(world, app, StartpointOldest(), 0)
+    fan_out(world, app)
+    asked(world, app, StartpointOldest(), 3)
+    world.fake.make("s", 2)  # partition 3 is gone
+    assert len(back(world, app).startpoints) == 2
+    assert (waiting(world, app), world.fanned_out(app)) == ({}, {})
+    assert back(world, app) == TakenBack((), (), ())
+
+
+def test_with_a_task_only_its_own_is_taken_back(world: OffsetsWorld, app: Application) -> None:
+    asked(world, app, StartpointOldest(), 0, 1)
+    fan_out(world, app)
+    asked(world, app, StartpointUpcoming(), 1, task="Partition 1")
+    asked(world, app, StartpointUpcoming(), 1)
+    done = back(world, app, task="Partition 1")
+    assert {(each.request.task, each.at) for each in done.startpoints} == {("Partition 1", None), (None, "Partition 1")}
+    assert waiting(world, app) == {"fake.s.1": "upcoming"}
+    assert set(world.fanned_out(app)) == {("Partition 0", "fake.s.0")}
+
+
+def test_one_that_was_resolved_before_a_crash_is_taken_back_with_its_offset(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    asked(world, app, StartpointSpecific(offset="@4"), 0)
+
+    def die(event: StepEvent) -> None:  # the first one, "startpoint", is heard when its offset is stored
+        raise Crash
+
+    with pytest.raises(Crash):
+        world.run(app, on_event=die)
+    assert world.state(app).offsets.resolved["fake.s.0"].offset == "@4"
+    (held,) = back(world, app, 0).startpoints
+    assert held.summary() == "fake.s.0: offset @4, handed to Partition 0, found at offset @4 (ada: ticket 7)"
+    assert world.delivered(app) == []
+
+
+def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Application) -> None:
+    world.run(app)
+    asked(world, app, StartpointSpecific(offset="@7"), 0)
+    crash_in_a_batch(world, app)
+    done = back(world, app, 0)
+    assert done.startpoints == ()
+    assert done.left == (
+        "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): the open batch begins there",
+    )
+    world.run(app)
+    assert world.state(app).offsets.applied["fake.s.0"].offset == "@7"
+    (text,) = back(world, app, 0).left
+    assert "offset @7 (ada: ticket 7) was applied at" in text
+    assert back(world, app, 3).left == ("fake.s.3: nothing is asked for",)
+
+
+def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: OffsetsWorld, app: Application) -> None:
+    world.run(app)
+    asked(world, app, StartpointOldest(), 0, 1, until=StartpointUpcoming())
+    world.run(app, max_batches=1)
+    assert [each.next for each in world.state(app).offsets.replays.values()] == ["@2", "@2"]
+    done = back(world, app, 0)
+    assert [(each.ssp, each.next) for each in done.replays] == [("fake.s.0", "@2")]
+    assert back(world, app, task="Partition 1").replays == ()
+    crash_in_a_batch(world, app)
+    stays = back(world, app)
+    assert stays.replays == ()
+    assert "fake.s.1: the replay from oldest (ada: ticket 7): the open batch is reading it" in stays.left[0]
+    read = [batch.read() for batch in world.delivered(app)]
+    assert [span for each in read for ssp, span in each.items() if ssp == "fake.s.0"] == []
+    assert world.state(app).offsets.replays == {}
+
+
+def test_what_a_fan_out_hands_out_meanwhile_is_taken_back_too(world: OffsetsWorld, app: Application) -> None:
+    asked(world, app, StartpointOldest(), 0)
+    first = Fault("put_if_match", 1, "meanwhile", lambda: fan_out(world, app))
+    done = take_back(world.faulty([first]), app, at(0), **WHO)
+    assert "handed to Partition 0" in done.startpoints[-1].summary()
+    assert (waiting(world, app), world.fanned_out(app)) == ({}, {})
