@@ -304,8 +304,8 @@ class DatasetManifest(_Document):
     generations that its current version does not read any more and earlier ones do; versions before number
     `retained_from` are gone. `confirmed_at` is when all changes up to the stream's end were last known to be in.
     Changes at or below `horizon` come too late (ordering columns only). `quarantining` are the ranges whose bad
-    changes are on their way to the dead letters: they are read again as they are. `decision` is the last decision
-    about recovery.
+    changes are on their way to the dead letters: they are read again as they are. `applied` are the ids of the
+    startpoints that were applied last, by stream partition. `decision` is the last decision about recovery.
     """
 
     format: Literal[1] = 1
@@ -328,6 +328,7 @@ class DatasetManifest(_Document):
     confirmed_at: AwareDatetime | None = None
     horizon: int | None = None
     quarantining: dict[str, tuple[Offset, Offset]] | None = None
+    applied: dict[str, str] = Field(default_factory=dict)
     decision: Decision | None = None
     next_number: int = Field(default=1, ge=1)
     next_generation: int = Field(default=1, ge=1)

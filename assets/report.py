@@ -14,7 +14,9 @@ from assets.manifest import Decision, Verdict
 if TYPE_CHECKING:
     from resources.schema import Schema
 
-Action = Literal["sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "up-to-date", "stale"]
+Action = Literal[
+    "sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "rewound", "up-to-date", "stale"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from resources.errors import DatasetError, OffsetOutOfRangeError
 from resources.names import split_stream_name
 from resources.schema import Schema
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import OFFSET, PARTITION, Marker, OffsetRange, StreamInfo, StreamSystem
+from resources.streams.system import EPOCH, OFFSET, PARTITION, Marker, OffsetRange, StreamInfo, StreamSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,9 +134,9 @@ class Source:
         return {ssp: self.count({ssp: span}) for ssp, span in ranges.items()}
 
     def read(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
-        """Return the records of these ranges, with the stream's meta columns."""
+        """Return the records of these ranges, with the columns of META."""
         try:
-            return self.system.read(spark, _spans(ranges))
+            return self.system.read(spark, _spans(ranges)).drop(EPOCH)
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(
                 f"dataset {self.spec.name!r} goes on where its input does not reach back any more: {error.problem}",

@@ -3,6 +3,7 @@
 follow             one advance: recover, bootstrap, apply changes, commit
 recovery           what a run does with the table that it finds
 rebuild            the table built anew because somebody asks for it
+rewind             changes applied again from a startpoint: rewind_plan decides, reapply reads them again
 initial            a bulk snapshot to begin with; postgres_snapshot, from PostgreSQL
 evolution          columns that are added or widened
 ordering           the order of changes by a column, and those that come too late

@@ -39,12 +39,14 @@ from assets.unbounded.evolution import check_evolution
 from assets.unbounded.recovery import check_complete, decide, examine, max_age_of
 from resources.errors import CommitConflict, DatasetError
 from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from assets.dataset import AdjunctDataset
     from assets.log import Attempt
+    from assets.unbounded.reapply import Rewinding
     from resources.bucketing.files import BucketLayout, Generation
     from resources.objects.commit import Commit
     from resources.objects.lake import Lake
@@ -78,50 +80,75 @@ def advance_unbounded(
             f"dataset {spec.name!r} is declared persistent=False: it lives for one run and is not stored.",
             "Applications build it when they run: adjunct run. Declare persistent=True to store it.",
         )
-    return _Follower(lake, systems, spec, spark, by, rebuild, on_stage, now).run()
+    return Follower(lake, systems, spec, spark, by, rebuild, on_stage, now).run()
 
 
 @dataclass
-class _Follower:
+class Follower:
+    """One advance, in the steps that a rewind takes too: look, decide, go on.
+
+    A new table is begun in answer to the startpoints in `applied`, by partition; `forced` begins one even from a stream
+    that does not tell of every key any more. `rewinding` are changes that are applied again.
+    """
+
     lake: Lake
     systems: Mapping[str, StreamSystem]
     spec: AdjunctDataset
     spark: Callable[[], SparkSession]
     by: str
     rebuild: str | None
-    on_stage: OnStage
-    now: Callable[[], datetime]
+    on_stage: OnStage = ignore
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    applied: dict[str, str] = field(default_factory=dict)
+    forced: bool = False
+    rewinding: Rewinding | None = None
     counters: dict[str, int] = field(default_factory=dict)
     sealed: list[str] = field(default_factory=list)
 
-    def run(self) -> AdvanceReport:
+    def __post_init__(self) -> None:
         self.stages = Stages(self.spec.name, self.on_stage)
         self.log = DatasetLog(self.lake, self.spec.name)
+
+    def run(self) -> AdvanceReport:
         with self.stages("collect"):
-            self.source = Source.of(self.systems, self.spec)
-            check_order(self.source)
-            self.commit, manifest, damage = self.log.read_or_newest()
-            self.looked = self.now()
-            self.ends = self.source.system.upcoming(self.source.ssps)
-            self.decision = decision = self._decide(manifest, damage)
+            self.look()
+            self.decide()
+        return self.go_on()
+
+    def look(self) -> None:
+        """Find the table and its stream as they are now."""
+        self.source = Source.of(self.systems, self.spec)
+        check_order(self.source)
+        self.commit, self.found, self.damage = self.log.read_or_newest()
+        self.looked = self.now()
+        self.ends = self.source.system.upcoming(self.source.ssps)
+
+    def decide(self) -> Decision:
+        """Decide what to do with what was found."""
+        self.decision = self._decide(self.found, self.damage)
+        return self.decision
+
+    def go_on(self) -> AdvanceReport:
+        """Do what was decided, and apply what has come."""
+        manifest, decision = self.found, self.decision
         if decision.action == "serve-stale":
             assert manifest is not None
             self.manifest = manifest
             if not _same_decision(manifest.decision, decision):
                 self._keep(decision=decision, change=_told(decision))
-            return self._report("stale", decision)
+            return self.report("stale")
         if decision.action != "continue":
             self._begin(manifest, decision)
         else:
             assert manifest is not None
             self.manifest = manifest
-            self._evolve()
-        action = self._follow()
+            self.evolve()
+        action = self.follow()
         if action == "up-to-date":
             self._confirm(decision)
         elif action != "waiting":
-            self._compact()
-        return self._report(action, decision)
+            self.compact()
+        return self.report(action)
 
     # -- what to do with what is there
 
@@ -130,7 +157,8 @@ class _Follower:
         if manifest is not None:
             _check_declared(manifest, source, anew=self.rebuild is not None)
         if self.rebuild is not None and manifest is not None:
-            check_complete(source, self.rebuild)
+            if not self.forced:
+                check_complete(source, self.rebuild)
             return Decision(action="bootstrap", store="invalid", reason=f"rebuild: {self.rebuild}", at=now)
         oldest = source.system.oldest(source.ssps)
         offsets = {} if manifest is None else by_partition(manifest.offsets)
@@ -138,7 +166,10 @@ class _Follower:
         if found.store == "invalid":
             self._check_unmoved()
         decision = decide(self.spec, found, now)
-        if decision.action == "bootstrap":
+        if self.rebuild is not None:  # there is no table yet, and it is asked for from the oldest offset
+            reason = f"rebuild: {self.rebuild}"
+            decision = Decision(action="bootstrap", store=decision.store, reason=reason, at=now)
+        if decision.action == "bootstrap" and not self.forced:
             check_complete(source, decision.reason)
         return decision
 
@@ -192,6 +223,7 @@ class _Follower:
             confirmed_at=first.confirmed_at if served is not None else None,
             quarantining=None,
             horizon=first.horizon if served is not None else None,
+            applied=first.applied | self.applied,
             decision=decision,
             change=_told(decision),
         )
@@ -260,7 +292,8 @@ class _Follower:
 
     # -- applying changes
 
-    def _follow(self) -> Action:
+    def follow(self) -> Action:
+        """Apply what has come, a chunk a commit; return what that came to."""
         action: Action = "up-to-date"
         began, done = time.monotonic(), 0
         while True:
@@ -269,7 +302,7 @@ class _Follower:
             reached = running and last and self._reaches_target(ranges)
             if not ranges and not reached:
                 return "waiting" if running else action
-            read = self._apply(ranges, reached=reached)
+            read = self.apply(ranges, reached=reached)
             done += read
             action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
             if running:
@@ -321,7 +354,7 @@ class _Follower:
         target = by_partition(self._bootstrap.target)
         return all(self.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
 
-    def _apply(self, ranges: Ranges, *, reached: bool) -> int:
+    def apply(self, ranges: Ranges, *, reached: bool = False) -> int:
         """Read these changes and commit them; `reached` says that they end a bootstrap."""
         manifest, source = self.manifest, self.source
         running = self._bootstrap.state == "running"
@@ -358,9 +391,12 @@ class _Follower:
         assert source.info.schema is not None
         records = source.read(self.spark(), ranges)
         changes = decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
-        # A table that is built anew has forgotten no deletion yet.
-        horizon = None if self._bootstrap.state == "running" else self.manifest.horizon
-        changes, late = without_late(changes, horizon, spec.following.on_bad_change)
+        if self.rewinding is not None:
+            changes, late = self.rewinding.onto(changes, self)
+        else:
+            # A table that is built anew has forgotten no deletion yet.
+            horizon = None if self._bootstrap.state == "running" else self.manifest.horizon
+            changes, late = without_late(changes, horizon, spec.following.on_bad_change)
         quarantined = 0
         if isinstance(spec.following.on_bad_change, DeadLetters):
             changes, quarantined = self._quarantine(changes, ranges)
@@ -373,9 +409,9 @@ class _Follower:
             self._layout(),
             changes,
             what=what,
-            order_by=(*spec.key, POSITION, *source.tie_break),
+            order_by=(*spec.key, POSITION, *(source.tie_break if self.rewinding is None else (OFFSET, PARTITION))),
             keep_tombstones=keep_tombstones,
-            partitioned=source.copartitioned,
+            partitioned=source.copartitioned and self.rewinding is None,
         )
         counted |= {"quarantined": quarantined} if quarantined else {}
         counted |= {"late": late()} if late is not None else {}
@@ -384,7 +420,8 @@ class _Follower:
     def _quarantine(self, changes: DataFrame, ranges: Ranges) -> tuple[DataFrame, int]:
         """Send changes that can't be applied to the dead letters, once; return the others.
 
-        The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing.
+        The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing. Those
+        of a rewind are its own, and it begins again with the same.
         """
         from assets.sources.changes.quarantine import problems_of, send_dead_letters, without_problems
 
@@ -392,7 +429,7 @@ class _Follower:
         good = without_problems(changes)
         if bad.isEmpty():
             return good, 0
-        if self.manifest.quarantining is None:
+        if self.manifest.quarantining is None and self.rewinding is None:
             said = {str(ssp): span for ssp, span in ranges.items()}
             self._keep(quarantining=said, change=Change(action="quarantine"))
         ends = {**by_partition(self.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
@@ -408,7 +445,7 @@ class _Follower:
     def _letters_of(self) -> str:
         """Return the producer of dead letters: another one where the same ranges may give other letters.
 
-        That is so after a rebuild, a changed declaration, or a compaction that has moved the horizon.
+        That is so after a rebuild, a changed declaration, or a compaction that has moved the horizon, and in a rewind.
         """
         spec, extractor = self.spec, self.spec.extractor
         said = (
@@ -416,6 +453,7 @@ class _Follower:
             extractor and extractor.describe(),
             spec.columns,
             self.manifest.horizon,
+            *(self.rewinding.told if self.rewinding is not None else ()),
         )
         digest = hashlib.sha256(repr(said).encode()).hexdigest()[:8]
         return f"dead-{spec.name}-{self._bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"
@@ -449,12 +487,14 @@ class _Follower:
             next_generation=manifest.next_generation + (1 if generation.files or bootstrap.state == "running" else 0),
             change=Change(action="bootstrap" if bootstrap.state == "running" else "apply"),
         )
+        if self.rewinding is not None:
+            after = self.rewinding.recorded(after, self)
         if bootstrap.state == "done":
             if not generation.files:
                 return after
             assert manifest.version is not None
             kept = [each for each in manifest.version.generations if each.files]
-            return self._with_version(after, self.commit, attempt, (*kept, generation), counters, offsets)
+            return self._with_version(after, self.commit, attempt, (*kept, generation), counters, after.offsets)
         building = (*bootstrap.building, *([generation] if generation.files else []))
         if not reached:
             return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
@@ -528,7 +568,7 @@ class _Follower:
             self.commit, fresh = self.log.read()
             self.manifest = fresh or self.manifest
 
-    def _evolve(self) -> None:
+    def evolve(self) -> None:
         """Serve the columns that are declared now, where they have changed; the rows there stay as they are."""
         manifest, version = self.manifest, self.manifest.version
         assert manifest.bootstrap is not None
@@ -543,7 +583,7 @@ class _Follower:
         self.manifest = after
         self.sealed += [after.version.id] if after.version else []
 
-    def _compact(self) -> None:
+    def compact(self) -> None:
         """Compact inside the advance, where that is due and declared."""
         if not self.spec.following.compaction.inside_commit:
             return
@@ -575,8 +615,9 @@ class _Follower:
             detail += f", about {timedelta(seconds=round(took * left / done))} left"
         self.on_stage(StageEvent(self.spec.name, None, "bootstrap", took, detail))
 
-    def _report(self, action: Action, decision: Decision) -> AdvanceReport:
-        manifest, version = self.manifest, self.manifest.version
+    def report(self, action: Action) -> AdvanceReport:
+        """Return what this advance has done."""
+        manifest, version, decision = self.manifest, self.manifest.version, self.decision
         system = self.source.system
         offsets = by_partition(manifest.offsets)
         lag = {str(ssp): system.distance(ssp, offset, self.ends[ssp]) for ssp, offset in offsets.items()}
@@ -645,7 +686,14 @@ def _same_progress(before: DatasetManifest, fresh: DatasetManifest) -> bool:
     def facts(manifest: DatasetManifest) -> tuple[object, ...]:
         running = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
         horizon = None if running else manifest.horizon  # what was late must be looked at again where it moved
-        return manifest.offsets, manifest.bootstrap, manifest.next_generation, manifest.quarantining, horizon
+        return (
+            manifest.offsets,
+            manifest.bootstrap,
+            manifest.next_generation,
+            manifest.quarantining,
+            manifest.applied,
+            horizon,
+        )
 
     return facts(before) == facts(fresh)
 

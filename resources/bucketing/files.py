@@ -136,7 +136,12 @@ class BucketLayout:
 
 def bucket_file_name(bucket: int, attempt: str) -> str:
     """Return the name under which Spark takes a file for this bucket of a bucketed table."""
-    return f"part-{bucket:05d}-{attempt}_{bucket:05d}.c000.zstd.parquet"
+    return f"part-{bucket:05d}-{attempt}{bucket_file_end(bucket)}"
+
+
+def bucket_file_end(bucket: int) -> str:
+    """Return how the names of this bucket's files end, whatever their attempt."""
+    return f"_{bucket:05d}.c000.zstd.parquet"
 
 
 def attempt_of(folder: str) -> str:

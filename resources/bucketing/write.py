@@ -34,6 +34,7 @@ def write_buckets(
     order_by: Sequence[str],
     partitioned: bool = False,
     digest_also: Sequence[str] = (),
+    digest_unless_null: Sequence[str] = (),
 ) -> list[BucketFile]:
     """Run one Spark job that writes `df` into one file a bucket; return the files' facts, by bucket.
 
@@ -42,8 +43,9 @@ def write_buckets(
     `df` has the layout's columns (without `__row`, which the writer adds) and may have more, which serve
     `order_by` only. `partitioned=True` says that partition i of `df` holds exactly bucket i already, so no
     exchange is added; each row is checked, so a wrong claim is an error and never a wrong file. The rows' digest
-    covers the schema's columns and those of `digest_also`. With `drop_tombstones`, `df` has `__tombstone`, and a
-    bucket whose keys were all deleted comes back without a name: only its stats count.
+    covers the schema's columns and those of `digest_also`, and what is not null of `digest_unless_null`: a frame
+    without such a column has the digest of one where it is null. With `drop_tombstones`, `df` has `__tombstone`, and
+    a bucket whose keys were all deleted comes back without a name: only its stats count.
     """
     from pyspark.sql import functions as F
 
@@ -53,6 +55,8 @@ def write_buckets(
         for number, name in enumerate((*layout.schema.names, *digest_also))
         for part in (F.lit(number), F.col(quoted(name)))
     ]
+    for value in map(F.col, map(quoted, digest_unless_null)):
+        data += [F.when(value.isNotNull(), F.lit(-1)), value]
     digest = F.xxhash64(*data)
     if layout.bucket_by:
         keys = [F.col(quoted(name)) for name in layout.bucket_by]

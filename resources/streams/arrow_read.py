@@ -9,7 +9,7 @@ from resources.errors import ManifestMismatchError, ObjectNotFoundError
 from resources.streams.document import ROW, FileEntry, Segment, StreamState
 from resources.streams.index import Pages, Span, touches, walk
 from resources.streams.objectfile import open_object
-from resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +26,7 @@ def read_table(
     spans: Mapping[int, Span],
     columns: Sequence[str],
 ) -> pa.Table:
-    """Return these columns and those of META, ordered by partition and offset."""
+    """Return these columns and those of RECORD_META, ordered by partition and offset."""
     import pyarrow as pa
 
     schema = meta_schema(state.declaration.schema_.select(columns).to_arrow())
@@ -41,11 +41,11 @@ def read_table(
 
 
 def meta_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the Arrow schema of a read: the record's columns, then those of META."""
+    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META."""
     import pyarrow as pa
 
-    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_())
-    for name, kind in zip(META, kinds, strict=True):
+    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
+    for name, kind in zip(RECORD_META, kinds, strict=True):
         schema = schema.append(pa.field(name, kind))
     return schema
 
@@ -97,7 +97,7 @@ def _file_rows(
     for group, least, greatest, _ in groups_of(parquet, ROW):
         if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
             continue
-        table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE])
+        table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE, EPOCH])
         rows = table.column(ROW).to_numpy()
         first, last = np.searchsorted(rows, [low, high])
         table = table.slice(first, last - first)
@@ -109,8 +109,20 @@ def _file_rows(
                 OFFSET: pc.add(table.column(ROW), base),
                 TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
                 TOMBSTONE: table.column(TOMBSTONE),
+                EPOCH: _epochs(table),
             }
         )
+
+
+def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return the records' epochs: 0 for those of a file that has none, and where none was given."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if EPOCH not in table.column_names:
+        return pa.array(np.zeros(table.num_rows, np.int32))
+    return pc.fill_null(table.column(EPOCH), 0)
 
 
 def first_offset_at(

@@ -10,7 +10,7 @@ from resources.bucketing.writer import BucketFileWriter, WriteOptions
 from resources.errors import ManifestMismatchError
 from resources.streams.arrow_read import open_parquet
 from resources.streams.document import ROW, Declaration, FileEntry, Segment, data_folder
-from resources.streams.system import TIMESTAMP
+from resources.streams.system import EPOCH, TIMESTAMP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +61,8 @@ def _moved(table: pa.Table, shift: int, appended_ms: int) -> pa.Table:
     import pyarrow.compute as pc
 
     when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
+    if EPOCH not in table.column_names:
+        table = table.append_column(EPOCH, pa.nulls(table.num_rows, pa.int32()))
     for name, column in (
         (ROW, pc.add(table.column(ROW), shift)),
         (TIMESTAMP, pc.fill_null(table.column(TIMESTAMP), when)),

@@ -9,7 +9,7 @@ from resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from resources.columns import quoted
 from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import conform
-from resources.streams.system import TIMESTAMP, TOMBSTONE
+from resources.streams.system import EPOCH, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from resources.objects.store import ObjectStore
     from resources.streams.document import Declaration
 
+MARKS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int"}
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -39,31 +40,34 @@ def write_records(
                 "Sort the table before, and leave both out.",
             )
         table = table_content(data, declaration, what)
-        return write_arrow_buckets(table, store, folder, declaration.layout, options)
+        return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)
     from resources.bucketing.write import write_buckets
 
+    frame = frame_content(data, declaration, order_by, what)
     return write_buckets(
-        frame_content(data, declaration, order_by, what),
+        frame,
         store,
         folder,
-        declaration.layout,
+        declaration.layout_of(frame.columns),
         options,
         order_by=order_by,
         partitioned=partitioned,
         digest_also=(TIMESTAMP, TOMBSTONE),
+        digest_unless_null=[name for name in (EPOCH,) if name in frame.columns],
     )
 
 
 def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Table:
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
-    A null `__timestamp` stands for the time of the append, which is known when it commits.
+    A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows where one
+    of the records has another than 0.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     plain = conform(
-        table.select([name for name in table.column_names if name not in (TIMESTAMP, TOMBSTONE)]),
+        table.select([name for name in table.column_names if name not in MARKS]),
         declaration.schema_,
         what,
     )
@@ -72,7 +76,20 @@ def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Ta
         times = pc.coalesce(times, plain.column(declaration.timestamp))
     tombstones = pc.fill_null(_mark(table, TOMBSTONE, pa.bool_(), what), False)
     # One chunk a column: the bytes of the file, and so its checksum, must not depend on how the table was cut.
-    return plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones).combine_chunks()
+    marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
+    if EPOCH in table.column_names:
+        epochs = _stored(_mark(table, EPOCH, pa.int32(), what))
+        if epochs.null_count < len(epochs):
+            marked = marked.append_column(EPOCH, epochs)
+    return marked.combine_chunks()
+
+
+def _stored(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return epochs as files have them: null for 0, which takes no room."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
 
 
 def _mark(table: pa.Table, name: str, kind: pa.DataType, what: str) -> pa.ChunkedArray:
@@ -96,7 +113,7 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
     found = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.schema_
     missing = [name for name in schema.names if name not in found]
-    extra = [name for name in found if name not in (*schema.names, TIMESTAMP, TOMBSTONE, *order_by)]
+    extra = [name for name in found if name not in (*schema.names, *MARKS, *order_by)]
     if missing or extra or len(found) != len(df.schema.fields):
         raise SchemaMismatchError(
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
@@ -111,7 +128,7 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
                 f"Cast it: F.col({field.name!r}).cast({field.type!r}).",
             )
         columns.append(F.col(quoted(field.name)).cast(field.type).alias(field.name))
-    for name, kind in ((TIMESTAMP, "timestamp"), (TOMBSTONE, "boolean")):
+    for name, kind in MARKS.items():
         if found.get(name, kind) not in (kind, "void"):
             raise SchemaMismatchError(
                 f"{what}: column {name!r} holds {found[name]}, expected {kind}.", "Cast it, or leave it out."
@@ -120,14 +137,11 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
     if declaration.timestamp is not None:
         times = F.coalesce(times, F.col(quoted(declaration.timestamp)))
     tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in found else F.lit(False)
-    stored = (*schema.names, TIMESTAMP, TOMBSTONE)
-    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in stored]
-    return df.select(
-        *columns,
-        times.cast("timestamp").alias(TIMESTAMP),
-        tombstones.cast("boolean").alias(TOMBSTONE),
-        *rest,
-    )
+    marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
+    if EPOCH in found:
+        marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
+    rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in (*schema.names, *MARKS)]
+    return df.select(*columns, *marks, *rest)
 
 
 def _widens(found: str, expected: str) -> bool:

@@ -8,6 +8,8 @@ so that neither a commit nor a look-up gets dearer by much as the stream grows.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -24,11 +26,11 @@ from pydantic import (
 from resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
 from resources.errors import AdjunctError, MalformedDocumentError
 from resources.schema import Schema
-from resources.streams.system import TIMESTAMP, TOMBSTONE
+from resources.streams.system import EPOCH, TIMESTAMP, TOMBSTONE
 
 KIND = "stream"
 ROW = "__row"
-HIDDEN = ((ROW, "bigint"), (TIMESTAMP, "timestamp"), (TOMBSTONE, "boolean"))
+HIDDEN = ((ROW, "bigint"), (TIMESTAMP, "timestamp"), (TOMBSTONE, "boolean"), (EPOCH, "int"))
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -84,6 +86,10 @@ class Declaration(_Part):
     def layout(self) -> BucketLayout:
         """How the stream's files look: Spark's own buckets by key, rows in offset order."""
         return BucketLayout(self.schema_, self.key, self.partitions, hidden=HIDDEN)
+
+    def layout_of(self, columns: Iterable[str]) -> BucketLayout:
+        """Return the layout of files for content with these columns: `__epoch` is stored only where there is one."""
+        return self.layout if EPOCH in columns else replace(self.layout, hidden=HIDDEN[:-1])
 
 
 class FileEntry(NamedTuple):

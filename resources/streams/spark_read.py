@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
+from resources.bucketing.files import bucket_file_end
 from resources.bucketing.read import GENERATION, bucketed_frame
-from resources.columns import quoted
+from resources.columns import bigints, quoted
+from resources.streams.cuts import Cut, cut_of
 from resources.streams.document import ROW, Segment, StreamState
 from resources.streams.index import Span, holds_records
-from resources.streams.system import META, META_DDL, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -25,7 +29,7 @@ def read_frame(
     touched: Sequence[Segment],
     spans: Mapping[int, Span],
 ) -> DataFrame:
-    """Return the records of these spans, which lie in the touched segments, with the columns of META.
+    """Return the records of these spans, which lie in the touched segments, with the columns of RECORD_META.
 
     Each segment is a generation of the table; what differs by generation or partition (the offset at which a
     segment begins, the time of its append) comes from an array literal, however many segments there are.
@@ -36,57 +40,49 @@ def read_frame(
     layout, schema, n = declaration.layout, declaration.schema_, declaration.partitions
     segments = [segment for segment in touched if holds_records(segment, spans)]
     if not segments:
-        return spark.createDataFrame([], f"{schema.ddl()}, {META_DDL}")
+        return spark.createDataFrame([], f"{schema.ddl()}, {RECORD_META_DDL}")
     generations = [segment.generation(i, prefix) for i, segment in enumerate(segments)]
     frame = bucketed_frame(spark, store, prefix, layout, generations)
 
     partition: Column = F.lit(0)
     if declaration.key:
         partition = F.pmod(F.hash(*[F.col(quoted(name)) for name in declaration.key]), F.lit(n))
-    base = _array(offset for segment in segments for offset in segment.base)
-    offset = F.col(ROW) + F.get(base, F.col(GENERATION) * n + partition)
-    appended = _array(segment.appended * 1000 for segment in segments)
-    timestamp = F.coalesce(F.col(TIMESTAMP), F.timestamp_micros(F.get(appended, F.col(GENERATION))))
-
-    wanted = [p for p in range(n) if spans.get(p, (0, 0))[0] < spans.get(p, (0, 0))[1]]
-    if any(f.partition not in wanted for s in segments for f in s.files):
-        # Spark leaves out files by this filter when it plans; the row filter below makes it exact.
-        names = "|".join(f"{p:05d}" for p in wanted)
-        frame = frame.where(F.col("_metadata.file_name").rlike(rf"_({names})\.c000\."))
-    if _is_cut(segments, spans):
-        lows, highs = _row_bounds(segments, spans)
-        frame = frame.where((F.col(ROW) >= lows) & (F.col(ROW) < highs))
-        start = _array(spans.get(p, (0, 0))[0] for p in range(n))
-        end = _array(spans.get(p, (0, 0))[1] for p in range(n))
-        frame = frame.where((offset >= F.get(start, partition)) & (offset < F.get(end, partition)))
-    meta = {PARTITION: partition.cast("int"), OFFSET: offset, TIMESTAMP: timestamp, TOMBSTONE: F.col(TOMBSTONE)}
-    return frame.select(*[F.col(quoted(name)) for name in schema.names], *[meta[name].alias(name) for name in META])
+    place = F.col(GENERATION) * n + partition
+    base = bigints(offset for segment in segments for offset in segment.base)
+    appended = bigints(segment.appended * 1000 for segment in segments)
+    meta = {
+        PARTITION: partition.cast("int"),
+        OFFSET: F.col(ROW) + F.get(base, place),
+        TIMESTAMP: F.coalesce(F.col(TIMESTAMP), F.timestamp_micros(F.get(appended, F.col(GENERATION)))),
+        TOMBSTONE: F.col(TOMBSTONE),
+        EPOCH: F.coalesce(F.col(EPOCH), F.lit(0)),  # files without the column read as null
+    }
+    for condition in _conditions(cut_of(segments, spans, n), place, len(segments)):
+        frame = frame.where(condition)
+    own = [F.col(quoted(name)) for name in schema.names]
+    return frame.select(*own, *[meta[name].alias(name) for name in RECORD_META])
 
 
-def _array(values: Iterable[int]) -> Column:
-    """Return an array of bigint as one literal: Spark folds the text, so neither plan nor parser grows."""
+def _conditions(cut: Cut, place: Column, segments: int) -> Iterator[Column]:
+    """Yield what rows must fulfil. Spark checks each row, so what costs much is asked only where it may not hold."""
     from pyspark.sql import functions as F
 
-    return F.split(F.lit(",".join(map(str, values))), ",").cast("array<bigint>")
+    if cut.partitions is not None:
+        # By this Spark leaves out files when it plans, and yet it looks at it for every row: endings compare fast.
+        name = F.col("_metadata.file_name")
+        yield reduce(or_, [name.endswith(bucket_file_end(partition)) for partition in cut.partitions] or [F.lit(False)])
+    if cut.rows:
+        yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
+    if cut.begun:
+        yield _outside(cut.begun, segments) | (F.col(ROW) >= F.get(bigints(cut.lows), place))
+    if cut.ended:
+        yield _outside(cut.ended, segments) | (F.col(ROW) < F.get(bigints(cut.highs), place))
 
 
-def _is_cut(segments: Sequence[Segment], spans: Mapping[int, Span]) -> bool:
-    """Return whether some file of the segments holds records outside of the spans."""
-    for segment in segments:
-        for file in segment.files:
-            start, end = spans.get(file.partition, (0, 0))
-            if segment.base[file.partition] < start or end < segment.next[file.partition]:
-                return True
-    return False
+def _outside(some: Sequence[int], segments: int) -> Column:
+    """Return whether a row is in none of these segments. As text, which does not take a call for each."""
+    from pyspark.sql import functions as F
 
-
-def _row_bounds(segments: Sequence[Segment], spans: Mapping[int, Span]) -> tuple[int, int]:
-    """Return bounds of `__row` over all wanted records: Parquet skips row groups by them."""
-    lows, highs = [], []
-    for segment in segments:
-        for partition, (start, end) in spans.items():
-            base, after = segment.base[partition], segment.next[partition]
-            if base < end and start < after and start < end:
-                lows.append(max(start - base, 0))
-                highs.append(min(end, after) - base)
-    return min(lows), max(highs)
+    if len(some) == segments:
+        return F.lit(False)
+    return F.expr(f"`{GENERATION}` NOT IN ({', '.join(map(str, some))})")

@@ -194,7 +194,7 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
     A system that lacks kinds lists them in `unsupported_startpoints` (as in `{"timestamp"}`): they raise
     ConfigurationError. Raises OffsetOutOfRangeError for an offset that the partition does not hold.
     """
-    unsupported = getattr(system, "unsupported_startpoints", ())
+    unsupported = system.unsupported_startpoints
     if startpoint.kind in unsupported:
         able = [kind for kind in KINDS if kind not in unsupported]
         raise ConfigurationError(

@@ -6,7 +6,7 @@ Offsets are strings that only their system orders: compare them with `StreamSyst
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
@@ -102,21 +102,24 @@ class StreamSystem(ABC):
     """A system of streams: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
 
     Reads are of exact, bounded ranges, so a batch can be read again as it was. All methods raise
-    StreamNotFoundError for a stream that is not there.
+    StreamNotFoundError for a stream that is not there. What a system need not have, it need not define: creating and
+    appending, markers, positions by time (then `unsupported_startpoints` names "timestamp").
     """
 
     name: str
     default_offset: Literal["oldest", "upcoming"] | None = None
     # Whether the offsets of an append hold its records and no others, so that reading them gives it back.
     appends_alone: bool = False
+    # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
+    unsupported_startpoints: Collection[str] = ()
 
     @abstractmethod
     def list_streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
 
-    @abstractmethod
     def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
         """Create a stream, or do nothing if it is there and declared equally. Raises StreamExistsError."""
+        raise self._unable("create streams", "Create it with the system's own tools, or send to another system.")
 
     @abstractmethod
     def info(self, stream: str) -> StreamInfo: ...
@@ -129,12 +132,12 @@ class StreamSystem(ABC):
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         """Return the offset that the next record of each partition will have."""
 
-    @abstractmethod
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         """Return the offset of the first record, in offset order, at or after this time (ms since the epoch).
 
         `upcoming` where there is none.
         """
+        raise self._unable("find records by their time", "Start at an offset, or at the oldest or the next record.")
 
     @abstractmethod
     def compare(self, left: str, right: str) -> int:
@@ -156,7 +159,6 @@ class StreamSystem(ABC):
         Raises OffsetOutOfRangeError for a range that the stream does not hold whole.
         """
 
-    @abstractmethod
     def append(
         self,
         stream: str,
@@ -174,18 +176,25 @@ class StreamSystem(ABC):
         `consumed` has the input's offsets after this batch: a system that can, commits them with the records, for
         its own tools to show. Nothing of Adjunct's reads them back.
         """
+        raise self._unable("append", "Send to a stream of another system.")
 
-    @abstractmethod
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an append that is in already, or None."""
+        raise self._unable("tell what was appended", "Append again with the same producer and sequence.")
 
-    @abstractmethod
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        """Return the end-of-dataset markers at or after these offsets (of all partitions when None), in order."""
+        """Return the end-of-dataset markers at or after these offsets (of all partitions when None), in order.
 
-    @abstractmethod
+        A system without markers has none: no version of a bounded dataset is ever whole on its streams.
+        """
+        return []
+
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
-        """Return how many records the ranges hold; markers take offsets but are no records."""
+        """Return how many records the ranges hold; markers take offsets but are no records.
+
+        Every offset counts as a record unless the system says better: one with markers or holes has to.
+        """
+        return sum(self.distance(ssp, span.start, span.end) for ssp, span in ranges.items())
 
     def tells_all(self, stream: str) -> bool:
         """Whether reading the stream from its oldest offset gives the newest record of every key it ever held."""
@@ -203,6 +212,9 @@ class StreamSystem(ABC):
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
         """Return the stream's partitions, in order."""
         return [SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)]
+
+    def _unable(self, what: str, next_step: str) -> ConfigurationError:
+        return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step)
 
 
 Factory = Callable[["Lake"], StreamSystem]

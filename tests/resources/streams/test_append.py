@@ -207,5 +207,5 @@ def test_offsets_order_as_numbers(s: LakeStreams) -> None:
 
 def test_reading_nothing_has_the_right_columns(s: LakeStreams) -> None:
     table = s.read_arrow({ssp: OffsetRange("0", "0") for ssp in s.partitions("s")}, columns=["v"])
-    assert table.column_names == ["v", "__partition", "__offset", "__timestamp", "__tombstone"]
+    assert table.column_names == ["v", "__partition", "__offset", "__timestamp", "__tombstone", "__epoch"]
     assert table.num_rows == 0

@@ -1,0 +1,131 @@
+"""Changes that a table has taken in already, applied again over what it holds.
+
+Rows carry positions, and of a key the highest (position, generation) wins (design, rule 7). So what is applied again
+replaces what was made of the same changes, and never what is newer. Two cases need more than that:
+
+    by offset     a later change of the key makes no entry any more: an earlier one takes its position
+    by a column   deletions up to the horizon are forgotten: changes below it are too late, but for keys that are there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+from assets.following import DeadLetters
+from assets.manifest import POSITION, Change, DatasetManifest
+from assets.sources.changes.formats import PROBLEM
+from resources.columns import column
+from resources.errors import DatasetError
+from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from assets.sources.opening import Ranges
+    from assets.unbounded.follow import Follower
+    from assets.unbounded.rewind_plan import RewindPlan
+
+_STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinding:
+    """A rewind that is being done: `ids` are its startpoints, by partition. `forced` sets late changes aside."""
+
+    plan: RewindPlan
+    ids: dict[str, str]
+    reason: str
+    forced: bool
+
+    @property
+    def ranges(self) -> Ranges:
+        """What is read again."""
+        return {each.ssp: (each.start, str(each.taken)) for each in self.plan.partitions if each.again}
+
+    @property
+    def told(self) -> tuple[object, ...]:
+        """What tells this rewind from others."""
+        return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
+
+    def onto(self, changes: DataFrame, work: Follower) -> tuple[DataFrame, Callable[[], int] | None]:
+        """Return the changes as they are written over what the table holds, and what counts those that come too late.
+
+        Raises DatasetError for changes that come too late, unless it is forced.
+        """
+        from pyspark.sql import functions as F
+
+        spec, horizon = work.spec, work.manifest.horizon
+        changes = _with_stored(changes, work)
+        if spec.following.order_by is None:
+            return changes.withColumn(POSITION, F.greatest(POSITION, _STORED)).drop(_STORED), None
+        if horizon is None:
+            return changes.drop(_STORED), None
+        changes = _above_forgotten(changes, spec.key, horizon).drop(_STORED)
+        late = changes.where(_LATE).count()
+        if late and not self.forced:
+            raise DatasetError(
+                f"dataset {spec.name!r}: {late:,} of the changes to apply again are at or below position {horizon}, up "
+                "to which deletions are forgotten, and of keys that it does not hold: they may have been deleted.",
+                f"Build it anew: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. Forced, these changes are "
+                "set aside as too late.",
+            )
+        if isinstance(spec.following.on_bad_change, DeadLetters):
+            said = F.when(F.col(_LATE), F.lit(f"it comes too late: deletions up to position {horizon} are forgotten"))
+            return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), said)).drop(_LATE), None
+        return changes.where(~F.col(_LATE)).drop(_LATE), lambda: late
+
+    def recorded(self, after: DatasetManifest, work: Follower) -> DatasetManifest:
+        """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""
+        bootstrap, compare = after.bootstrap, work.source.system.compare
+        assert bootstrap is not None
+        begins, offsets = dict(bootstrap.start), dict(after.offsets)
+        for each in self.plan.partitions:
+            name = str(each.ssp)
+            if each.skipped:
+                offsets[name] = each.start
+            elif each.again and compare(each.start, begins[name]) < 0:
+                begins[name] = each.start
+        return after.after(
+            offsets=offsets,
+            bootstrap=bootstrap.model_copy(update={"start": begins}),
+            applied=after.applied | self.ids,
+            change=Change(action="rewind", reason=self.reason),
+        )
+
+
+def _with_stored(changes: DataFrame, work: Follower) -> DataFrame:
+    """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
+    from pyspark.sql import functions as F
+
+    from resources.bucketing.read import bucketed_frame
+
+    version, key = work.manifest.version, work.spec.key
+    assert version is not None
+    what = f"dataset {work.spec.name!r}, version {version.id}"
+    stored = bucketed_frame(work.spark(), work.lake.store, what, version.layout, version.generations)
+    names = [f"__key_{index}" for index in range(len(key))]
+    keys = [column(own).alias(name) for own, name in zip(key, names, strict=True)]
+    held = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))
+    same = reduce(and_, [column(own) == F.col(name) for own, name in zip(key, names, strict=True)])
+    return changes.join(held, same, "left").drop(*names)
+
+
+def _above_forgotten(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFrame:
+    """Return the changes with a mark where a deletion that is forgotten might beat them.
+
+    These are all changes of a key that the table does not hold, where the newest is not above the horizon. Where it is
+    a deletion, they are left out: there is nothing to delete, and the deletion that counts may be another.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
+    newest = F.max(place).over(Window.partitionBy(*[column(name) for name in key]))
+    changes = changes.withColumn(_NEWEST, newest)
+    last = F.col(_NEWEST)
+    below = F.col(_STORED).isNull() & F.col(PROBLEM).isNull() & (last[POSITION] <= F.lit(horizon))
+    return changes.where(~below | ~last[TOMBSTONE]).withColumn(_LATE, below).drop(_NEWEST)

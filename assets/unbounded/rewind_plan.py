@@ -1,0 +1,196 @@
+"""What startpoints on a dataset's own stream come to: decided on the manifest and the stream's ends, before any change.
+
+oldest, in every partition      the table is built anew
+earlier than what is taken in   [startpoint, offset) is applied again
+later, or upcoming              the offsets between are passed over: refused, unless it is forced
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from assets.manifest import DatasetManifest
+from assets.sources.opening import by_partition
+from assets.unbounded.recovery import check_complete
+from resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointUpcoming,
+    describe_startpoint,
+    resolve_startpoint_to_offset,
+)
+
+if TYPE_CHECKING:
+    from assets.sources.opening import Source
+
+Positions = Mapping[SystemStreamPartition, Startpoint]
+Force = bool | Collection[SystemStreamPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRewind:
+    """What a startpoint comes to in one partition, at offset `start`.
+
+    `taken` is the next offset that the table reads, None where there is no table. `again` is how many offsets are
+    applied again (in a rebuild, read), `skipped` how many never would be.
+    """
+
+    ssp: SystemStreamPartition
+    startpoint: str
+    taken: str | None
+    start: str
+    again: int = 0
+    skipped: int = 0
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        taken = "there is no table yet" if self.taken is None else f"taken in up to {self.taken}"
+        counts = [f"{self.again:,} offsets again"] if self.again else []
+        counts += [f"{self.skipped:,} offsets never"] if self.skipped else []
+        at = f"{self.ssp}: {self.startpoint}: starts at {self.start}"
+        return f"{at}, {taken}: {', '.join(counts) or 'nothing to apply'}"
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPlan:
+    """What startpoints on a dataset's stream come to; "applied" says that all of them are in the table already.
+
+    `refusal` says why they would not be followed. Changes that come too late, by a column's order, are found only when
+    they are read.
+    """
+
+    dataset: str
+    action: Literal["rebuild", "rewind", "applied"]
+    partitions: tuple[PartitionRewind, ...] = ()
+    refusal: DatasetError | None = None
+
+    def summary(self) -> str:
+        """Return the plan in a few lines, one a partition."""
+        said = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
+        said += [f"  {each.summary()}" for each in self.partitions]
+        return "\n".join([*said, *([f"  {self.refusal}"] if self.refusal else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON-able values."""
+        partitions = [{name: getattr(each, name) for name in each.__slots__} for each in self.partitions]
+        return {
+            "dataset": self.dataset,
+            "action": self.action,
+            "partitions": [each | {"ssp": str(each["ssp"])} for each in partitions],
+            "refusal": None if self.refusal is None else str(self.refusal),
+        }
+
+
+def decide_rewind(source: Source, manifest: DatasetManifest | None, positions: Positions, force: Force) -> RewindPlan:
+    """Return what these startpoints come to for a table as its manifest has it (None: there is none).
+
+    Those that are applied already, by their ids, do not count. Raises DatasetError for partitions of other streams, and
+    OffsetOutOfRangeError for a startpoint that the stream does not hold.
+    """
+    spec = source.spec
+    foreign = sorted(set(positions) - set(source.ssps))
+    if foreign or not positions:
+        named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
+        raise DatasetError(
+            f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and {named}.",
+            f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.",
+        )
+    pending = open_startpoints(manifest, positions)
+    if not pending:
+        return RewindPlan(spec.name, "applied")
+    forced = frozenset(pending if force is True else force or ())
+    oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
+    partitions = tuple(_partition(source, manifest, ssp, pending[ssp]) for ssp in sorted(pending))
+    if oldest and len(pending) == len(source.ssps):
+        return RewindPlan(spec.name, "rebuild", partitions, _incomplete(source, forced))
+    return RewindPlan(spec.name, "rewind", partitions, _refusal(source, manifest, pending, partitions, forced))
+
+
+def open_startpoints(manifest: DatasetManifest | None, positions: Positions) -> dict[SystemStreamPartition, Startpoint]:
+    """Return the startpoints that the table has not applied."""
+    applied = {} if manifest is None else manifest.applied
+    return {ssp: startpoint for ssp, startpoint in positions.items() if applied.get(str(ssp)) != startpoint.id}
+
+
+def _partition(
+    source: Source, manifest: DatasetManifest | None, ssp: SystemStreamPartition, startpoint: Startpoint
+) -> PartitionRewind:
+    system, name = source.system, source.spec.name
+    try:
+        start = resolve_startpoint_to_offset(system, ssp, startpoint)
+    except (ConfigurationError, OffsetOutOfRangeError) as error:
+        raise type(error)(f"dataset {name!r}: {error.problem}", error.next_step) from error
+    taken = _taken(manifest).get(ssp)
+    end = system.upcoming([ssp])[ssp] if taken is None else taken
+    later = system.compare(start, end) > 0
+    return PartitionRewind(
+        ssp,
+        describe_startpoint(startpoint),
+        taken,
+        start,
+        again=0 if later else system.distance(ssp, start, end),
+        skipped=system.distance(ssp, end, start) if later else 0,
+    )
+
+
+def _taken(manifest: DatasetManifest | None) -> dict[SystemStreamPartition, str]:
+    """Return the next offset to read of each partition, once a bootstrap that was begun has ended."""
+    if manifest is None or manifest.bootstrap is None:
+        return {}
+    running = manifest.bootstrap.state == "running"
+    return by_partition(manifest.bootstrap.target if running else manifest.offsets)
+
+
+def _incomplete(source: Source, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
+    try:
+        check_complete(source, "a startpoint at the oldest offset of every partition")
+    except DatasetError as error:
+        step = f"{error.next_step} Forced, the rebuild keeps only the keys that the stream still tells of."
+        return None if forced >= set(source.ssps) else DatasetError(error.problem, step)
+    return None
+
+
+def _refusal(
+    source: Source,
+    manifest: DatasetManifest | None,
+    positions: Positions,
+    partitions: tuple[PartitionRewind, ...],
+    forced: frozenset[SystemStreamPartition],
+) -> DatasetError | None:
+    """Return why these startpoints are not followed, None where they are."""
+    spec = source.spec
+    what, rebuild = f"dataset {spec.name!r}", f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
+    if manifest is None:
+        return DatasetError(
+            f"{what} has no table yet that a startpoint could go back in.",
+            "Advance it a first time; startpoints at the oldest offset of every partition build it from there.",
+        )
+    if manifest.version is not None and manifest.version.order_by != spec.following.order_by:
+        said = [f"ordered by {order or 'offset'}" for order in (manifest.version.order_by, spec.following.order_by)]
+        return DatasetError(
+            f"{what} is {said[0]}, and declared to be {said[1]}: its changes can't be applied again over the others.",
+            f"Build it anew: {rebuild}.",
+        )
+    for each in partitions:
+        skips = each.skipped or isinstance(positions[each.ssp], StartpointUpcoming)
+        if skips and each.ssp not in forced:
+            return DatasetError(
+                f"{what}: the startpoint of {each.ssp} ({each.startpoint}) is at offset {each.start}, and its table "
+                f"goes on at {each.taken}: it would never have the changes between.",
+                "Write a startpoint at or before that offset. To pass over changes on purpose, force it.",
+            )
+    extractor = spec.extractor
+    if extractor is not None and not extractor.keeps(spec.key):
+        unforced = [each for each in partitions if each.again and each.ssp not in forced]
+        if unforced:
+            return DatasetError(
+                f"{what}: its extractor computes the key ({', '.join(spec.key)}), so nothing tells which entries the "
+                f"changes of {unforced[0].ssp} from offset {unforced[0].start} on had made: entries that they do not "
+                "make any more would stay.",
+                f"Build it anew: {rebuild}. Forced, they stay.",
+            )
+    return None

@@ -1,0 +1,589 @@
+"""Startpoints on a dataset's own stream: changes applied again, tables built anew, and what is refused (issue 6.7)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from assets import AdjunctDataset, DatasetStore, bounded_dataset, unbounded_dataset
+from assets.following import DeadLetters
+from assets.manifest import POSITION
+from assets.report import AdvanceReport
+from assets.sources.changes.formats import OperationColumn
+from assets.sources.extractor import Projection
+from assets.unbounded import follow
+from assets.unbounded.compaction import compact_dataset
+from assets.unbounded.reapply import Rewinding
+from assets.unbounded.rewind import plan_rewind, rewind_dataset
+from resources.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    DatasetError,
+    OffsetOutOfRangeError,
+    StoreUnavailableError,
+)
+from resources.hashing import bucket_of
+from resources.objects import Lake
+from resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from resources.streams import SystemStreamPartition
+from resources.streams.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+)
+from tests.assets.conftest import World
+from tests.assets.plain import no_session
+from tests.assets.unbounded import facts
+from tests.assets.unbounded.facts import DEAD, NAME, Fact, content, facts_in, facts_without_spark, letters, table_of
+from tests.assets.unbounded.following_plain import table_in
+from tests.assets.unbounded.tables import BY_HAND, left_over, stored
+
+COLUMNS = Schema.of(k="string", n="int")
+KEYS = [*"abcdefgh"]
+FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("a", 4, 4), ("d", 5, 5), ("b", 6, None)]
+SECOND: list[Fact] = [("a", 7, None), ("e", 8, 8), ("c", 2, 9), ("b", 9, 10), ("d", 10, 11)]
+WRITES = ("put", "put_if_absent", "put_if_match", "upload", "delete", "delete_many")
+
+
+def at(offset: int, **made: Any) -> StartpointSpecific:
+    return StartpointSpecific(offset=str(offset), **made)
+
+
+def part(number: int, stream: str = NAME) -> SystemStreamPartition:
+    return SystemStreamPartition("lake", stream, number)
+
+
+def rewind(
+    world: World,
+    spec: AdjunctDataset,
+    positions: Mapping[SystemStreamPartition, Startpoint],
+    *,
+    lake: Lake | None = None,
+    **options: Any,
+) -> AdvanceReport:
+    told = {"reason": "the filter was wrong", "by": "ada", **options}
+    return rewind_dataset(lake or world.lake, world.systems, spec, world.spark, positions=positions, **told)
+
+
+def served(world: World, spec: AdjunctDataset) -> dict[str, int]:
+    """Return what is served, by key and, where there is a session, by Spark."""
+    view = world.view(spec)
+    found = {key: entry["n"] for key, entry in view.items()}
+    if world.spark is not no_session:
+        rows = view.frame(world.spark()).collect()
+        assert len({row.k for row in rows}) == len(rows), "a key stands twice in the frame"
+        assert {row.k: row.n for row in rows} == found
+    return found
+
+
+# -- by Spark, against plain Python over the stream
+
+
+class Stream:
+    """All that was sent, by partition and offset, and what a table holds by a declaration (a bound of n)."""
+
+    def __init__(self, partitions: int) -> None:
+        self.sent: list[list[tuple[str, int | None]]] = [[] for _ in range(partitions)]
+        self.table: dict[str, int] = {}
+        self.taken = [0] * partitions
+
+    def add(self, changes: list[tuple[str, int | None]]) -> None:
+        for change in changes:
+            self.sent[bucket_of([change[0]], ["string"], len(self.sent))].append(change)
+
+    def apply(self, bound: int, starts: Mapping[int, int]) -> dict[str, int]:
+        """Take in what these partitions hold from there on: the newest change of each key counts."""
+        for partition, start in starts.items():
+            for key, n in dict(self.sent[partition][start : self.taken[partition]]).items():
+                self.table.pop(key, None)
+                if n is not None and n < bound:
+                    self.table[key] = n
+        return self.table
+
+    def advance(self, bound: int) -> dict[str, int]:
+        before, self.taken = self.taken, [len(each) for each in self.sent]
+        return self.apply(bound, dict(enumerate(before)))
+
+
+def bounded_by(bound: int, spread: Mapping[str, Any]) -> AdjunctDataset:
+    extractor = Projection("k STRING, n INT", where=f"n < {bound}")
+    return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", extractor=extractor, compaction=BY_HAND, **spread)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("turns", "spread"),
+    [(("minor", "major"), {"partitions": 2}), (("major",), {"partitions": None, "broadcast": True})],
+    ids=["spread", "copy"],
+)
+def test_after_a_rewind_keys_changed_since_are_what_the_corrected_declaration_says(
+    sparkling: World, turns: tuple[Any, ...], spread: Mapping[str, Any]
+) -> None:
+    world, chance, stream = sparkling, random.Random(len(turns)), Stream(2)
+    world.stream(NAME, COLUMNS, ["k"], 2)
+    for level in turns:
+        for _ in range(2):
+            bound = chance.choice([40, 100])
+            changes = [
+                (chance.choice(KEYS), None if chance.random() < 0.2 else chance.randrange(100))
+                for _ in range(chance.randrange(4, 10))
+            ]
+            stream.add(changes)
+            world.send(NAME, changes)
+            world.advance(bounded_by(bound, spread))
+            stream.advance(bound)
+        compact_dataset(world.lake, NAME, world.spark, by="test", level=level)
+        bound = chance.choice([20, 60, 100])
+        starts = {p: chance.randrange(stream.taken[p]) for p in chance.sample([0, 1], len(turns))}
+        world.send(NAME, late := [(chance.choice(KEYS), chance.randrange(100))])
+        stream.add(late)
+        corrected = bounded_by(bound, spread)
+        report = rewind(world, corrected, {part(p): at(start) for p, start in starts.items()})
+        assert report.action == "rewound"
+        assert served(world, corrected) == stream.apply(bound, starts), "what came since is for the next advance"
+        assert report.offsets == {str(part(p)): str(taken) for p, taken in enumerate(stream.taken)}
+    world.advance(corrected)
+    assert served(world, corrected) == stream.advance(bound)
+
+
+def with_operations(*write: str) -> AdjunctDataset:
+    return unbounded_dataset(
+        NAME,
+        input=f"lake.{NAME}",
+        key="k",
+        partitions=1,
+        changes=OperationColumn(write=write),
+        on_bad_change=DeadLetters(f"lake.{DEAD}"),
+    )
+
+
+@pytest.mark.spark
+def test_an_earlier_change_counts_where_the_newest_makes_no_entry_any_more(sparkling: World) -> None:
+    world = sparkling
+    world.stream(NAME, Schema.of(k="string", n="int", op="string"), ["k"], 1)
+    world.send(NAME, [("a", 1, "u"), ("b", 1, "u"), ("a", 2, "x"), ("c", 3, "x")])
+    wrong = with_operations("u", "x")
+    world.advance(wrong)
+    assert served(world, wrong) == {"a": 2, "b": 1, "c": 3}
+    right = with_operations("u")
+    rewind(world, right, {part(0): at(0)})
+    assert served(world, right) == {"a": 1, "b": 1, "c": 3}, "nothing of c is said any more: it stays as it was"
+    world.send(NAME, [("a", 4, "u"), ("b", 4, "d")])
+    world.advance(right)
+    assert served(world, right) == {"a": 4, "c": 3}, "what is newer wins over what was placed later than it was"
+    rewind(world, right, {part(0): at(0)})
+    assert served(world, right) == {"a": 4, "c": 3}
+    dead = world.streams.read_arrow(world.streams.whole(DEAD)).to_pylist()
+    assert [letter["offset"] for letter in dead] == [2, 3] * 2, "each rewind sets them aside anew"
+
+
+@pytest.mark.spark
+def test_by_a_column_the_highest_still_wins_and_what_may_be_deleted_is_refused(sparkling: World) -> None:
+    world = facts_in(sparkling.lake, sparkling.spark)
+
+    def table(bound: int) -> AdjunctDataset:
+        extractor = Projection("k STRING, at BIGINT, n INT", where=f"n < {bound}")
+        return table_of(order_by="at", keep_tombstones=10, extractor=extractor, partitions=1)
+
+    sent: list[list[Fact]] = [[("a", 100, 1), ("b", 50, 60), ("c", 50, 70)], [("b", 60, None), ("a", 90, 2)]]
+    for each in sent:
+        facts.send(world, each)
+        world.advance(table(100))
+    everything = {part(p): at(0) for p in (0, 1)}
+    rewind(world, table(65), everything)
+    assert served(world, table(65)) == {"a": 1}, "c is left out now, b stays deleted, and 90 does not beat 100"
+    compact_dataset(world.lake, NAME, world.spark, by="test", level="major")
+    assert DatasetStore(world.lake, NAME).require_manifest().horizon == 90
+    rewind(world, table(65), {part(p): at(0) for p in (0, 1)})
+    assert {key for _, key, _ in stored(world, table(65))} == {"a"}, "what is forgotten stays so"
+    before = DatasetStore(world.lake, NAME).read()[0]
+    with pytest.raises(DatasetError, match="1 of the changes to apply again are at or below position 90"):
+        rewind(world, table(100), everything_again := {part(p): at(0) for p in (0, 1)})
+    assert DatasetStore(world.lake, NAME).read()[0] == before
+    assert all("/attempts/" in key for key in left_over(world, table(100)))
+    report = rewind(world, table(100), everything_again, force=True)
+    assert report.counters["late"] == 1
+    assert served(world, table(100)) == {"a": 1}
+
+
+@pytest.mark.spark
+def test_entries_whose_key_is_computed_are_rewound_only_by_force_and_stay(sparkling: World) -> None:
+    world = sparkling
+    world.stream(NAME, COLUMNS, ["k"], 1)
+
+    def table(expression: str) -> AdjunctDataset:
+        extractor = Projection("k STRING, n INT", select={"k": expression})
+        return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=1, extractor=extractor)
+
+    world.send(NAME, [("a", 1), ("b", 2)])
+    world.advance(table("concat('x', k)"))
+    right = table("concat('y', k)")
+    plan = plan_rewind(world.lake, world.systems, right, positions={part(0): at(1)})
+    assert "computes the key (k)" in str(plan.refusal)
+    with pytest.raises(DatasetError, match=r"entries that they do not make any more would stay"):
+        rewind(world, right, {part(0): at(1)})
+    rewind(world, right, {part(0): at(1)}, force=True)
+    assert served(world, right) == {"xa": 1, "xb": 2, "yb": 2}
+    report = rewind(world, right, {part(0): StartpointOldest()})
+    assert report.action == "bootstrapped"
+    assert served(world, right) == {"ya": 1, "yb": 2}
+
+
+# -- without Spark: what is decided, committed and refused
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts_without_spark(monkeypatch)
+    monkeypatch.setattr(Rewinding, "onto", _onto)
+
+
+def _onto(self: Rewinding, changes: pa.Table, work: Any) -> tuple[pa.Table, None]:
+    """Do by offset what Rewinding does by Spark: a change takes the position of what the table holds of its key."""
+    held: dict[str, int] = {}
+    for generation in work.manifest.version.generations:
+        for file in generation.files:
+            rows = pa.parquet.read_table(pa.BufferReader(work.lake.store.get(f"{generation.folder}/{file.name}").data))
+            for key, position in zip(rows["k"].to_pylist(), rows[POSITION].to_pylist(), strict=True):
+                held[key] = max(position, held.get(key, position))
+    pairs = zip(changes["k"].to_pylist(), changes[POSITION].to_pylist(), strict=True)
+    placed = [max(position, held.get(key, position)) for key, position in pairs]
+    return changes.set_column(changes.column_names.index(POSITION), POSITION, pa.array(placed, pa.int64())), None
+
+
+def corrected(patch: pytest.MonkeyPatch) -> None:
+    """From now on n is decoded ten times as large."""
+    decode = facts._decode
+
+    def tenfold(*given: Any, **named: Any) -> pa.Table:
+        rows = decode(*given, **named)
+        n = pa.array([None if each is None else 10 * each for each in rows["n"].to_pylist()], pa.int32())
+        return rows.set_column(rows.column_names.index("n"), "n", n)
+
+    patch.setattr(follow, "decode_changes", tenfold)
+
+
+def told(world: World) -> Any:
+    return DatasetStore(world.lake, NAME).require_manifest()
+
+
+def now(world: World) -> dict[str, int]:
+    return content(DatasetStore(world.lake, NAME).require_current())
+
+
+def table_with(*commits: list[Fact], **options: Any) -> World:
+    world = facts_in(lake_in(InMemoryStore()), no_session)
+    for each in commits:
+        facts.send(world, each)
+        world.advance(table_of(**options))
+    return world
+
+
+def tenfold(world: World, starts: Mapping[int, int]) -> dict[str, int]:
+    """Return what is served once the keys that were changed since are decoded anew."""
+    log = facts.Log()
+    log.add(FIRST + SECOND)
+    after = now(world)
+    for partition, start in starts.items():
+        after |= {key: 10 * after[key] for key, _, _ in log.facts[partition][start:] if key in after}
+    return after
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
+    world = table_with(FIRST, SECOND)
+    facts.send(world, [("a", 30, 30)])
+    ends = {p: int(told(world).offsets[str(part(p))]) for p in (0, 1)}
+    before = DatasetStore(world.lake, NAME).read()[0]
+
+    def plan(positions: Mapping[SystemStreamPartition, Startpoint], **force: Any) -> Any:
+        return plan_rewind(world.lake, world.systems, table_of(), positions=positions, **force)
+
+    some = plan({part(0): at(1), part(1): StartpointTimestamp(timestamp_ms=0)})
+    assert (some.action, some.refusal) == ("rewind", None)
+    assert [(each.start, each.taken, each.again, each.skipped) for each in some.partitions] == [
+        ("1", str(ends[0]), ends[0] - 1, 0),
+        ("0", str(ends[1]), ends[1], 0),
+    ]
+    assert f"lake.{NAME}.0: offset 1: starts at 1, taken in up to {ends[0]}: {ends[0] - 1} offsets again" in (
+        some.summary()
+    )
+    assert some.to_json()["partitions"][0]["ssp"] == f"lake.{NAME}.0"
+    assert plan({part(0): StartpointOldest()}).action == "rewind", "the oldest of some partitions is no rebuild"
+    assert plan({part(p): StartpointOldest() for p in (0, 1)}).action == "rebuild"
+    grown = next(p for p in (0, 1) if int(world.streams.upcoming([part(p)])[part(p)]) > ends[p])
+    skipping = plan({part(grown): at(ends[grown] + 1)})
+    assert skipping.partitions[0].skipped == 1
+    assert "refused" in skipping.summary()
+    assert "it would never have the changes between" in skipping.to_json()["refusal"]
+    assert plan({part(grown): at(ends[grown] + 1)}, force=[part(grown)]).refusal is None
+    assert DatasetStore(world.lake, NAME).read()[0] == before
+    with pytest.raises(DatasetError, match=r"lake.other.0 is none of them"):
+        plan({part(0, "other"): at(0)})
+    with pytest.raises(OffsetOutOfRangeError, match=r"dataset 'facts': lake.facts.0: the startpoint's offset 99"):
+        plan({part(0): at(99)})
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = table_with(FIRST, SECOND)
+    wanted = tenfold(world, {0: 1})
+    corrected(monkeypatch)
+    asked: dict[SystemStreamPartition, Startpoint] = {part(0): at(1)}
+    first = rewind(world, table_of(), asked)
+    assert first.note == f"{int(told(world).offsets[str(part(0))]) - 1} offsets of 1 partition(s) applied again"
+    assert now(world) == wanted
+    manifest = told(world)
+    assert manifest.applied == {str(part(0)): asked[part(0)].id}
+    assert (manifest.change.action, manifest.change.reason) == ("rewind", "the filter was wrong")
+    again = rewind(world, table_of(), asked)
+    assert (again.action, again.note) == ("up-to-date", "its startpoints were applied already")
+    assert told(world) == manifest
+    more = {**asked, part(1): StartpointOldest()}
+    rewind(world, table_of(), more)
+    assert [each.start for each in plan_rewind(
+        world.lake, world.systems, table_of(), positions={**more, part(0): at(2)}
+    ).partitions] == ["2"], "only the new one counts"  # fmt: skip
+    entry = DatasetStore(world.lake, NAME).history(limit=1)[0]
+    assert (entry.action, entry.by, entry.reason) == ("rewind", "ada", "the filter was wrong")
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_after_the_table_is_refused_unless_forced() -> None:
+    world = table_with(FIRST)
+    spec = table_of()
+    before = now(world)
+    ends = dict(told(world).offsets)
+    facts.send(world, SECOND)
+    upcoming = world.streams.upcoming([part(0), part(1)])
+    for startpoint in (StartpointUpcoming(), StartpointSpecific(offset=upcoming[part(0)])):
+        with pytest.raises(DatasetError, match=r"it would never have the changes between"):
+            rewind(world, spec, {part(0): startpoint, part(1): at(0)})
+    with pytest.raises(DatasetError, match=r"startpoint of lake.facts.0"):
+        rewind(world, spec, {part(0): StartpointUpcoming(), part(1): at(0)}, force=[part(1)])
+    assert told(world).offsets == ends
+    assert not told(world).applied
+    skip = StartpointUpcoming()
+    report = rewind(world, spec, {part(0): skip}, force=[part(0)], reason="a flood of nonsense", by="bob")
+    assert report.note.endswith(f"{int(upcoming[part(0)]) - int(ends[str(part(0))])} passed over")
+    assert now(world) == before
+    manifest = told(world)
+    assert manifest.offsets == {**ends, str(part(0)): upcoming[part(0)]}
+    assert manifest.applied == {str(part(0)): skip.id}
+    entry = DatasetStore(world.lake, NAME).history(limit=1)[0]
+    assert (entry.by, entry.reason) == ("bob", "a flood of nonsense")
+    world.advance(spec)
+    log = facts.Log()
+    log.add(FIRST + SECOND)
+    of_others = {key for key, _, _ in log.facts[1]}
+    assert {k: n for k, n in now(world).items() if k not in of_others} == {
+        k: n for k, n in before.items() if k not in of_others
+    }
+    assert told(world).offsets == {str(ssp): end for ssp, end in upcoming.items()}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_rebuild_from_a_stream_that_lost_its_front_keeps_only_what_is_left_by_force(world: World) -> None:
+    world.spark = no_session
+    table = table_in(world, partitions=1)
+    table.send(a=1)
+    table.advance()
+    table.send(b=2)
+    table.advance()
+    table.drop_the_front()
+    oldest = {part(0, table.spec.name): StartpointOldest()}
+    plan = plan_rewind(world.lake, world.systems, table.spec, positions=oldest)
+    assert plan.action == "rebuild"
+    with pytest.raises(DatasetError, match=r"does not hold all changes.*Forced, the rebuild keeps only"):
+        rewind(world, table.spec, oldest)
+    assert table.content == {"a": 1, "b": 2}
+    back = rewind(world, table.spec, {part(0, table.spec.name): at(1)})
+    assert (back.action, table.content) == ("rewound", {"a": 1, "b": 2}), "a rewind loses nothing"
+    report = rewind(world, table.spec, oldest, force=True)
+    assert (report.action, table.content) == ("bootstrapped", {"b": 2})
+    assert rewind(world, table.spec, oldest, force=True).action == "up-to-date"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_table_is_built_from_the_oldest_offset_also_where_it_is_not_marked_for_bootstrap() -> None:
+    world = facts_in(lake_in(InMemoryStore()), no_session)
+    world.streams.configure(NAME, retention=None, compaction=None)
+    facts.send(world, FIRST)
+    spec = table_of(bootstrap=False)
+    with pytest.raises(DatasetError, match="has no table yet"):
+        rewind(world, spec, {part(0): StartpointOldest()})
+    report = rewind(world, spec, {part(p): StartpointOldest() for p in (0, 1)})
+    assert report.action == "bootstrapped"
+    assert now(world) == {"a": 4, "c": 3, "d": 5}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = facts_in(lake_in(InMemoryStore()), no_session)
+    facts.send(world, FIRST + SECOND)
+    spec = table_of(chunk=4)
+    with pytest.raises(Crash):
+        world.advance(spec, lake=facts.faulty(world, Fault("put_if_match", 2, "crash-before")))
+    assert told(world).bootstrap.state == "running"
+    corrected(monkeypatch)
+    report = rewind(world, spec, {part(0): at(0)})
+    assert report.action == "rewound"
+    assert told(world).bootstrap.state == "done"
+    log = facts.Log()
+    log.add(FIRST + SECOND)
+    of_first = {key for key, _, _ in log.facts[0]}
+    expected = log.table(log.ends)
+    found = now(world)
+    assert found.keys() == expected.keys()
+    assert {k: n for k, n in found.items() if k in of_first} == {
+        k: 10 * n for k, n in expected.items() if k in of_first
+    }
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> None:
+    world = table_with(FIRST)
+    file = told(world).version.generations[0].files[0]
+    world.lake.store.delete(f"{told(world).version.generations[0].folder}/{file.name}")
+    with pytest.raises(DatasetError, match=r"is not valid .* the next advance would build it anew"):
+        rewind(world, table_of(), {part(0): at(0)})
+    assert "is not valid" in str(plan_rewind(world.lake, world.systems, table_of(), positions={part(0): at(0)}).refusal)
+    rewind(world, table_of(), {part(p): StartpointOldest() for p in (0, 1)})
+    assert now(world) == {"a": 4, "c": 3, "d": 5}
+
+
+def test_bounded_datasets_and_tables_of_one_run_say_what_to_do_instead(world: World) -> None:
+    versions = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
+    with pytest.raises(DatasetError, match=r"adjunct dataset rollback planes.*adjunct dataset force planes"):
+        rewind(world, versions, {part(0, "planes"): at(0)}, force=True)
+    passing = table_of(persistent=False)
+    with pytest.raises(DatasetError, match="it lives for one run"):
+        rewind(world, passing, {part(0): at(0)}, force=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_order_than_the_tables_is_refused_even_by_force() -> None:
+    world = table_with(FIRST)
+    with pytest.raises(DatasetError, match="is ordered by offset, and declared to be ordered by at"):
+        rewind(world, table_of(order_by="at"), {part(0): at(0)}, force=True)
+
+
+# -- crashes and competitors
+
+CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "a rewind": ({}, False),
+    "a rewind with dead letters": ({"on_bad_change": DeadLetters(f"lake.{DEAD}")}, False),
+    "a rebuild": ({}, True),
+}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", CASES)
+def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, anew = CASES[name]
+    bad: list[Fact] = [(None, 11, 1), ("e", 12, 12)] if options else []
+    begin = table_with(FIRST + bad, SECOND, **options)
+    spec, before = table_of(**options), now(begin)
+    starts = {0: 0, 1: 0} if anew else {0: 1, 1: 0}
+    after = tenfold(begin, starts) if not bad else {k: 10 * n for k, n in before.items()}
+    positions: dict[SystemStreamPartition, Startpoint] = {
+        part(p): StartpointOldest() if anew else at(start) for p, start in starts.items()
+    }
+    corrected(monkeypatch)
+    sent = letters(begin)
+    probe = _copy(begin)
+    counted = FaultyStore(probe.lake.store)
+    rewind(probe, spec, positions, lake=Lake(counted, probe.lake.id))
+    assert now(probe) == after != before
+    expected_letters = sorted(letters(probe))
+    assert len(expected_letters) == len(sent) * 2
+    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in range(1, len(counted.requests) + 1)]
+    faults += [(nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES]
+    applied = set()
+    for nth, kind in faults:
+        where = f"{kind} at request {nth}: {counted.requests[nth - 1]}"
+        world = _copy(begin)
+        with suppress(Crash, StoreUnavailableError, CommitStateUnknown, CommitConflict):
+            rewind(world, spec, positions, lake=facts.faulty(world, Fault("*", nth, kind)))
+        assert now(world) in (before, after), where
+        done = bool(told(world).applied)
+        applied.add(done)
+        report = rewind(world, spec, positions)
+        assert (report.action == "up-to-date") is done, where
+        world.advance(spec)
+        assert now(world) == after, where
+        assert sorted(letters(world)) == expected_letters, where
+        assert told(world).applied == {str(ssp): each.id for ssp, each in positions.items()}, where
+    assert applied == {True, False}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("anew", [False, True], ids=["rewind", "rebuild"])
+def test_of_two_at_once_one_wins_and_the_other_does_nothing(anew: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = table_with(FIRST, SECOND)
+    positions: dict[SystemStreamPartition, Startpoint] = {
+        part(p): StartpointOldest() if anew else at(0) for p in (0, 1)
+    }
+    wanted = tenfold(world, {0: 0, 1: 0})
+    corrected(monkeypatch)
+
+    def other() -> None:
+        assert rewind(world, table_of(), positions, by="the other").action in ("rewound", "bootstrapped")
+
+    report = rewind(
+        world, table_of(), positions, lake=facts.faulty(world, Fault("put_if_match", 1, "meanwhile", other))
+    )
+    assert report.action == "up-to-date"
+    assert now(world) == wanted
+    history = [(entry.action, entry.by) for entry in DatasetStore(world.lake, NAME).history(limit=None)]
+    assert "ada" not in {by for action, by in history if action in ("rewind", "bootstrap")}
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_advance_that_comes_first_is_never_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = table_with(FIRST)
+    facts.send(world, SECOND)
+    corrected(monkeypatch)
+    positions: dict[SystemStreamPartition, Startpoint] = {part(p): at(0) for p in (0, 1)}
+    meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: world.advance(table_of()))
+    with pytest.raises(CommitConflict):
+        rewind(world, table_of(), positions, lake=facts.faulty(world, meanwhile))
+    assert left_over(world, table_of()) == set()
+    assert not told(world).applied
+    rewind(world, table_of(), positions)
+    log = facts.Log()
+    log.add(FIRST + SECOND)
+    assert now(world) == {key: 10 * n for key, n in log.table(log.ends).items()}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_compaction_meanwhile_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = table_with(FIRST, SECOND)
+    wanted = tenfold(world, {0: 0})
+    corrected(monkeypatch)
+
+    def compact() -> object:
+        return compact_dataset(world.lake, NAME, no_session, by="test", level="major")
+
+    rewind(
+        world, table_of(), {part(0): at(0)}, lake=facts.faulty(world, Fault("put_if_match", 1, "meanwhile", compact))
+    )
+    assert now(world) == wanted
+
+
+def _copy(world: World) -> World:
+    copy = InMemoryStore()
+    copy._objects.update(world.lake.store._objects)  # type: ignore[attr-defined]
+    return World(Lake(copy, world.lake.id), no_session, dict(world.sequences))
