@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import bootstrap, datasets, diff, main_job, peers, reading, seal, serving
+from benchmarks import bootstrap, datasets, diff, kafka, lake_read, main_job, peers, reading, seal, serving, starting
 
 CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "main-job": lambda chosen: main_job.run(chosen.rounds),
@@ -13,8 +13,11 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "seal": lambda chosen: seal.run(chosen.rounds),
     "serving": lambda chosen: serving.run(chosen.rounds),
     "diff": lambda chosen: diff.run(chosen.rounds),
+    "starting": lambda chosen: starting.run(chosen.rounds),
     "reading": lambda chosen: reading.run(chosen.rounds),
     "bootstrap": lambda chosen: bootstrap.run(chosen.rounds),
+    "kafka": lambda chosen: kafka.run(chosen.rounds),
+    "lake-read": lambda chosen: lake_read.run(chosen.rounds),
     "peers": lambda chosen: peers.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

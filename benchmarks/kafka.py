@@ -6,34 +6,39 @@ One broker, one topic, both in local[2]; the connector in an environment and a p
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from benchmarks.environments import Ask, Environment
+from benchmarks.environments import HERE, Ask, Environment
 from benchmarks.timing import Measured, show
-from dagster_adjunct import Json, KafkaTopic, OffsetRange, kafka_system, open_lake, open_system, session_scope
+from dagster_adjunct import OffsetRange, open_lake, session_scope
+from resources.streams.kafka import KafkaTopic, kafka_system
+from resources.streams.kafka.json_format import Json
+from resources.streams.kafka.system import KafkaStreams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct import StreamSystem
     from tests.servers.kafka import KafkaServer
 
 PARTITIONS = 8
 PEER = Environment("peers-kafka", ("pyspark[sql]==4.0.0", "pyarrow", "pandas<3"), "kafka_peer.py")
 COLUMNS = "flight STRING, origin STRING, dest STRING, tailnum STRING, distance INT, delay DOUBLE, hour BIGINT"
+FORMS = {"raw": KafkaTopic(), "json": KafkaTopic(value=Json(COLUMNS))}
 META = ("__partition AS p", "__offset AS o", "__timestamp AS t")
 GOAL = "at least 1"
 
 
 def run(rounds: int, count: int = 1_000_000) -> None:
-    from tests.servers.kafka import broker_jars, start_kafka
+    from tests.servers.kafka import start_kafka
 
     print(f"kafka: {count:,} JSON messages in {PARTITIONS} partitions to Parquet, local[2]")
+    subprocess.run(["sh", str(HERE.parent / ".ci" / "install-kafka.sh")], check=True)
     python = PEER.python()
-    if python is None or not broker_jars():
+    if python is None:
         return
     with (
         TemporaryDirectory() as folder,
@@ -43,13 +48,10 @@ def run(rounds: int, count: int = 1_000_000) -> None:
     ):
         topic = broker.create_topic("flights", PARTITIONS)
         fill(broker, topic, count)
-        kafka_system(
-            "kafka",
-            bootstrap_servers=broker.bootstrap,
-            topics={"raw": KafkaTopic(topic), "json": KafkaTopic(topic, value=Json(COLUMNS))},
-        )
-        system = open_system("kafka", open_lake(Path(folder) / "lake"))
-        for form in ("raw", "json"):
+        lake = open_lake(Path(folder) / "lake")
+        for form, declared in FORMS.items():
+            settings = kafka_system(form, bootstrap_servers=broker.bootstrap, topics={topic: declared})
+            system = KafkaStreams(lake, settings)
             measured = _compare(session(), system, broker, ask, form, rounds, Path(folder))
             for each in measured.values():
                 print(f"  {each.name}: {count / each.median:,.0f} rows/s")
@@ -57,14 +59,14 @@ def run(rounds: int, count: int = 1_000_000) -> None:
 
 
 def _compare(
-    spark: SparkSession, system: StreamSystem, broker: KafkaServer, ask: Ask, form: str, rounds: int, folder: Path
+    spark: SparkSession, system: KafkaStreams, broker: KafkaServer, ask: Ask, form: str, rounds: int, folder: Path
 ) -> dict[str, Measured]:
     command = f"{form} {broker.bootstrap} flights"
     seconds: dict[str, list[float]] = {f"ours_{form}": [], f"connector_{form}": []}
     for number in range(rounds + 1):  # the first is for warming up
         ours, theirs = folder / f"ours-{form}-{number}", folder / f"theirs-{form}-{number}"
         began = time.perf_counter()
-        whole(spark, system, form).write.parquet(str(ours))
+        whole(spark, system, "flights").write.parquet(str(ours))
         took = {
             f"ours_{form}": time.perf_counter() - began,
             f"connector_{form}": ask(f"{command} {theirs} {COLUMNS if form == 'json' else ''}"),
@@ -78,7 +80,7 @@ def _compare(
     return {name: Measured(name, tuple(each)) for name, each in seconds.items()}
 
 
-def whole(spark: SparkSession, system: StreamSystem, stream: str) -> DataFrame:
+def whole(spark: SparkSession, system: KafkaStreams, stream: str) -> DataFrame:
     """Return all records of the stream with the same columns as the connector's."""
     ssps = system.partitions(stream)
     oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)

@@ -44,7 +44,7 @@ def run(rounds: int, count: int = 4_000_000, appends: int = 4) -> None:
             "stream_cut_with_meta": lambda: streams.read(spark, cut),
         }
         rows = {name: each().count() for name, each in reads.items()}
-        assert rows["stream"] == count and rows["stream_cut"] == streams.records_between(cut), rows
+        assert (rows["stream"], rows["stream_cut"]) == (count, streams.records_between(cut)), rows
         for each in reads.values():  # all warm
             consume(each())
         measured = alternate(rounds, **{name: lambda _, each=each: consume(each()) for name, each in reads.items()})

@@ -73,6 +73,8 @@ from assets.unbounded.initial import InitialLoad, ParquetSnapshot, QuerySnapshot
 from assets.unbounded.manager import AdjunctDatasetManager  # noqa: E402
 from assets.unbounded.postgres_snapshot import PostgresSnapshot  # noqa: E402
 from assets.unbounded.rebuild import rebuild_dataset  # noqa: E402
+from assets.unbounded.rewind import plan_rewind, rewind_dataset  # noqa: E402
+from assets.unbounded.rewind_plan import RewindPlan  # noqa: E402
 from assets.unbounded.transient import TransientView  # noqa: E402
 from orchestration import (  # noqa: E402
     AdjunctTranslator,
@@ -97,6 +99,9 @@ from orchestration import (  # noqa: E402
     systems_for,
     update_message,
 )
+from orchestration.offsets.checkpoints import Checkpoint, CheckpointChange, CheckpointManager  # noqa: E402
+from orchestration.offsets.request import StartpointRequest  # noqa: E402
+from orchestration.offsets.startpoints import StartpointManager  # noqa: E402
 from resources.backends import PostgresTable, SqliteTable, register_backend  # noqa: E402
 from resources.errors import (  # noqa: E402
     AdjunctError,
@@ -123,24 +128,43 @@ from resources.errors import (  # noqa: E402
     StaleDatasetError,
     StreamExistsError,
     StreamNotFoundError,
+    StreamUnavailableError,
     TableAccessError,
     TableError,
     TransientError,
     VersionDiscardedError,
 )
+from resources.metadata import MetadataStore  # noqa: E402
 from resources.objects import Lake, LakeSettings, open_lake  # noqa: E402
 from resources.schema import Field, Schema  # noqa: E402
 from resources.spark import SparkResource  # noqa: E402
 from resources.streams import (  # noqa: E402
+    RECORD_META,
+    AppendResult,
     CompactionPolicy,
     LakeStreams,
     Marker,
     OffsetRange,
     Retention,
+    StreamInfo,
     StreamSystem,
     SystemStreamPartition,
     records_checksum,
     register_system,
+)
+from resources.streams.kafka import KafkaSettings, KafkaTopic, kafka_system  # noqa: E402
+from resources.streams.kafka.avro_format import Avro  # noqa: E402
+from resources.streams.kafka.json_format import Json  # noqa: E402
+from resources.streams.kafka.protobuf_format import Protobuf  # noqa: E402
+from resources.streams.kafka.raw_format import KeyText, Raw, Text  # noqa: E402
+from resources.streams.kafka.registry import SchemaRegistry  # noqa: E402
+from resources.streams.startpoint import (  # noqa: E402
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+    resolve_startpoint_to_offset,
 )
 from resources.tables import (  # noqa: E402
     BlockingTable,
@@ -156,19 +180,25 @@ from resources.tables import (  # noqa: E402
 
 __all__ = [
     "BY_OFFSET",
+    "RECORD_META",
     "AdjunctDataset",
     "AdjunctDatasetManager",
     "AdjunctError",
     "AdjunctTranslator",
     "AdvanceReport",
+    "AppendResult",
     "Application",
     "ApplicationState",
     "AssetSubject",
+    "Avro",
     "BadChangeError",
     "BlockingTable",
     "Candidate",
     "ChangeFormat",
     "ChangedEntry",
+    "Checkpoint",
+    "CheckpointChange",
+    "CheckpointManager",
     "CommitConflict",
     "CommitStateUnknown",
     "CompactionPolicy",
@@ -194,7 +224,11 @@ __all__ = [
     "IcebergSnapshot",
     "IcebergTable",
     "InitialLoad",
+    "Json",
+    "KafkaSettings",
+    "KafkaTopic",
     "KeySearch",
+    "KeyText",
     "KeyValueExtractor",
     "Lake",
     "LakeResource",
@@ -208,6 +242,7 @@ __all__ = [
     "Marker",
     "MarkerConflictError",
     "MessageStream",
+    "MetadataStore",
     "NoSealedVersionError",
     "NullKeyError",
     "OffsetOutOfRangeError",
@@ -221,17 +256,21 @@ __all__ = [
     "PostgresTable",
     "ProducerConflict",
     "Projection",
+    "Protobuf",
     "PythonExtractor",
     "QuerySnapshot",
     "QuerySource",
     "RateLimit",
+    "Raw",
     "RecordNotFoundError",
     "RemoteTable",
     "Retention",
     "RetryPolicy",
+    "RewindPlan",
     "RunReport",
     "Schema",
     "SchemaMismatchError",
+    "SchemaRegistry",
     "ServedDataset",
     "Snapshot",
     "SourceChangedError",
@@ -239,17 +278,27 @@ __all__ = [
     "SqliteTable",
     "StageEvent",
     "StaleDatasetError",
+    "Startpoint",
+    "StartpointManager",
+    "StartpointOldest",
+    "StartpointRequest",
+    "StartpointSpecific",
+    "StartpointTimestamp",
+    "StartpointUpcoming",
     "StepEvent",
     "StepReport",
     "StreamExistsError",
+    "StreamInfo",
     "StreamNotFoundError",
     "StreamSystem",
+    "StreamUnavailableError",
     "SystemStreamPartition",
     "TableAccessError",
     "TableError",
     "TableMetrics",
     "TableReadFunction",
     "TableWriteFunction",
+    "Text",
     "TransientError",
     "TransientView",
     "UpdateContract",
@@ -279,6 +328,7 @@ __all__ = [
     "evaluate",
     "find_keys",
     "forget",
+    "kafka_system",
     "list_datasets",
     "min_rows",
     "no_null_keys",
@@ -287,6 +337,7 @@ __all__ = [
     "open_lake",
     "parquet_files",
     "plan_application",
+    "plan_rewind",
     "polars_frame",
     "prepare_dagster_home",
     "publish_to_iceberg",
@@ -297,6 +348,8 @@ __all__ = [
     "register_in_iceberg",
     "register_system",
     "release_from_iceberg",
+    "resolve_startpoint_to_offset",
+    "rewind_dataset",
     "row_count_within",
     "run_application",
     "schema_compatible",

@@ -148,6 +148,7 @@ class _Assets:
     def __init__(self, names: AdjunctTranslator) -> None:
         self._names = names
         self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
+        self._declared_by: dict[str, list[Application]] = {}
         self._writers: dict[AssetKey, str] = {}
         self._written: dict[str, list[AssetKey]] = {}
         self._read: dict[AssetKey, AssetSpec] = {}
@@ -197,7 +198,12 @@ class _Assets:
         for unit in units_of(stored, "build_definitions"):
             members = [self._datasets[dataset.name][0] for dataset in unit]
             partitioned = members[0].dataset.versions is not None
-            made.append(partitioned_dataset_asset(members[0]) if partitioned else dataset_assets(members))
+            applications = {app.name: app for dataset in unit for app in self._declared_by[dataset.name]}
+            made.append(
+                partitioned_dataset_asset(members[0])
+                if partitioned
+                else dataset_assets(members, tuple(applications.values()))
+            )
         return [*made, *self._outputs]
 
     def partitioned(self) -> list[DatasetAsset]:
@@ -228,6 +234,7 @@ class _Assets:
                 f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
                 "Declare it once and use that object in both.",
             )
+        self._declared_by.setdefault(dataset.name, []).append(app)
         return known.key
 
     def _key(self, app: "Application", node: Node) -> AssetKey:

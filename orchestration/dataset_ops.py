@@ -35,6 +35,7 @@ from resources.spark import SparkResource
 if TYPE_CHECKING:
     from assets import AdvanceReport, DatasetManifest
     from assets.dataset import AdjunctDataset
+    from orchestration.application import Application
     from resources.objects import Lake
     from resources.streams import StreamSystem
 
@@ -56,14 +57,15 @@ class DatasetAsset:
         return self.spec.key
 
 
-def dataset_assets(unit: Sequence[DatasetAsset]) -> AssetsDefinition:
+def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Application]" = ()) -> AssetsDefinition:
     """Return the asset that brings a dataset up to date with its input, or those of a version set, in one op.
 
     Without a version there is nothing to materialise: the run then says which markers are awaited, and what
     needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before. Where a
     version is rejected, the one before is reported again, with a failed check. Members of a version set are
     published together, whichever of them are selected. With only checks selected, nothing advances: they are
-    reported again. The check `bootstrapped` of a change stream's table holds back what is downstream.
+    reported again. The check `bootstrapped` of a change stream's table holds back what is downstream. Startpoints that
+    the `applications` which declare a dataset have for its stream are applied first.
     """
     datasets = tuple(member.dataset for member in unit)
     checks = [
@@ -85,6 +87,7 @@ def dataset_assets(unit: Sequence[DatasetAsset]) -> AssetsDefinition:
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
         from orchestration.advancing import advance_together
         from orchestration.catalog import systems_of
+        from orchestration.run import apply_startpoints
 
         keys = {member.dataset.name: member.key for member in unit}
         with clear_failures(context, retry=RETRIED), mistakes_reported(context, keys):
@@ -94,6 +97,10 @@ def dataset_assets(unit: Sequence[DatasetAsset]) -> AssetsDefinition:
             if context.selected_asset_keys:
                 observe(context, lake, systems, {name: key for each in unit for name, key in each.streams.items()})
                 with unfinished_reported(context, lake, systems, [(each.dataset, each.key) for each in unit]):
+                    for report in apply_startpoints(
+                        lake, applications, set(keys), lambda: adjunct_spark.spark_session, by=context.run.run_id
+                    ):
+                        context.log.info(report.summary())
                     done = advance_together(
                         lake,
                         systems,

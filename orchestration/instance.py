@@ -12,6 +12,12 @@ concurrency:
   pools:
     granularity: run
     default_limit: 1
+# A run whose process never begins, or does not end when it is cancelled, is given up: sensors launch nothing while it
+# counts as in progress.
+run_monitoring:
+  enabled: true
+  start_timeout_seconds: 600
+  cancel_timeout_seconds: 300
 telemetry:
   enabled: false
 nux:

@@ -115,8 +115,10 @@ def stream_metadata(lake: Lake, systems: Mapping[str, StreamSystem], name: str) 
     metadata: dict[str, Any] = {
         "adjunct/oldest": MetadataValue.json({str(ssp): offset for ssp, offset in oldest.items()}),
         "adjunct/upcoming": MetadataValue.json({str(ssp): offset for ssp, offset in upcoming.items()}),
-        "dagster/row_count": system.records_between({ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}),
     }
+    if system.counts_unread:
+        whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
+        metadata["dagster/row_count"] = system.records_between(whole)
     if system_name == "lake":
         metadata["dagster/uri"] = f"{lake.url}/{lake.stream_prefix(stream)}"
     if info.schema is not None:

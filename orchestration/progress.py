@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -104,6 +104,27 @@ def unfinished(state: ApplicationState) -> tuple[str, ...]:
     open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
     replays = sorted({replay.ssp for replay in state.offsets.replays.values()})
     return (*open_batch, *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []))
+
+
+def delivered_to_all(
+    lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[AdjunctDataset]
+) -> tuple[str | None, str]:
+    """Return the version that a dataset, or all members of a version set, have next and whole; else what is awaited.
+
+    A member that has published the version already, before it joined the set, is not waited for.
+    """
+    from assets import DatasetStore
+
+    found = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
+    for version in dict.fromkeys(version for version, _ in found.values() if version is not None):
+        without = [dataset for dataset in datasets if found[dataset.name][0] != version]
+        manifests = [DatasetStore(lake, dataset).manifest() for dataset in without]
+        if all(manifest is not None and version in manifest.taken for manifest in manifests):
+            return version, ""
+    if len(datasets) == 1:
+        return None, found[datasets[0].name][1]
+    said = (f"{name}: {awaited or f'version {version} is there'}" for name, (version, awaited) in found.items())
+    return None, "; ".join(said)
 
 
 def feeding_streams(app: Application) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import AdvanceReport
 from assets.report import OnStage, ignore
 from orchestration.advancing import advance_units, advances_alone, follow_meanwhile, units_of
-from orchestration.catalog import read_catalog
+from orchestration.catalog import read_catalog, systems_for
 from orchestration.offsets.coordinating import fan_out_requests, startpoints_of
 from orchestration.offsets.dataset_requests import apply_dataset_startpoints
 from orchestration.planner import ExecutionPlan, plan
@@ -38,6 +38,28 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         return {"datasets": [report.to_json() for report in self.datasets], "step": self.step.to_json()}
+
+
+def apply_startpoints(
+    lake: Lake,
+    applications: Iterable[Application],
+    datasets: Collection[str],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+) -> list[AdvanceReport]:
+    """Bring datasets to where startpoints of these applications want them; raises the first error in the end."""
+    reports: list[AdvanceReport] = []
+    for app in applications:
+        startpoints = startpoints_of(lake, app)
+        if not startpoints.requests() and not startpoints.get_fan_outs():
+            continue
+        systems = systems_for(app, lake)
+        fan_out_requests(startpoints, systems, app, plan_application(app, systems) if app.inputs else None)
+        asked = apply_dataset_startpoints(lake, systems, app, startpoints, spark, by=by, only=datasets)
+        asked.raise_failed()
+        reports += asked.reports
+    return reports
 
 
 def advance_datasets(

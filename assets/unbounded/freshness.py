@@ -28,9 +28,10 @@ class PartitionLag:
     """How much of one stream partition is not in the table.
 
     `offset` is the next one to read and `end` that of the next record to come. `offsets` counts those between them,
-    `records` the records that the stream still holds there, and `lost` the offsets that it does not hold any more.
-    No unread record is older than `seconds`, which is right to within a tenth or a minute, and never more than the time
-    since the table was last known to be caught up; 0 where nothing is unread, None while it has never been caught up.
+    `records` the records that the stream still holds there (the offsets, where counting them would be reading them),
+    and `lost` the offsets that it does not hold any more. No unread record is older than `seconds`, which is right to
+    within a tenth or a minute, and never more than the time since the table was last known to be caught up; 0 where
+    nothing is unread, None while it has never been caught up.
     """
 
     offset: str
@@ -60,7 +61,9 @@ def lag_of(
         end, oldest = at.ends[ssp], at.oldest[ssp]
         behind, lost = at.system.distance(ssp, offset, end), at.system.distance(ssp, offset, oldest)
         held = OffsetRange(oldest if lost else offset, end)
-        records = at.system.records_between({ssp: held}) if behind else 0
+        records = max(behind - lost, 0)
+        if records and at.system.counts_unread:
+            records = at.system.records_between({ssp: held})
         seconds = at.seconds_behind(ssp, manifest.confirmed_at, moment) if behind else 0.0
         lags[ssp] = PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
     return lags

@@ -12,12 +12,13 @@ from orchestration.cli.versions import explained, who
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from orchestration.application import Application
     from orchestration.batchlog import Intent
     from orchestration.offsets.checkpoints import Checkpoint, CheckpointChange
     from resources.objects import Lake
     from resources.streams import SystemStreamPartition
 
-_SHOWN = 3
+_SHOWN = 8
 
 
 @click.group()
@@ -38,11 +39,12 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
     from resources.objects import open_lake
 
     lake = open_lake(lake_url)
-    application = load_application(name).name if ":" in name else name
+    app = load_application(name) if ":" in name else None
+    application = name if app is None else app.name
     found = CheckpointManager(lake, application).read_last_checkpoint()
     if found is None:
         raise _unknown(lake, application)
-    ends = _ends(lake, name, found) if ":" in name else {}
+    ends = {} if app is None else _ends(lake, app, found)
     if json_output:
         facts = {"application": application, **found.to_json()}
         show_json(facts | {"behind": {str(ssp): behind for ssp, (_, behind) in ends.items()}} if ends else facts)
@@ -88,11 +90,11 @@ def history(name: str, partition: str | None, limit: int, lake_url: str | None, 
     if json_output:
         show_json([change.to_json() for change in changes])
         return
-    rows = [
-        [each.number, f"{each.at:%Y-%m-%d %H:%M:%S}", each.by, _what(each, ssp), "\n".join(_moves(each, ssp))]
-        for each in changes
-    ]
-    show_table(f"history of {name}", ["number", "at (UTC)", "by", "what", "moved"], rows)
+    for each in changes:
+        batch = "" if each.batch is None else f"  batch {each.batch}"
+        show_line(f"{each.number}  {each.at:%Y-%m-%d %H:%M:%S} UTC  {each.by}{batch}")
+        for line in [*_said(each, ssp), *_moves(each, ssp)]:
+            show_line(f"    {line}")
 
 
 @checkpoint.command()
@@ -153,10 +155,8 @@ def _spans(intent: Intent) -> list[str]:
     ]
 
 
-def _what(change: CheckpointChange, ssp: SystemStreamPartition | None) -> str:
-    said = [] if change.batch is None else [f"batch {change.batch}"]
-    said += [] if change.note is None else [change.note]
-    said += [
+def _said(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
+    said = [
         f"{one}: {each.position} is at offset {each.offset} ({each.by}: {each.reason})"
         for one, each in change.resolved.items()
         if ssp in (None, one)
@@ -171,7 +171,7 @@ def _what(change: CheckpointChange, ssp: SystemStreamPartition | None) -> str:
         for each in change.replays
         if each.what != "moved" and (ssp is None or str(ssp) == each.ssp)
     ]
-    return "\n".join(_shortened(said, ssp)) or "positions stored"
+    return [*([] if change.note is None else [change.note]), *_shortened(said, ssp)]
 
 
 def _moves(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
@@ -197,17 +197,18 @@ def _or_none(offset: str | None) -> str:
     return "none" if offset is None else offset
 
 
-def _ends(lake: Lake, reference: str, found: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
-    """Return the end of each partition's stream, and how many offsets the checkpoint is behind it."""
+def _ends(lake: Lake, app: Application, found: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
+    """Return the end of each partition of the inputs, and how many offsets the checkpoint is behind it."""
     from orchestration.catalog import systems_for
 
-    systems = systems_for(load_application(reference), lake)
+    systems = systems_for(app, lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
-    for stream in {(ssp.system, ssp.stream) for ssp in found.offsets if ssp.system in systems}:
-        ssps = [ssp for ssp in found.offsets if (ssp.system, ssp.stream) == stream]
-        system = systems[stream[0]].snapshot(stream[1])
-        for ssp, end in system.upcoming(ssps).items():
-            ends[ssp] = (end, system.distance(ssp, found.offsets[ssp], end))
+    for name in app.inputs:
+        ssps = [ssp for ssp in found.offsets if ssp.qualified_stream == name]
+        if ssps:
+            system = systems[ssps[0].system].snapshot(ssps[0].stream)
+            for ssp, end in system.upcoming(ssps).items():
+                ends[ssp] = (end, system.distance(ssp, found.offsets[ssp], end))
     return ends
 
 

@@ -227,15 +227,17 @@ def _options(names: Sequence[str], prefix: str) -> str:
 
 
 def _show_asked(asked: Asked) -> None:
-    columns = ["partition", "task", "checkpoint", "from", "until", "what happens"]
+    bounded = any(each.request.until is not None for each in asked.previews)
+    columns = ["partition", "task", "checkpoint", "from", *(["until"] if bounded else []), "offsets", "what happens"]
     rows = [
         [
             str(each.request.ssp),
-            each.tasks,
+            each.tasks or None,
             each.checkpoint,
             each.start,
-            each.end if each.request.until is not None else None,
-            each.effect,
+            *([each.end] if bounded else []),
+            each.offsets,
+            each.move,
         ]
         for each in asked.previews
     ]

@@ -70,11 +70,12 @@ def _offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
 
 
 def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
+    facts = replay.model_dump(mode="json", exclude={"ssp"}) | {"partition": replay.ssp, "left": None, "per_cent": None}
     ssp = SystemStreamPartition.parse(replay.ssp)
-    system = systems[ssp.system]
-    left, all_of_it = (system.distance(ssp, start, replay.until) for start in (replay.next, replay.start))
-    facts = replay.model_dump(mode="json", exclude={"ssp"})
-    return {"partition": replay.ssp, **facts, "left": left, "per_cent": 100 * (all_of_it - left) // max(all_of_it, 1)}
+    if ssp.system not in systems:  # the application is declared without it now
+        return facts
+    left, whole = (systems[ssp.system].distance(ssp, start, replay.until) for start in (replay.next, replay.start))
+    return facts | {"left": left, "per_cent": 100 * (whole - left) // max(whole, 1)}
 
 
 def _span(span: timedelta) -> str:

@@ -46,20 +46,25 @@ class Preview:
     falls_back: bool = False
 
     @property
-    def effect(self) -> str:
-        """What happens to the position, in words."""
+    def move(self) -> str:
+        """What happens to the position, in a few words; where it can't be followed, why."""
         if self.error is not None:
             return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
         if self.request.until is not None:
-            again = f"reads {self.offsets:,} offsets again" if self.offsets else "finds nothing to read again"
-            return f"{again}; the position stays"
+            return "the position stays"
         if self.moved is None:
-            where = "begins here"
-        elif self.moved == 0:
-            where = "stays where it is"
-        else:
-            where = f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
-        return f"{where}, and has {self.offsets:,} offsets to read"
+            return "begins here"
+        if self.moved == 0:
+            return "stays where it is"
+        return f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
+
+    @property
+    def effect(self) -> str:
+        """The same as a sentence, with how many offsets there are to read."""
+        if self.error is not None:
+            return self.move
+        again = "" if self.request.until is None else " again"
+        return f"{self.offsets:,} offsets to read{again}: {self.move}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON-able values."""

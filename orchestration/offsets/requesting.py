@@ -132,10 +132,11 @@ def take_back(
     """
     startpoints, log = startpoints_of(lake, app), BatchLog(lake, app.name)
     _, state = log.read()
+    wanted = None if ssps is None else dict.fromkeys(ssps)
 
     def chosen(held: Held) -> bool:
         at = held.request.task if held.at is None else held.at
-        return (ssps is None or held.request.ssp in ssps) and (task is None or task == at)
+        return (wanted is None or held.request.ssp in wanted) and (task is None or task == at)
 
     waiting = [each.request for each in _waiting(startpoints) if chosen(each)]
     taken = [Held(request) for request in startpoints.delete_startpoints(waiting, by=by)]
@@ -147,15 +148,19 @@ def take_back(
             break
         _remove(startpoints, found)
         taken += found
-    left = [f"{each.summary()}: the open batch begins there" for each in handed if _begun(each, state)]
-    stopped, going = _stop_replays(log, state, ssps, by, reason) if task is None else ([], [])
-    known = {each.request.ssp for each in (*taken, *handed)} | {_parse(each.ssp) for each in (*stopped, *going)}
+    # Again: a run may have begun there before it was removed.
+    _, state = log.read()
+    used = [each for each in dict.fromkeys([*taken, *handed]) if _begun(each, state)]
+    taken = [each for each in taken if each not in used]
+    left = [f"{each.summary()}: a batch has begun there" for each in used]
+    stopped, going = _stop_replays(log, state, wanted, by, reason) if task is None else ([], [])
+    known = {each.request.ssp for each in (*taken, *used)} | {_parse(each.ssp) for each in (*stopped, *going)}
     left += [
         f"{each.ssp}: the replay from {each.position} ({each.by}: {each.reason}): the open batch is reading it; repeat "
         "this after its end, or abandon the batch (adjunct checkpoint abandon)"
         for each in going
     ]
-    left += [_nothing(str(ssp), state) for ssp in ssps or () if ssp not in known]
+    left += [_nothing(str(ssp), state) for ssp in wanted or () if ssp not in known]
     return TakenBack(tuple(taken), tuple(stopped), tuple(left))
 
 
@@ -173,8 +178,11 @@ def _handed(startpoints: StartpointManager, state: ApplicationState) -> Iterator
 
 
 def _begun(held: Held, state: ApplicationState) -> bool:
-    """Whether the open batch applies it: that is repeated as it is written, whatever is fanned out."""
-    return state.open is not None and state.open.startpoints.get(str(held.request.ssp)) == held.request.startpoint.id
+    """Whether a batch has applied it, or the open one does, which is repeated as it is written."""
+    ssp, startpoint_id = str(held.request.ssp), held.request.startpoint.id
+    applied = state.offsets.applied.get(ssp)
+    opened = state.open is not None and state.open.startpoints.get(ssp) == startpoint_id
+    return opened or (applied is not None and applied.id == startpoint_id)
 
 
 def _remove(startpoints: StartpointManager, handed: Sequence[Held]) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
     from orchestration.application import Application
-    from orchestration.batchlog import ApplicationState
+    from orchestration.batchlog import ApplicationState, ClosedBatch
 
 MAX_RESTARTS = 5
 # A failure that nobody has restarted for so long is history: a sensor that is switched on leaves it alone.
@@ -101,11 +101,15 @@ def _failed_in_a_row(attempts: Sequence[Attempt], state: "ApplicationState") -> 
         if attempt.status is not DagsterRunStatus.FAILURE or attempt.ended_at is None:
             break
         left_open = not failed and state.open is not None and state.open.run == attempt.run_id
-        if last is not None and not left_open and last.closed_at.timestamp() > attempt.began_at:
-            # It has closed a batch itself, or somebody else has since.
+        if last is not None and not left_open and _closed_since(last, attempt):
             break
         failed.append(attempt)
     return failed
+
+
+def _closed_since(last: "ClosedBatch", attempt: Attempt) -> bool:
+    """Whether the application's last batch is this run's own, or was closed by somebody else since it began."""
+    return last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
 
 
 def _why_not(attempts: Sequence[Attempt], state: "ApplicationState") -> str:

@@ -96,7 +96,8 @@ def startpoint_sensor(
         if not requested and not pending:
             return SkipReason("No startpoints wait.")
         if in_progress(context.instance, job.name, own):
-            return SkipReason(f"{described([*requested, *pending])}; a run is in progress, they wait for the next one.")
+            what = described([*requested, *pending])
+            return SkipReason(f"{what}; a run is in progress: what it did not meet at its start is for the next one.")
         systems = systems_for(app, lake)
         planned = plan_application(app, systems)
         fan_out = fan_out_requests(startpoints, systems, app, planned)

@@ -101,17 +101,10 @@ def delivered_sensor(
 
 
 def _delivered(lake: "Lake", datasets: "Sequence[AdjunctDataset]") -> tuple[str | None, str]:
-    """Return the version that all datasets have next and whole, else None and what is awaited."""
     from orchestration.catalog import systems_of
-    from orchestration.progress import delivered_version
+    from orchestration.progress import delivered_to_all
 
-    systems = systems_of(datasets, lake)
-    found = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
-    versions = {version for version, _ in found.values()}
-    if len(versions) == 1 and None not in versions:
-        return versions.pop(), ""
-    said = [f"{name}: {awaited or f'version {version} is there'}" for name, (version, awaited) in found.items()]
-    return None, "; ".join(said) if len(datasets) > 1 else next(awaited for _, awaited in found.values())
+    return delivered_to_all(lake, systems_of(datasets, lake), datasets)
 
 
 def _asked_for(

@@ -65,6 +65,7 @@ class LakeStreams(StreamSystem):
 
     name = "lake"
     appends_alone = True
+    counts_unread = True
 
     def __init__(self, lake: Lake, *, clock: Callable[[], datetime] | None = None) -> None:
         self.lake = lake

@@ -110,6 +110,8 @@ class StreamSystem(ABC):
     default_offset: Literal["oldest", "upcoming"] | None = None
     # Whether the offsets of an append hold its records and no others, so that reading them gives it back.
     appends_alone: bool = False
+    # Whether `records_between` answers without reading the records.
+    counts_unread: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
     unsupported_startpoints: Collection[str] = ()
 

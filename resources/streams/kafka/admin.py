@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LOOK = 0.05
+_WARNINGS = 4
 _GREATEST = 2**63 - 1
 _LEADER_SECONDS = 0.2
 _PROPAGATION_SECONDS = 30.0
@@ -51,10 +52,17 @@ class KafkaAdmin:
         """Return the names of all topics."""
         from confluent_kafka import KafkaException
 
-        try:
-            return sorted(self._connected().list_topics(timeout=patience(self.settings)).topics)
-        except KafkaException as error:
-            raise self._explained(error.args[0], "its topics") from error
+        deadline, part = time.monotonic() + patience(self.settings), 1.0
+        while True:
+            # In parts, each longer than the one before: while it waits, the client does not tell that we are refused.
+            left = max(deadline - time.monotonic(), 0.1)
+            try:
+                return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
+            except KafkaException as error:
+                found = self._explained(error.args[0], "its topics")
+                if left <= part or not isinstance(found, StreamUnavailableError):
+                    raise found from error
+            part *= 2
 
     def describe(self, topic: str) -> TopicDescription | None:
         """Return the topic, or None where there is none."""
@@ -141,7 +149,8 @@ class KafkaAdmin:
     def _connected(self) -> AdminClient:
         with self._lock:
             if self._client is None:
-                self._client = new_client("admin", self.settings, {}, self._refusals)
+                own = {} if "log_level" in self.settings.client else {"log_level": _WARNINGS}
+                self._client = new_client("admin", self.settings, own, self._refusals)
             return self._client
 
     def _answers(self, asked: Mapping[Any, Future[T]], what: str) -> dict[Any, T]:

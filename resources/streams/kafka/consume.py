@@ -1,14 +1,14 @@
-"""Reads one exact range of a topic's partition, by position.
+"""Reads exact ranges of a topic's partitions, by position.
 
 Offsets have holes: control records, aborted transactions and compaction leave them. So a range has been read when the
 position is at its end, or past it, whatever the number of records was. Nothing is ever committed or rebalanced: the
-consumer is told its partition and offset.
+consumer is told its partitions and offsets.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from resources.errors import AdjunctError, OffsetOutOfRangeError
 from resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
 from resources.streams.kafka.delivery import END_OF_DATASET
+from resources.streams.kafka.offsets import too_old
 from resources.streams.kafka.security import Refusals, new_client
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _WAIT = 0.1
 _DEFAULTS: Mapping[str, Any] = {
     "queued.min.messages": 500_000,
     "queued.max.messages.kbytes": 32_768,
+    "log_level": 4,  # warnings; what matters is raised
     # How long a broker thinks before it says that a partition ends here, which a range that ends in a hole waits for.
     "fetch.wait.max.ms": 50,
     # How long the client rests when its queue is full: shorter than it takes to empty it.
@@ -64,34 +66,29 @@ class TopicRange:
         return f"{self.stream}.{self.partition}"
 
 
-def new_consumer(settings: KafkaSettings, refusals: Refusals, own: Mapping[str, Any] | None = None) -> Consumer:
-    """Return a consumer that reads what is committed, and never resets a position."""
-    given = {key: value for key, value in {**_DEFAULTS, **(own or {})}.items() if key not in settings.client}
-    consumer: Consumer = new_client("consumer", settings, {**given, **_FIXED}, refusals)
-    return consumer
+Share = tuple[TopicRange, list["Message"]]
+
+
+def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterator[Share]:
+    """Yield exactly the messages of ranges of one topic, in lists of up to BATCH, those of each partition in order.
+
+    Each range is of another partition. After the last message, makes sure that the topic still is the one that the
+    ranges are of. Raises OffsetOutOfRangeError for a range that the topic does not hold whole (any more), and
+    StreamUnavailableError where nothing comes for so long that the brokers must be in trouble.
+    """
+    if any(wanted.start < wanted.end for wanted in ranges):
+        yield from _Reader(settings, ranges).shares()
+        check_identity(settings, ranges[0])
 
 
 def messages(settings: KafkaSettings, wanted: TopicRange) -> Iterator[list[Message]]:
-    """Yield exactly the messages of a range, in order, in lists of up to BATCH; none for an empty one.
-
-    After the last, makes sure that the topic still is the one that the range is of. Raises OffsetOutOfRangeError for a
-    range that the topic does not hold whole (any more), and StreamUnavailableError where nothing comes for so long
-    that the brokers must be in trouble.
-    """
-    if wanted.start >= wanted.end:
-        return
-    from confluent_kafka import TopicPartition
-
-    refusals = Refusals(settings)
-    with closing(new_consumer(settings, refusals)) as consumer:
-        consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
-        yield from _until_end(consumer, settings, wanted, refusals)
-    check_identity(settings, wanted)
+    """Yield exactly the messages of one range; see `read_ranges`."""
+    return (got for _, got in read_ranges(settings, [wanted]))
 
 
-def count_records(settings: KafkaSettings, wanted: TopicRange) -> int:
-    """Return how many records a range holds; markers are none. Reads all of them."""
-    return sum(not is_marker(message.headers()) for got in messages(settings, wanted) for message in got)
+def count_records(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> int:
+    """Return how many records ranges of one topic hold; markers are none. Reads all of them."""
+    return sum(not is_marker(message.headers()) for _, got in read_ranges(settings, ranges) for message in got)
 
 
 def is_marker(headers: Any) -> bool:
@@ -99,57 +96,22 @@ def is_marker(headers: Any) -> bool:
     return headers is not None and any(name == END_OF_DATASET for name, _ in headers)
 
 
-def first_at(
-    settings: KafkaSettings, topic: str, starts: Mapping[int, int], ends: Mapping[int, int], timestamp_ms: int
-) -> dict[int, int]:
-    """Return where each partition has its first message at or after a time (ms), from `starts` on; else its end.
+def first_at(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
+    """Return by partition where in its range the first message at or after a time (ms) is; its end where none is.
 
-    A broker's own answer may be an entry that no reader sees, so the next that one does see is looked at. One
-    consumer reads all partitions, a little of each.
+    A broker's own answer may be an entry that no reader sees, so this looks at the next that one does see. It reads a
+    little of all partitions at once.
     """
-    from confluent_kafka import TopicPartition
-
-    found: dict[int, int] = {}
-    if not starts:
+    found = {wanted.partition: wanted.end for wanted in ranges}
+    if not ranges:
         return found
-    refusals, limit = Refusals(settings), patience(settings)
-    with closing(new_consumer(settings, refusals, _A_LITTLE)) as consumer:
-        consumer.assign([TopicPartition(topic, partition, start) for partition, start in starts.items()])
-        heard = time.monotonic()
-        while len(found) < len(starts):
-            got = consumer.consume(BATCH if len(starts) > 1 else 1, _WAIT)
-            before = len(found)
-            for message in got:
-                _look(message, found, ends, timestamp_ms, settings, topic)
-            done = [TopicPartition(topic, partition) for partition in list(found)[before:]]
-            if done:
-                consumer.pause(done)
-            if got:
-                heard = time.monotonic()
-            refusals.check()
-            if time.monotonic() - heard > limit:
-                left = sorted(starts.keys() - found)
-                raise no_answer(settings, f"the records of topic {topic!r}, partitions {left[:10]}", "no answer")
+    reader = _Reader(settings, ranges, _A_LITTLE)
+    for wanted, got in reader.shares():
+        at = next((message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None)
+        if at is not None:
+            found[wanted.partition] = at
+            reader.leave(wanted.partition)
     return found
-
-
-def _look(
-    message: Message, found: dict[int, int], ends: Mapping[int, int], time_ms: int, settings: KafkaSettings, topic: str
-) -> None:
-    """Note where a partition's first message at or after the time is, if this message tells."""
-    error, partition, offset = message.error(), message.partition(), message.offset()
-    if error is not None and error.code() == error.GROUP_AUTHORIZATION_FAILED:
-        return
-    if error is not None and error.code() != error._PARTITION_EOF:
-        raise failure(error, settings, f"topic {topic!r}, partition {partition}")
-    assert partition is not None
-    assert offset is not None
-    if partition in found:
-        return
-    if offset >= ends[partition]:
-        found[partition] = ends[partition]
-    elif error is None and message.timestamp()[1] >= time_ms:
-        found[partition] = offset
 
 
 def check_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
@@ -164,69 +126,100 @@ def check_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
         )
 
 
-def _until_end(
-    consumer: Consumer, settings: KafkaSettings, wanted: TopicRange, refusals: Refusals
-) -> Iterator[list[Message]]:
-    position, limit = wanted.start, patience(settings)
-    heard = time.monotonic()
-    while position < wanted.end:
-        # No more than can be left: the call comes back as soon as it has so many.
-        got = consumer.consume(min(BATCH, wanted.end - position), _WAIT)
-        ended = False
-        if any(message.error() for message in got):
-            got, ended = _sorted_out(got, consumer, settings, wanted)
-        if got:
+class _Reader:
+    """One consumer on ranges of different partitions."""
+
+    def __init__(
+        self, settings: KafkaSettings, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None
+    ) -> None:
+        self._settings = settings
+        self._refusals = Refusals(settings)
+        given = {key: value for key, value in {**_DEFAULTS, **(own or {})}.items() if key not in settings.client}
+        self._consumer: Consumer = new_client("consumer", settings, {**given, **_FIXED}, self._refusals)
+        self._left = {wanted.partition: wanted for wanted in ranges if wanted.start < wanted.end}
+        self._positions = {partition: wanted.start for partition, wanted in self._left.items()}
+
+    def shares(self) -> Iterator[Share]:
+        from confluent_kafka import TopicPartition
+
+        limit = patience(self._settings)
+        with closing(self._consumer):
+            self._consumer.assign([TopicPartition(w.topic, w.partition, w.start) for w in self._left.values()])
             heard = time.monotonic()
-            position = got[-1].offset() + 1  # type: ignore[operator]
-            if position > wanted.end:
-                got = [message for message in got if message.offset() < wanted.end]  # type: ignore[operator]
-            if got:
-                yield got
-                heard = time.monotonic()
-        if ended:
-            return
-        if time.monotonic() - heard > limit:
-            refusals.check()
-            raise no_answer(settings, f"the records of {wanted.ssp} from offset {position}", f"none in {limit:.0f} s")
-        if not got:
-            refusals.check()
+            while self._left:
+                # No more than can be left: the call comes back as soon as it has so many.
+                width = sum(wanted.end - self._positions[partition] for partition, wanted in self._left.items())
+                got, ended = self._consumer.consume(min(BATCH, width), _WAIT), list[int]()
+                if any(message.error() for message in got):
+                    got, ended = self._sorted_out(got)
+                for share in self._shared(got):
+                    yield share
+                    heard = time.monotonic()
+                for partition in ended:
+                    self.leave(partition)
+                if not got:
+                    self._refusals.check()
+                    if time.monotonic() - heard > limit:
+                        raise self._silence(limit)
 
+    def leave(self, partition: int) -> None:
+        """Read no more of a partition."""
+        from confluent_kafka import TopicPartition
 
-def _sorted_out(
-    got: list[Message], consumer: Consumer, settings: KafkaSettings, wanted: TopicRange
-) -> tuple[list[Message], bool]:
-    """Return the messages among what came, and whether the range's end was seen; raise what the other events mean."""
-    ended = False
-    for message in got:
-        error = message.error()
-        if error is None:
-            continue
-        if error.code() == error._PARTITION_EOF:
-            # Before the range's end, it is the end of a replica that lags, or of a topic that was created again.
-            if message.offset() < wanted.end:  # type: ignore[operator]
-                check_identity(settings, wanted)
-            else:
-                ended = True
-        elif error.code() != error.GROUP_AUTHORIZATION_FAILED:  # there is no group
-            raise _refused(error, consumer, settings, wanted)
-    return [message for message in got if message.error() is None], ended
+        left = self._left.pop(partition, None)
+        if left is not None and self._left:
+            self._consumer.pause([TopicPartition(left.topic, partition)])
 
+    def _shared(self, got: list[Message]) -> Iterator[Share]:
+        """Yield what came by partition, within the ranges, and move the positions."""
+        by_partition: dict[Any, list[Message]] = {}
+        if len(self._positions) == 1:
+            by_partition = dict.fromkeys(self._left, got)
+        else:
+            for message in got:
+                by_partition.setdefault(message.partition(), []).append(message)
+        for partition, given in by_partition.items():
+            wanted = self._left.get(partition)
+            if wanted is None or not given:
+                continue
+            position: Any = given[-1].offset()
+            self._positions[partition] = position + 1
+            inside = given if position < wanted.end else [m for m in given if m.offset() < wanted.end]  # type: ignore[operator]
+            if position + 1 >= wanted.end:
+                self.leave(partition)
+            if inside:
+                yield wanted, inside
 
-def _refused(error: KafkaError, consumer: Consumer, settings: KafkaSettings, wanted: TopicRange) -> AdjunctError:
-    from confluent_kafka import TopicPartition
+    def _sorted_out(self, got: list[Message]) -> tuple[list[Message], list[int]]:
+        """Return the messages among what came, and the partitions that have ended; raise what else it means."""
+        ended = []
+        for message in got:
+            error, wanted = message.error(), self._left.get(message.partition())  # type: ignore[arg-type]
+            if error is None or error.code() == error.GROUP_AUTHORIZATION_FAILED:  # there is no group
+                continue
+            if wanted is None and message.partition() in self._positions:  # read already
+                continue
+            if error.code() != error._PARTITION_EOF:
+                raise self._refused(error, wanted)
+            if wanted is not None and message.offset() >= wanted.end:  # type: ignore[operator]
+                ended.append(wanted.partition)
+            elif wanted is not None:
+                # A replica lags, or the topic was created again and has less.
+                check_identity(self._settings, wanted)
+        return [message for message in got if message.error() is None], ended
 
-    if error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
-        return failure(error, settings, wanted.ssp)
-    check_identity(settings, wanted)
-    at = TopicPartition(wanted.topic, wanted.partition)
-    oldest, _ = consumer.get_watermark_offsets(at, patience(settings))
-    return too_old(wanted.ssp, wanted.start, oldest)
+    def _refused(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
+        from confluent_kafka import TopicPartition
 
+        if wanted is None or error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
+            topic = next(iter(self._left.values())).topic
+            return failure(error, self._settings, f"topic {topic!r}" if wanted is None else wanted.ssp)
+        check_identity(self._settings, wanted)
+        at = TopicPartition(wanted.topic, wanted.partition)
+        oldest, _ = self._consumer.get_watermark_offsets(at, patience(self._settings))
+        return too_old(wanted.ssp, self._positions[wanted.partition], oldest)
 
-def too_old(ssp: object, start: int, oldest: int) -> OffsetOutOfRangeError:
-    """Return the error for a range that begins before what the topic still holds."""
-    return OffsetOutOfRangeError(
-        f"{ssp}: the range begins at offset {start}, the oldest that the topic still holds is {oldest}.",
-        "Records before it were deleted by retention. Go on without them by a startpoint (oldest) for this partition, "
-        "or keep the topic longer (retention.ms, retention.bytes) than its reader may fall behind.",
-    )
+    def _silence(self, seconds: float) -> AdjunctError:
+        partition, wanted = next(iter(self._left.items()))
+        what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
+        return no_answer(self._settings, what, f"none in {seconds:.0f} s")

@@ -18,7 +18,7 @@ from resources.streams.kafka.avro_format import Avro
 from resources.streams.kafka.codec import FAIL, Format
 from resources.streams.kafka.json_format import Json
 from resources.streams.kafka.protobuf_format import Protobuf
-from resources.streams.kafka.raw_format import KeyText, Raw, RawKey
+from resources.streams.kafka.raw_format import KeyText, Raw, RawKey, Text
 from resources.streams.kafka.registry import SchemaRegistry
 from resources.streams.kafka.values import SHOWN, Problems, part
 from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, TIMESTAMP, TOMBSTONE
@@ -165,6 +165,7 @@ __all__ = [
     "Protobuf",
     "Raw",
     "SchemaRegistry",
+    "Text",
     "decoder",
     "schema_of",
 ]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import Schema
 from resources.streams.kafka.codec import FAIL, Reader, Writer, as_schema, check_malformed
+from resources.streams.kafka.json_at_once import at_once
 from resources.streams.kafka.values import Problems, brief, columns_of, from_json, to_texts
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ class Json:
     type makes the message malformed: nothing is taken for another type, rounded (but into FLOAT and DOUBLE) or cut.
     STRING columns take texts, and objects and lists as JSON text. DECIMAL takes numbers and texts, exactly. DATE and
     TIMESTAMP are ISO 8601 texts, timestamps with a zone; or whole numbers where `timestamps` says what they count.
-    BINARY is base64.
+    BINARY is base64. `names` has the field's name for columns that are called otherwise: {"deleted": "__deleted"}.
     """
 
     schema: Schema | str
     timestamps: Literal["millis", "micros"] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
     malformed: str = FAIL
 
     def __post_init__(self) -> None:
@@ -40,6 +42,10 @@ class Json:
             raise ConfigurationError(
                 f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.", "Choose one."
             )
+        self.columns().select(self.names, "a JSON format")
+        fields = [self.names.get(name, name) for name in self.columns().names]
+        if twice := {name for name in fields if fields.count(name) > 1}:
+            raise ConfigurationError(f"a JSON format has two columns of the field {min(twice)!r}.", "Leave one out.")
         check_malformed(self.malformed, self.columns(), "a JSON format")
 
     def columns(self) -> Schema:
@@ -48,11 +54,16 @@ class Json:
 
     def reader(self, what: str) -> Reader:
         schema = self.columns()
-        converts = {field.name: from_json(field, self.timestamps) for field in schema.fields}
-        exact = any(field.type.startswith("decimal") for field in schema.fields)
+        converts = {each.name: from_json(each, self.timestamps) for each in schema.fields}
+        exact = any(each.type.startswith("decimal") for each in schema.fields)
+        named = dict(self.names)
         decode = json.JSONDecoder(parse_constant=_no_number, parse_float=Decimal if exact else float).decode
 
+        quick = at_once(schema, named)
+
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            if (whole := quick(data)) is not None:
+                return whole
             rows: list[dict[str, Any] | None] = []
             for row, each in enumerate(data):
                 found = None
@@ -62,6 +73,8 @@ class Json:
                         if type(found) is not dict:
                             problems[row] = f"{brief(found)} where a JSON object belongs"
                             found = None
+                        elif named:
+                            found |= {column: found.get(name) for column, name in named.items()}
                     except UnicodeDecodeError as error:
                         problems[row] = f"not UTF-8 at byte {error.start}"
                     except json.JSONDecodeError as error:
@@ -75,12 +88,12 @@ class Json:
 
     def writer(self, what: str, subject: str) -> Writer:
         fields = self.columns().fields
-        heads = [json.dumps(field.name, ensure_ascii=False) + ":" for field in fields]
+        heads = [json.dumps(self.names.get(each.name, each.name), ensure_ascii=False) + ":" for each in fields]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = [
-                _texts(column, field.type, f"{what}: column {field.name!r}", self.timestamps)
-                for column, field in zip(columns, fields, strict=True)
+                _texts(column, each.type, f"{what}: column {each.name!r}", self.timestamps)
+                for column, each in zip(columns, fields, strict=True)
             ]
             named = [[head + text for text in each] for head, each in zip(heads, texts, strict=True)]
             return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]

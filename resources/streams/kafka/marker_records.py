@@ -8,14 +8,14 @@ the records: some 100,000 a second.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from resources.errors import MalformedDocumentError
-from resources.streams.kafka.consume import TopicRange, messages
+from resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from resources.streams.kafka.delivery import END_OF_DATASET
+from resources.streams.kafka.offsets import parse_offset
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import Marker
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from resources.streams.kafka.system import KafkaStreams
-
-_AT_A_TIME = 8
 
 
 class _Said(BaseModel):
@@ -40,17 +38,15 @@ def marker_text(version: str, rows: int | None = None, checksum: str | None = No
     return _Said(version=version, rows=rows, checksum=checksum).model_dump_json(exclude_none=True).encode()
 
 
-def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker | None:
-    """Return the marker that a message is, or None. Raises MalformedDocumentError for one that can't be read."""
-    headers: list[tuple[str, bytes]] = message.headers() or []  # type: ignore[assignment]
+def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
+    """Return the marker that a message is. Raises MalformedDocumentError for one that can't be read."""
+    headers: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
     said = next((value for name, value in headers if name == END_OF_DATASET), None)
-    if said is None:
-        return None
     try:
-        found = _Said.model_validate_json(said)
+        found = _Said.model_validate_json(said or b"")
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {said[:200]!r}: "
+            f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(said or b'')[:200]!r}: "
             f"{error.errors()[0]['msg']}.",
             'Write markers as {"version": "v7"}, and with "rows" and "checksum" as they are known.',
         ) from error
@@ -62,22 +58,23 @@ def markers(
 ) -> list[Marker]:
     """Return the markers at or after these offsets (of all partitions when None), in order.
 
-    Reads all records from there on, several partitions at a time, but keeps none of them. An offset that retention
-    has passed counts as the oldest.
+    Reads all records from there on, but keeps none of them. An offset that retention has passed counts as the oldest.
     """
     facts = system.topic(stream)
     name = f"{system.name}.{stream}"
-    wanted = range(facts.partitions) if since is None else [s.partition for s in since if s.qualified_stream == name]
-    oldest, upcoming = system.admin.oldest(facts.topic, wanted), system.admin.upcoming(facts.topic, wanted)
-    starts = {} if since is None else {ssp.partition: int(offset) for ssp, offset in since.items()}
+    if since is None:
+        starts = dict.fromkeys(range(facts.partitions), 0)
+    else:
+        starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
+    oldest, upcoming = system.admin.oldest(facts.topic, starts), system.admin.upcoming(facts.topic, starts)
     ranges = [
-        TopicRange(facts.topic, facts.identity, p, max(starts.get(p, 0), oldest[p]), upcoming[p], name) for p in wanted
+        TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
+        for p, start in sorted(starts.items())
     ]
-
-    def found(wanted: TopicRange) -> list[Marker]:
-        ssp = SystemStreamPartition(system.name, stream, wanted.partition)
-        each = (marker_in(message, ssp) for got in messages(system.settings, wanted) for message in got)
-        return [marker for marker in each if marker is not None]
-
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        return [marker for some in pool.map(found, sorted(ranges, key=lambda r: r.partition)) for marker in some]
+    found = [
+        marker_in(message, SystemStreamPartition(system.name, stream, wanted.partition))
+        for wanted, got in read_ranges(system.settings, ranges)
+        for message in got
+        if is_marker(message.headers())
+    ]
+    return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))

@@ -53,7 +53,22 @@ def append(
     partitioned: bool = False,
     consumed: Mapping[SystemStreamPartition, str] | None = None,
 ) -> AppendResult:
-    """Add records to a topic; see `KafkaStreams.append`."""
+    """Add records to a topic, from a frame by Spark's tasks, from a table by this process and in its order.
+
+    `data` has the stream's columns and may have `__tombstone`, `__timestamp` (kept in ms; null is now) and `__epoch`.
+    Records of one key go out by one task, in the order of `order_by` (columns that only serve the order are left
+    out), to the partition that Kafka's Java client gives the key; records without key go to any. `partitioned=True`
+    says that each key's records are in one partition of the frame already. `end_of_dataset` ends a version: a marker
+    follows in every partition.
+
+    Without transactions this is at least once. With them it is exactly once per producer and sequence, and `consumed`,
+    the next offsets of input from the same cluster, is committed with the records, for the consumer group
+    `producer`. The sequences of a producer rise: one below its last counts as in already.
+
+    Where the result's offsets begin and end, records of other producers may lie in between. Raises
+    SchemaMismatchError, PermanentError for a record that Kafka refuses, ProducerConflict, CommitConflict, and
+    StreamUnavailableError, after which the same call may be repeated.
+    """
     check_producer(producer, sequence)
     facts = system.topic(stream)
     markers: dict[int, bytes] = {}
@@ -209,9 +224,11 @@ def _append(
             "Deliver versions through a topic that is not compacted.",
         )
     offsets: dict[str, dict[int, int]] = {}
-    for ssp, offset in consumed.items():
-        if ssp.system == system.name and facts.declared.transactional:
-            offsets.setdefault(system.topic(ssp.stream).topic, {})[ssp.partition] = int(offset)
+    if facts.declared.transactional:
+        ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == system.name]
+        topics = {stream: system.topic(stream).topic for stream in {ssp.stream for ssp, _ in ours}}
+        for ssp, offset in ours:
+            offsets.setdefault(topics[ssp.stream], {})[ssp.partition] = offset
     return Append(_target(system, facts), producer, sequence, tuple(sorted(markers.items())), offsets)
 
 

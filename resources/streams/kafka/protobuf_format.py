@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import Field, Schema
 from resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
-from resources.streams.kafka.registry import HEADER_BYTES, SchemaRegistry, header, number_of
+from resources.streams.kafka.framing import HEADER_BYTES, header, indexes_at, indexes_bytes, number_of
+from resources.streams.kafka.protobuf_types import (
+    column_type,
+    getter,
+    indexes_of,
+    is_nested,
+    message_class,
+    nested_json,
+    put,
+)
+from resources.streams.kafka.registry import SchemaRegistry
 from resources.streams.kafka.values import Problems, Unfit, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_TIMESTAMP = "google.protobuf.Timestamp"
-_WRAPPERS = {
-    f"google.protobuf.{name}Value": kind
-    for name, kind in (
-        ("Double", "double"), ("Float", "float"), ("Int64", "bigint"), ("UInt64", "decimal(20,0)"), ("Int32", "int"),
-        ("UInt32", "bigint"), ("Bool", "boolean"), ("String", "string"), ("Bytes", "binary"),
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +61,19 @@ class Protobuf:
         return f"Protobuf({self.message!r}, {size} bytes of descriptors, registry={self.registry!r})"
 
     def columns(self) -> Schema:
-        return Schema(tuple(Field(field.name, _column_type(field)) for field in self._descriptor().fields))
+        return Schema(tuple(Field(field.name, column_type(field)) for field in self._descriptor().fields))
 
     def _descriptor(self) -> Any:
         assert isinstance(self.descriptor_set, bytes)
-        return _message(self.descriptor_set, self.message).DESCRIPTOR
+        return message_class(self.descriptor_set, self.message).DESCRIPTOR
 
     def reader(self, what: str) -> Reader:
         assert isinstance(self.descriptor_set, bytes)
-        message, schema = _message(self.descriptor_set, self.message), self.columns()
-        get = {field.name: _getter(field) for field in message.DESCRIPTOR.fields if not _is_nested(field)}
-        nested = [field for field in message.DESCRIPTOR.fields if _is_nested(field)]
+        message, schema = message_class(self.descriptor_set, self.message), self.columns()
+        get = {field.name: getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}
+        nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
         numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
-        bare = _unframed(self.registry, _indexes(message.DESCRIPTOR)) if self.registry else None
+        bare = _unframed(self.registry, indexes_of(message.DESCRIPTOR)) if self.registry else None
 
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
             from google.protobuf.message import DecodeError
@@ -96,7 +93,7 @@ class Protobuf:
                                 )
                         found = {name: value(made) for name, value in get.items()}
                         if nested:
-                            found |= _json_of(made, nested, get)
+                            found |= nested_json(made, nested, get)
                     except Unfit as error:
                         problems[row] = str(error)
                     except (DecodeError, ValueError, OverflowError) as error:
@@ -108,7 +105,7 @@ class Protobuf:
 
     def writer(self, what: str, subject: str) -> Writer:
         assert isinstance(self.descriptor_set, bytes)
-        message = _message(self.descriptor_set, self.message)
+        message = message_class(self.descriptor_set, self.message)
         fields, head = list(message.DESCRIPTOR.fields), b""
         if self.registry is not None:
             head = self._head(self.registry, self.subject or subject, message.DESCRIPTOR, what)
@@ -120,7 +117,7 @@ class Protobuf:
                 one = message()
                 for field, value in zip(fields, values, strict=True):
                     if value is not None:
-                        _put(one, field, value, what)
+                        put(one, field, value, what)
                 made.append(head + one.SerializeToString(deterministic=True))
             return made
 
@@ -136,153 +133,10 @@ class Protobuf:
             raise SchemaMismatchError(
                 f"{what}: the registry's subject {subject!r} is {found.kind}, not Protobuf.", "Name the right subject."
             )
-        return header(found.id) + _written(_indexes(descriptor))
+        return header(found.id) + indexes_bytes(indexes_of(descriptor))
 
     def describe(self) -> str:
         return f"Protobuf ({self.message})"
-
-
-# -- descriptors
-
-
-@lru_cache(maxsize=64)
-def _message(descriptor_set: bytes, name: str) -> Any:
-    """Return the class of a message. Raises ConfigurationError where there is none."""
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-        from google.protobuf.message import DecodeError
-    except ImportError as error:
-        raise ConfigurationError(
-            f"a Kafka stream is in Protobuf, and protobuf is not installed ({error}).",
-            "Install it wherever tasks run: pip install protobuf.",
-        ) from error
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file}
-        _add(pool, files.values(), files, set())
-        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
-    except (DecodeError, TypeError, KeyError) as error:
-        raise ConfigurationError(
-            f"the Protobuf descriptor set has no message {name!r} that can be used: {str(error)[:200]}.",
-            "Make it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name.",
-        ) from error
-
-
-def _add(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: set[str]) -> None:
-    """Add files to the pool, each behind those that it imports."""
-    for file in files:
-        if file.name not in added:
-            added.add(file.name)
-            _add(pool, [by_name[name] for name in file.dependency if name in by_name], by_name, added)
-            pool.AddSerializedFile(file.SerializeToString())
-
-
-def _indexes(descriptor: Any) -> tuple[int, ...]:
-    """Return where a message type stands in its file: its number there, or those of the types around it first."""
-    outer = descriptor.containing_type
-    siblings = list(outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values())
-    return (*(_indexes(outer) if outer is not None else ()), [each.name for each in siblings].index(descriptor.name))
-
-
-def _column_type(field: Any) -> str:
-    if _is_nested(field):
-        return "string"
-    if field.message_type is not None:
-        return _WRAPPERS.get(field.message_type.full_name, "timestamp")
-    kinds = {
-        field.CPPTYPE_INT32: "int", field.CPPTYPE_INT64: "bigint", field.CPPTYPE_UINT32: "bigint",
-        field.CPPTYPE_UINT64: "decimal(20,0)", field.CPPTYPE_DOUBLE: "double", field.CPPTYPE_FLOAT: "float",
-        field.CPPTYPE_BOOL: "boolean", field.CPPTYPE_ENUM: "string",
-    }  # fmt: skip
-    return kinds.get(field.cpp_type, "binary" if field.type == field.TYPE_BYTES else "string")
-
-
-# -- values
-
-
-def _is_nested(field: Any) -> bool:
-    """Whether a field is JSON text in its column: a list, a map, or a message without a column type of its own."""
-    if field.is_repeated:
-        return True
-    full = field.message_type.full_name if field.message_type is not None else _TIMESTAMP
-    return full != _TIMESTAMP and full not in _WRAPPERS
-
-
-def _getter(field: Any) -> Callable[[Any], Any]:
-    """Return what gets a field's value from a message, as the column has it."""
-    name, value = field.name, _plain_getter(field)
-    if not field.has_presence or field.has_default_value:
-        return value
-    return lambda message: value(message) if message.HasField(name) else None
-
-
-def _plain_getter(field: Any) -> Callable[[Any], Any]:
-    name = field.name
-    if field.message_type is not None:
-        if field.message_type.full_name == _TIMESTAMP:
-            return lambda message: _moment(getattr(message, name))
-        return lambda message: getattr(message, name).value
-    if field.enum_type is not None:
-        names = field.enum_type.values_by_number
-        return lambda message: _enum(names, getattr(message, name))
-    return lambda message: getattr(message, name)
-
-
-def _enum(names: Any, number: int) -> str:
-    return names[number].name if number in names else str(number)
-
-
-def _moment(value: Any) -> dt.datetime:
-    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
-
-
-def _json_of(message: Any, nested: Sequence[Any], others: Iterable[str]) -> dict[str, str | None]:
-    """Return fields as the JSON that Protobuf defines, with the names of the .proto file."""
-    from google.protobuf import json_format
-
-    only = type(message)()
-    only.CopyFrom(message)
-    for name in others:
-        only.ClearField(name)
-    try:
-        found = json_format.MessageToDict(only, preserving_proto_field_name=True)
-    except (json_format.Error, TypeError) as error:  # an Any whose type is not in the descriptor set
-        raise Unfit(f"nested fields have no form in JSON ({type(error).__name__})") from error
-    texts: dict[str, str | None] = {}
-    for field in nested:
-        if field.name in found:
-            texts[field.name] = json.dumps(found[field.name], ensure_ascii=False, separators=(",", ":"))
-        else:
-            is_map = field.is_repeated and field.message_type is not None and field.message_type.GetOptions().map_entry
-            texts[field.name] = ("{}" if is_map else "[]") if field.is_repeated else None
-    return texts
-
-
-def _put(message: Any, field: Any, value: Any, what: str) -> None:
-    """Set a field from a column's value. Raises SchemaMismatchError for one that it can't hold."""
-    from google.protobuf import json_format
-
-    try:
-        if _is_nested(field):
-            json_format.ParseDict({field.name: json.loads(value)}, message)
-        elif field.message_type is not None and field.message_type.full_name == _TIMESTAMP:
-            getattr(message, field.name).FromDatetime(value)
-        elif field.message_type is not None:
-            number = field.message_type.full_name == "google.protobuf.UInt64Value"
-            getattr(message, field.name).value = int(value) if number else value
-        elif field.enum_type is not None:
-            known = field.enum_type.values_by_name
-            setattr(message, field.name, known[value].number if value in known else int(value))
-        else:
-            setattr(message, field.name, int(value) if field.cpp_type == field.CPPTYPE_UINT64 else value)
-    except (json_format.ParseError, ValueError, TypeError, LookupError) as error:
-        raise SchemaMismatchError(
-            f"{what}: column {field.name!r} holds a value that its Protobuf field can't ({type(error).__name__}).",
-            "Correct it; nested columns hold JSON of the declared form, enums the names of their values.",
-        ) from error
-
-
-# -- Confluent's framing
 
 
 def _unframed(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[bytes], bytes]:
@@ -299,47 +153,9 @@ def _unframed(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[
                 raise Unfit(error.problem.rstrip(".")) from error
         if kinds[number] != "PROTOBUF":
             raise Unfit(f"schema {number} of the registry is {kinds[number]}, not Protobuf")
-        found, at = _indexes_at(data, HEADER_BYTES)
+        found, at = indexes_at(data, HEADER_BYTES)
         if found != declared:
             raise Unfit(f"another message of its file: indexes {list(found)[:10]}, declared {list(declared)}")
         return data[at:]
 
     return bare
-
-
-def _indexes_at(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return the message indexes that stand here, and where they end; a lone zero is short for (0,)."""
-    count, at = _zigzag(data, at)
-    if count == 0:
-        return (0,), at
-    if not 0 < count <= len(data):
-        raise Unfit("its message indexes can't be read")
-    found = []
-    for _ in range(count):
-        index, at = _zigzag(data, at)
-        found.append(index)
-    return tuple(found), at
-
-
-def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 35:
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if not data[at - 1] & 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
-    raise Unfit("its message indexes can't be read")
-
-
-def _written(indexes: tuple[int, ...]) -> bytes:
-    if indexes == (0,):
-        return b"\0"
-    out = bytearray()
-    for number in (len(indexes), *indexes):
-        value = number << 1
-        while value > 0x7F:
-            out.append(value & 0x7F | 0x80)
-            value >>= 7
-        out.append(value)
-    return bytes(out)

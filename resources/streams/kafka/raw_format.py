@@ -1,4 +1,4 @@
-"""Raw messages, and keys that are texts."""
+"""Messages as they are: bytes, or text; and keys that are texts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError
+from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import Schema
-from resources.streams.kafka.codec import FAIL, Reader, Writer
+from resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
 from resources.streams.kafka.values import UNFIT, Problems, columns_of, from_text, to_texts
 
 if TYPE_CHECKING:
@@ -55,6 +55,50 @@ def _raw_read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array
 
 def _raw_write(columns: Sequence[pa.Array]) -> list[bytes]:
     return list(columns[0].to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The whole message as text, in one STRING column: what is in it, a Debezium envelope for example, is for later."""
+
+    column: str = "value"
+    malformed: str = FAIL
+
+    def __post_init__(self) -> None:
+        check_malformed(self.malformed, self.columns(), "a text format")
+
+    def columns(self) -> Schema:
+        return Schema.of({self.column: "string"})
+
+    def reader(self, what: str) -> Reader:
+        schema = self.columns()
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            rows: list[dict[str, Any] | None] = []
+            for row, each in enumerate(data):
+                try:
+                    rows.append(None if each is None else {self.column: each.decode()})
+                except UnicodeDecodeError as error:
+                    problems[row] = f"not UTF-8 at byte {error.start}"
+                    rows.append(None)
+            return columns_of(rows, schema, {}, problems)
+
+        return read
+
+    def writer(self, what: str, subject: str) -> Writer:
+        def write(columns: Sequence[pa.Array]) -> list[bytes]:
+            if columns[0].null_count:
+                raise SchemaMismatchError(
+                    f"{what}: column {self.column!r} is null in {columns[0].null_count} records, and a message without "
+                    "a value is a tombstone.",
+                    "Mark them by __tombstone, or leave them out.",
+                )
+            return [each.encode() for each in columns[0].to_pylist()]
+
+        return write
+
+    def describe(self) -> str:
+        return "text"
 
 
 @dataclass(frozen=True, slots=True)

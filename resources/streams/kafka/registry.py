@@ -6,7 +6,6 @@ requests that are needed are here, over `requests`, which Dagster brings.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from urllib.parse import quote, urlsplit
 from resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
 from resources.streams.kafka.security import is_reference, secret
 
-_HEADER = struct.Struct(">bI")  # a zero, then the schema's id
-HEADER_BYTES = _HEADER.size
 _PAUSES = (0.2, 0.8)  # seconds before the second and the third try
 _TIMEOUT = (5, 15)  # seconds to connect, and to wait for an answer
 _TYPE = "application/vnd.schemaregistry.v1+json"
@@ -88,18 +85,6 @@ class SchemaRegistry:
         Raises SchemaMismatchError where the registry refuses it, as incompatible with the versions before.
         """
         return _register(self, subject, text, kind)
-
-
-def number_of(data: bytes) -> int | None:
-    """Return the schema id that a message begins with, None where it does not begin like that."""
-    if len(data) < HEADER_BYTES or data[0] != 0:
-        return None
-    return int(_HEADER.unpack_from(data)[1])
-
-
-def header(number: int) -> bytes:
-    """Return what a message of the schema begins with."""
-    return _HEADER.pack(0, number)
 
 
 @lru_cache(maxsize=1024)

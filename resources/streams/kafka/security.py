@@ -140,7 +140,8 @@ Kind = Literal["admin", "consumer", "producer"]
 def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], refusals: Refusals) -> Any:
     """Return a new client with the system's settings and the caller's `own`, which win.
 
-    Raises ConfigurationError for settings that librdkafka does not take. Poll the client before `refusals.check()`.
+    Raises ConfigurationError for settings that librdkafka does not take, and StreamUnavailableError where the token
+    callback fails. Poll the client before `refusals.check()`.
     """
     from confluent_kafka import Consumer, KafkaException, Producer
     from confluent_kafka.admin import AdminClient
@@ -148,13 +149,30 @@ def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], ref
     made: Mapping[Kind, Callable[[dict[str, Any]], Any]]
     made = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}
     try:
-        return made[kind]({**resolved(settings), **own, "error_cb": refusals})
+        return made[kind]({**_with_token(resolved(settings), settings), **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
         said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(
             f"Kafka system {settings.name!r}: the client settings can't be used: {said}.",
             "Correct client= of kafka_system; the names are those of librdkafka.",
         ) from None  # the cause might show the settings
+
+
+def _with_token(found: dict[str, Any], settings: ClientSettings) -> dict[str, Any]:
+    """Return the settings with a first token got already: a client that gets none waits, and does not tell why."""
+    callback = found.get("oauth_cb")
+    if callback is None:
+        return found
+    try:
+        first = [callback(found.get("sasl.oauthbearer.config", ""))]
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise StreamUnavailableError(
+            f"Kafka system {settings.name!r}: no token was to be had: the callback failed with {type(error).__name__}.",
+            "Look whether what the callback asks can be reached from here; then repeat.",
+        ) from error
+    return {**found, "oauth_cb": lambda config: first.pop() if first else callback(config)}
 
 
 def _made(place: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The Spark data source for Kafka: one Spark partition an offset range, read and decoded by a task's own consumer."""
+"""The Spark data source for Kafka: each task reads an offset range with a consumer of its own, and decodes it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from resources.spark_errors import wrapped
-from resources.streams.kafka.consume import TopicRange, is_marker, messages
+from resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from resources.streams.kafka.delivery import RESERVED
 from resources.streams.kafka.formats import HEADERS, KEY, VALUE, Raw, decoder, schema_of
 from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 NAME = "adjunct-kafka"
 SPLIT = 250_000
+LEAST = 10_000
 EPOCH_HEADER = f"{RESERVED}epoch"
+_registered: WeakSet[SparkSession] = WeakSet()
 _GREATEST_MS = 9_223_372_036_854_775
 
 
@@ -45,17 +48,20 @@ class Plan:
 
 @dataclass
 class _Piece(InputPartition):
-    """What one task reads."""
+    """What one task reads: part of a long range, or several short ones."""
 
-    wanted: TopicRange
+    ranges: tuple[TopicRange, ...]
 
 
 def records_frame(spark: SparkSession, plan: Plan) -> DataFrame:
     """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
 
-    A long range is read by several tasks. What is read is decided here: reading the frame again gives the same.
+    A long range is read by several tasks, short ones together by one. What is read is decided here: reading the frame
+    again gives the same.
     """
-    spark.dataSource.register(KafkaSource)
+    if spark not in _registered:
+        spark.dataSource.register(KafkaSource)
+        _registered.add(spark)
     slim = replace(plan, settings=replace(plan.settings, topics={}))
     return spark.read.format(NAME).option("plan", base64.b64encode(pickle.dumps(slim)).decode()).load()
 
@@ -79,27 +85,40 @@ class _Reader(DataSourceReader):
         self.plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        found = [_Piece(piece) for wanted in self.plan.ranges for piece in pieces(wanted)]
         # Spark would give a plan without partitions one of its own.
-        return found or [_Piece(wanted) for wanted in self.plan.ranges[:1]]
+        return [_Piece(ranges) for ranges in shares(self.plan.ranges)] or [_Piece(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _Piece)
-        return wrapped(record_batches(self.plan, partition.wanted))
+        return wrapped(record_batches(self.plan, partition.ranges))
 
 
-def pieces(wanted: TopicRange, split: int = SPLIT) -> list[TopicRange]:
-    """Return the range in parts of up to `split` offsets, which are about equal; none for an empty range."""
-    width = wanted.end - wanted.start
-    count = -(-width // split)
-    edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
-    return [replace(wanted, start=start, end=end) for start, end in pairwise(edges)]
+def shares(ranges: Sequence[TopicRange], split: int = SPLIT, least: int = LEAST) -> list[tuple[TopicRange, ...]]:
+    """Return what each task is to read: a range, in several parts of up to `split` offsets where it is longer.
+
+    Ranges that follow each other go together as long as they have no more than `least` offsets in all: a consumer
+    takes longer to start than to read so few. Empty ranges are left out.
+    """
+    found: list[tuple[TopicRange, ...]] = []
+    few: list[TopicRange] = []
+    for wanted in ranges:
+        width = wanted.end - wanted.start
+        count = -(-width // split)
+        if 0 < width <= least:
+            if sum(each.end - each.start for each in few) + width > least:
+                found.append(tuple(few))
+                few = []
+            few.append(wanted)
+        else:
+            edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
+            found += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
+    return [*found, tuple(few)] if few else found
 
 
-def record_batches(plan: Plan, wanted: TopicRange) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a range, in order."""
+def record_batches(plan: Plan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
+    """Yield the records of ranges of different partitions, those of each in order."""
     decoded = _decoder(plan)
-    for got in messages(plan.settings, wanted):
+    for wanted, got in read_ranges(plan.settings, ranges):
         kept, headers = got, [message.headers() for message in got]
         if any(headers) and any(map(is_marker, headers)):
             kept = [message for message in got if not is_marker(message.headers())]

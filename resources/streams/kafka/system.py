@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resources.errors import InvalidNameError, OffsetOutOfRangeError, StreamExistsError, StreamNotFoundError
+from resources.errors import InvalidNameError, StreamExistsError, StreamNotFoundError
 from resources.names import check_name
 from resources.streams.kafka.admin import KafkaAdmin
-from resources.streams.kafka.consume import TopicRange, count_records, first_at, too_old
+from resources.streams.kafka.consume import TopicRange, count_records, first_at
 from resources.streams.kafka.declared import Declarations, Known
+from resources.streams.kafka.offsets import check_range, parse_offset
 from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
 from resources.streams.ranges import no_partition, one_stream
 from resources.streams.ssp import SystemStreamPartition
@@ -142,7 +143,7 @@ class KafkaStreams(StreamSystem):
         """Return how many records the ranges hold, by reading them all: `distance` is an upper bound, at no cost."""
         if not ranges:
             return 0
-        return sum(count_records(self.settings, wanted) for wanted in self._ranges(ranges)[1])
+        return count_records(self.settings, self._ranges(ranges)[1])
 
     # -- reading
 
@@ -225,7 +226,9 @@ class KafkaStreams(StreamSystem):
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return the streams with this one as it stands now; each question about it is asked for all its partitions."""
-        return _Snapshot(self, stream)
+        from resources.streams.kafka.snapshot import KafkaSnapshot
+
+        return KafkaSnapshot(self, stream)
 
     # -- inside
 
@@ -279,7 +282,11 @@ class KafkaStreams(StreamSystem):
         ends = self._offsets(facts, partitions)[1]
         found = self.admin.since(facts.topic, partitions, timestamp_ms)
         starts = {p: offset for p, offset in found.items() if 0 <= offset < ends[p]}
-        return ends | first_at(self.settings, facts.topic, starts, ends, timestamp_ms)
+        ranges = [self._range(facts, p, start, ends[p]) for p, start in starts.items()]
+        return ends | first_at(self.settings, ranges, timestamp_ms)
+
+    def _range(self, facts: TopicFacts, partition: int, start: int, end: int) -> TopicRange:
+        return TopicRange(facts.topic, facts.identity, partition, start, end, f"{self.name}.{facts.stream}")
 
     def _ranges(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> tuple[TopicFacts, list[TopicRange]]:
         """Return the ranges of one stream, checked against what the topic holds now."""
@@ -289,76 +296,8 @@ class KafkaStreams(StreamSystem):
         for ssp, given in ranges.items():
             start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
             check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
-            stream = f"{self.name}.{facts.stream}"
-            wanted.append(TopicRange(facts.topic, facts.identity, ssp.partition, start, end, stream))
+            wanted.append(self._range(facts, ssp.partition, start, end))
         return facts, wanted
-
-
-class _Snapshot(KafkaStreams):
-    """The streams of a cluster, of which one is seen as it was at the first look at each part of it."""
-
-    def __init__(self, streams: KafkaStreams, stream: str) -> None:
-        super().__init__(streams.lake, streams.settings)
-        self.admin = streams.admin
-        self._stream = stream
-        self._facts: TopicFacts | None = None
-        self._config: Mapping[str, str] | None = None
-        self._edges_seen: Edges | None = None
-        self._times: dict[int, dict[int, int]] = {}
-
-    def _located(self, stream: str) -> TopicFacts:
-        if stream != self._stream:
-            return super()._located(stream)
-        if self._facts is None:
-            self._facts = super()._located(stream)
-        return self._facts
-
-    def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
-        if facts.stream != self._stream:
-            return super()._config_of(facts)
-        if self._config is None:
-            self._config = super()._config_of(facts)
-        return self._config
-
-    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
-        if facts.stream != self._stream:
-            return super()._offsets(facts, partitions)
-        if self._edges_seen is None:
-            self._edges_seen = super()._offsets(facts, range(facts.partitions))
-        return self._edges_seen
-
-    def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
-        if facts.stream != self._stream:
-            return super()._first_at(facts, partitions, timestamp_ms)
-        if timestamp_ms not in self._times:
-            self._times[timestamp_ms] = super()._first_at(facts, range(facts.partitions), timestamp_ms)
-        return self._times[timestamp_ms]
-
-
-def parse_offset(text: str, what: str) -> int:
-    """Return a Kafka offset, written in decimal digits, as a number."""
-    if isinstance(text, str) and text.isascii() and text.isdecimal():
-        return int(text)
-    raise OffsetOutOfRangeError(
-        f"{what}: offset {text!r} is none of Kafka's: expected decimal digits, as in '42'.",
-        "Use offsets as this system gave them out.",
-    )
-
-
-def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:
-    """Raise OffsetOutOfRangeError for a range that the partition does not hold whole."""
-    if start > end:
-        raise OffsetOutOfRangeError(
-            f"{ssp}: the range begins at {start}, after its end {end}.", "Give the smaller offset first."
-        )
-    if start < oldest:
-        raise too_old(ssp, start, oldest)
-    if end > upcoming:
-        raise OffsetOutOfRangeError(
-            f"{ssp}: the range ends at offset {end}, the topic's upcoming one (the last stable offset) is {upcoming}.",
-            f"End at {upcoming} or before. If the offset was valid once, the topic was created again or has lost "
-            "records: set a startpoint for this partition.",
-        )
 
 
 def _wrong_count(where: str, name: str, topic: str, found: int, wanted: int) -> StreamExistsError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ import pytest
 from assets import AdjunctDataset, DatasetStore, bounded_dataset, unbounded_dataset
 from assets.following import DeadLetters
 from assets.manifest import POSITION
+from assets.policies import DiscardPolicy
 from assets.report import AdvanceReport
+from assets.retention.discard import discard
 from assets.sources.changes.formats import OperationColumn
 from assets.sources.extractor import Projection
 from assets.unbounded import follow
@@ -435,6 +438,8 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again(mo
     with pytest.raises(Crash):
         world.advance(spec, lake=facts.faulty(world, Fault("put_if_match", 2, "crash-before")))
     assert told(world).bootstrap.state == "running"
+    (planned,) = plan_rewind(world.lake, world.systems, spec, positions={part(0): at(0)}).partitions
+    assert planned.taken == told(world).bootstrap.target[str(part(0))], "what the bootstrap will have taken in"
     corrected(monkeypatch)
     report = rewind(world, spec, {part(0): at(0)})
     assert report.action == "rewound"
@@ -494,7 +499,7 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(
 ) -> None:
     options, anew = CASES[name]
     bad: list[Fact] = [(None, 11, 1), ("e", 12, 12)] if options else []
-    begin = table_with(FIRST + bad, SECOND, **options)
+    begin = table_with(FIRST, SECOND + bad, **options)
     spec, before = table_of(**options), now(begin)
     starts = {0: 0, 1: 0} if anew else {0: 1, 1: 0}
     after = tenfold(begin, starts) if not bad else {k: 10 * n for k, n in before.items()}
@@ -581,6 +586,55 @@ def test_a_compaction_meanwhile_is_no_conflict(monkeypatch: pytest.MonkeyPatch) 
         world, table_of(), {part(0): at(0)}, lake=facts.faulty(world, Fault("put_if_match", 1, "meanwhile", compact))
     )
     assert now(world) == wanted
+
+
+@pytest.mark.usefixtures("quick")
+def test_files_that_are_read_again_outlive_a_compaction_and_a_discard_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = table_with(FIRST, SECOND)
+    wanted = tenfold(world, {0: 0})
+    corrected(monkeypatch)
+    at_once = DiscardPolicy(keep=1, grace=timedelta(0))
+    deleted: list[int] = []
+
+    def onto_after(self: Rewinding, changes: pa.Table, work: Any) -> tuple[pa.Table, None]:
+        compact_dataset(world.lake, NAME, no_session, by="test", level="major")
+        deleted.append(discard(world.lake, NAME, at_once, by="test").objects)
+        return _onto(self, changes, work)
+
+    monkeypatch.setattr(Rewinding, "onto", onto_after)
+    rewind(world, table_of(), {part(0): at(0)})
+    assert deleted == [0]
+    assert now(world) == wanted
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_there_is_nothing_to_apply_again_only_the_startpoint_is_recorded_once() -> None:
+    world = table_with(FIRST)
+    end = StartpointSpecific(offset=told(world).offsets[str(part(0))])
+    before = DatasetStore(world.lake, NAME).require_current().version
+    meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: rewind(world, table_of(), {part(0): end}))
+    rewind(world, table_of(), {part(0): end}, lake=facts.faulty(world, meanwhile))
+    assert [entry.action for entry in DatasetStore(world.lake, NAME).history(limit=None)].count("rewind") == 1
+    assert DatasetStore(world.lake, NAME).require_current().version == before
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_table_without_bootstrap_can_go_back_to_before_it_began() -> None:
+    world = facts_in(lake_in(InMemoryStore()), no_session)
+    spec = table_of(bootstrap=False)
+    facts.send(world, FIRST)
+    world.advance(spec)
+    world.advance(spec)
+    manifest = told(world)
+    begun = manifest.model_copy(
+        update={"bootstrap": manifest.bootstrap.model_copy(update={"start": dict(manifest.offsets)})}
+    )
+    DatasetStore(world.lake, NAME).log.transact(lambda _: begun, by="test")
+    rewind(world, spec, {part(p): at(0) for p in (0, 1)})
+    offsets = DatasetStore(world.lake, NAME).require_current().sealed.offsets
+    assert {start for start, _ in offsets.values()} == {"0"}, "the version says from where it has read"
 
 
 def _copy(world: World) -> World:

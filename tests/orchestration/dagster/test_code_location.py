@@ -152,7 +152,14 @@ def test_applications_given_together_share_datasets_and_feed_each_other(tmp_path
     assert graph.get(AssetKey(["lake", "priced"])).is_materializable
     own = defs.resolve_job_def("labels").asset_layer.selected_asset_keys
     assert own == {AssetKey(["lake", "labels"]), AssetKey(["datasets", "items"])}
-    assert [sensor.name for sensor in defs.sensors or ()] == ["order_totals_new_records", "labels_new_records"]
+    assert sorted(sensor.name for sensor in defs.sensors or ()) == [
+        "items_delivered",
+        *(
+            f"{name}_{what}"
+            for name in ("labels", "order_totals")
+            for what in ("new_records", "restart", "startpoints")
+        ),
+    ]
 
 
 def test_applications_that_share_nothing_merge(tmp_path: Path) -> None:
@@ -179,8 +186,9 @@ def test_two_declarations_of_one_dataset_are_refused(tmp_path: Path) -> None:
 
 
 def test_sensors_are_stopped_until_somebody_starts_them(tmp_path: Path) -> None:
-    (sensor,) = build_definitions(small.order_totals(tmp_path / "t.sqlite")).sensors or ()
-    assert sensor.default_status is DefaultSensorStatus.STOPPED
+    sensors = [*(build_definitions(small.order_totals(tmp_path / "t.sqlite")).sensors or ())]
+    assert len(sensors) == 4
+    assert {sensor.default_status for sensor in sensors} == {DefaultSensorStatus.STOPPED}
 
 
 def test_the_folder_that_a_dataset_is_made_from_is_an_external_asset_and_a_query_is_none() -> None:

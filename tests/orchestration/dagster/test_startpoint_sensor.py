@@ -123,8 +123,8 @@ def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
     ask_for(lake, ORDERS[0])
     sensor = Ticker(lake, copying(), instance, "copy_startpoints")
     assert sensor.skipped() == (
-        "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress, they wait "
-        "for the next one."
+        "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress: what it did "
+        "not meet at its start is for the next one."
     )
     startpoints = StartpointManager(MetadataStore(lake), "copy")
     assert len(startpoints.requests()) == 1

@@ -1,4 +1,4 @@
-"""What an application's positions should be after any history of runs: plain Python, with no word of the code under test.
+"""What an application's positions should be after any history of runs: plain Python, no word of the code under test.
 
 A run is a generator that stops after every step that others can see, and before every look at what others change: who
 advances it a few times and drops it has let the process die there; who does something else meanwhile has a race.
@@ -67,7 +67,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch reads (also empty ranges) with which epochs; `startpoints` it applies, or `replays` that it is of."""
+    """What a batch reads, also empty ranges, with which epochs; the startpoints it applies, or the replays it is of."""
 
     number: int
     ranges: Spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -21,7 +21,7 @@ from orchestration.planner import Task
 from orchestration.run import plan_application
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
 from resources.metadata import MetadataStore
-from resources.objects.faulty import Fault, FaultyStore
+from resources.objects.faulty import Crash, Fault, FaultyStore
 from resources.objects.lake import Lake, lake_in
 from resources.objects.memory import InMemoryStore
 from resources.schema import Schema
@@ -90,6 +90,7 @@ class OffsetsWorld:
     now: datetime = BEGIN
     runs: int = 0
     sent: int = 0
+    store: FaultyStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.monkeypatch.setattr(step_module, "run_batch", self.output.take)
@@ -136,9 +137,7 @@ class OffsetsWorld:
     # -- startpoints
 
     def startpoints(self, app: Application, lake: Lake | None = None) -> StartpointManager:
-        return StartpointManager(
-            MetadataStore(lake or self.lake), app.name, expires_after=app.startpoints_expire_after
-        )
+        return StartpointManager(MetadataStore(lake or self.lake), app.name, expires_after=app.startpoints_expire_after)
 
     def ask(
         self,
@@ -190,9 +189,8 @@ class OffsetsWorld:
             made = tuple(Task(name, tuple(ssps), (), ()) for name, ssps in tasks.items())
             plan = replace(plan, tasks=made)
         lake = self.faulty(faults)
-        return StepContext(
-            lake, self.systems(lake), app, plan, no_spark, f"run-{self.runs}", on_event, max_batches
-        )
+        self.store = cast(FaultyStore, lake.store)
+        return StepContext(lake, self.systems(lake), app, plan, no_spark, f"run-{self.runs}", on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         return run_step(self.context(app, **options))
@@ -202,6 +200,24 @@ class OffsetsWorld:
         before = set(self.output.batches)
         self.run(app, **options)
         return [batch for number, batch in sorted(self.output.batches.items()) if number not in before]
+
+    def reads(self, app: Application, **options: Any) -> list[Ranges]:
+        """Run, and return what each batch that this run was the first to deliver read, without empty ranges."""
+        return [batch.read() for batch in self.delivered(app, **options)]
+
+    def begin(self, app: Application) -> None:
+        """Let a run die when it has resolved startpoints and stored the positions, before it reads anything."""
+
+        def die(event: StepEvent) -> None:
+            if event.what == "startpoint":
+                raise Crash("after the start")
+
+        with pytest.raises(Crash, match="after the start"):
+            self.run(app, on_event=die)
+
+    def die_after(self, requests: int) -> None:
+        """Let the run that is under way die after it has made so many more requests."""
+        self.store.plan = (Fault("*", len(self.store.requests) + requests + 1, "crash-before"),)
 
     def state(self, app: Application) -> ApplicationState:
         return BatchLog(self.lake, app.name).read()[1]

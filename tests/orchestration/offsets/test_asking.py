@@ -199,9 +199,9 @@ def test_a_bounded_replay_counts_its_own_offsets_and_moves_nothing(world: Offset
     until = StartpointTimestamp(timestamp_ms=6000)
     (found,) = preview(world.lake, world.systems(), app, asked(StartpointSpecific(offset="@2"), 0, until=until))
     assert (found.start, found.end, found.offsets, found.moved) == ("@2", "@5", 3, None)
-    assert found.effect == "reads 3 offsets again; the position stays"
+    assert found.effect == "3 offsets to read again: the position stays"
     (empty,) = preview(world.lake, world.systems(), app, asked(StartpointOldest(), 3, until=until))
-    assert empty.effect == "finds nothing to read again; the position stays"
+    assert empty.effect == "0 offsets to read again: the position stays"
 
 
 def test_what_a_preview_says_is_what_the_next_run_does(world: OffsetsWorld, app: Application) -> None:
@@ -271,3 +271,35 @@ def test_offsets_of_a_stream_that_was_made_anew_are_not_compared_with_those_befo
     world.fake.make("s", 4)
     world.fake.write("s", 0, 500)
     assert said(world, app, asked(StartpointOldest(), 0)) == [("@9", "@0", "@1", 1, None)]
+
+
+def test_a_stream_that_is_an_input_and_a_datasets_is_the_datasets_only_by_name(
+    world: OffsetsWorld, app: Application
+) -> None:
+    for name in ("both", "changes"):
+        world.stream(name, 2)
+    app.input_stream("lake.both")
+    app.table(unbounded_dataset("rates", input="lake.both", key="k", partitions=2))
+    app.table(unbounded_dataset("prices", input="lake.changes", key="k", partitions=2))
+    both, changes = ssps("lake.both", 1), ssps("lake.changes", 1)
+    requests = [
+        *startpoint_requests(both, StartpointOldest(), **WHO),
+        *startpoint_requests(both, StartpointOldest(), task="dataset rates", **WHO),
+        *startpoint_requests(changes, StartpointOldest(), **WHO),
+        *startpoint_requests(changes, StartpointOldest(), task="Partition 1", **WHO),
+    ]
+    found = preview(world.lake, world.systems(), app, requests)
+    assert [each.tasks for each in found] == [("Partition 1",), ("dataset rates",), ("dataset prices",), ()]
+    assert found[0].error is None
+    assert "dataset 'rates' has no table yet" in str(found[1].error)
+
+
+def test_an_application_of_datasets_only_has_previews(world: OffsetsWorld) -> None:
+    world.stream("changes", 2)
+    app = Application("tables")
+    app.table(unbounded_dataset("rates", input="lake.changes", key="k", partitions=2))
+    whole = startpoint_requests(ssps("lake.changes", 0, 1), StartpointOldest(), **WHO)
+    found = preview(world.lake, world.systems(), app, whole)
+    assert {(each.tasks, each.error) for each in found} == {(("dataset rates",), None)}
+    (part,) = preview(world.lake, world.systems(), app, whole[:1])
+    assert "has no table yet" in str(part.error)

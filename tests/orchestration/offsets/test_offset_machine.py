@@ -179,7 +179,9 @@ class OffsetMachine(RuleBasedStateMachine):
         batches=BATCHES,
         nth=st.integers(1, 40),
         mine=ASSIGNED,
-        what=st.sampled_from(["run", "run", "run a batch", "fan out", "write", "clear", "cancel", "arrive"]),
+        what=st.sampled_from(
+            ["run", "run", "run a batch", "fan out", "write", "write and fan out", "clear", "cancel", "arrive"]
+        ),
         to=TARGETS,
         wish=WISHES,
         partition=st.integers(0, 2),
@@ -193,6 +195,7 @@ class OffsetMachine(RuleBasedStateMachine):
             "run a batch": lambda: self.running(1),
             "fan out": self.fanning_out,
             "write": lambda: self.writing(to, wish, 0),
+            "write and fan out": lambda: in_turn(self.writing(to, wish, 0), self.fanning_out()),
             "clear": self.clearing,
             "cancel": self.cancelling,
             "arrive": lambda: self.arrival(partition),
@@ -311,9 +314,7 @@ class OffsetMachine(RuleBasedStateMachine):
                 manager.remove_fan_out_for_task(task)
 
         deleted = [step for target in targets for step in startpoints_model.delete(target)]
-        removed = [
-            startpoints_model.remove(dict.fromkeys((task, ssp) for ssp in ssps))[0] for task in TASKS
-        ]
+        removed = [startpoints_model.remove(dict.fromkeys((task, ssp) for ssp in ssps))[0] for task in TASKS]
         return act, startpoint_steps([*deleted, *removed])
 
     def cancelling(self) -> tuple[Callable[..., Any], Act]:
@@ -321,7 +322,7 @@ class OffsetMachine(RuleBasedStateMachine):
             log = BatchLog(self.here.faulty(faults), "app")
             state = self.here.state(self.app)
             reading = set(state.open.replays.values()) if state.open else set()
-            log.cancel_replays(state.offsets.replays.keys() - reading, by="ada")
+            log.cancel_replays(state.offsets.replays.keys() - reading, reason="ticket 9", by="ada")
 
         def in_model(box: Box, setting: Setting) -> Iterator[None]:
             log = box.world.log
@@ -481,18 +482,32 @@ class OffsetMachine(RuleBasedStateMachine):
         return (live, pending), log, output
 
 
+def in_turn(*doings: tuple[Callable[..., Any], Act]) -> tuple[Callable[..., Any], Act]:
+    def act(*faults: Fault) -> None:
+        for each, _ in doings:
+            each(*faults)
+
+    def in_model(box: Box, setting: Setting) -> Iterator[None]:
+        for _, each in doings:
+            yield from each(box, setting)
+
+    return act, in_model
+
+
 def advanced(process: Iterator[None], steps: int | None) -> tuple[str, bool]:
     """Let a process of the model go on, to its end or for some steps; return how it ended, and whether it did."""
+    count = 0
     try:
-        for _ in itertools.islice(process, steps):
-            pass
-        if steps is not None and next(process, "over") is None:
-            return "done", False
+        while steps is None or count < steps:
+            next(process)
+            count += 1
+    except StopIteration:
+        return "done", True
     except model.RefusedError:
         return "refused", True
     except model.ConflictError:
         return "conflict", True
-    return "done", True
+    return "done", False
 
 
 def startpoint_steps(steps: Any) -> Act:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from assets import unbounded_dataset
 from orchestration.application import Application
 from orchestration.offsets.asking import startpoint_requests
 from orchestration.offsets.requesting import Asked, TakenBack, ask, take_back
@@ -163,6 +164,20 @@ def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
     assert {ssp: start.offset for ssp, start in applied.items()} == ({"fake.s.0": "@2"} if bounded_first else {})
 
 
+def test_one_for_a_dataset_and_one_for_the_tasks_of_its_stream_leave_each_other_alone(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.stream("both", 1)
+    app.input_stream("lake.both")
+    app.table(unbounded_dataset("rates", input="lake.both", key="k", partitions=1))
+    ssp = [SystemStreamPartition("lake", "both", 0)]
+    every, table = (startpoint_requests(ssp, StartpointOldest(), task=task, **WHO) for task in (None, "dataset rates"))
+    for first, second in ((every, table), (table, every)):
+        world.startpoints(app).write_startpoints(first)
+        assert ask(world.lake, world.systems(), app, second, dry_run=True).replaced == ()
+        back(world, app)
+
+
 # -- taking back
 
 
@@ -229,7 +244,7 @@ def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Applica
     done = back(world, app, 0)
     assert done.startpoints == ()
     assert done.left == (
-        "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): the open batch begins there",
+        "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): a batch has begun there",
     )
     world.run(app)
     assert world.state(app).offsets.applied["fake.s.0"].offset == "@7"
@@ -261,3 +276,13 @@ def test_what_a_fan_out_hands_out_meanwhile_is_taken_back_too(world: OffsetsWorl
     done = take_back(world.faulty([first]), app, at(0), **WHO)
     assert "handed to Partition 0" in done.startpoints[-1].summary()
     assert (waiting(world, app), world.fanned_out(app)) == ({}, {})
+
+
+def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWorld, app: Application) -> None:
+    world.run(app)
+    asked(world, app, StartpointSpecific(offset="@7"), 0)
+    fan_out(world, app)
+    done = take_back(world.faulty([Fault("put_if_match", 1, "meanwhile", lambda: world.run(app))]), app, at(0), **WHO)
+    assert done.startpoints == ()
+    assert done.left == ("fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",)
+    assert world.state(app).offsets.applied["fake.s.0"].offset == "@7"

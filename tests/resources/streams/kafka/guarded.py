@@ -22,7 +22,7 @@ _BEARER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 
 @contextmanager
 def guarded_broker(folder: Path) -> Iterator[KafkaServer]:
-    """A broker with the listeners GUARDED (TLS, with `ca.pem` in the folder, and a password) and TOKENS (OAUTHBEARER)."""
+    """A broker with the listeners GUARDED (a password, TLS by `ca.pem` in the folder) and TOKENS (OAUTHBEARER)."""
     _certificates(folder)
     guarded, tokens = "listener.name.guarded", "listener.name.tokens"
     extra = {

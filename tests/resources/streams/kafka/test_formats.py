@@ -11,7 +11,7 @@ import pickle
 import string
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import fastavro
@@ -20,9 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resources.errors import ConfigurationError, SchemaMismatchError
+from resources.objects.lake import Lake
 from resources.schema import Schema
-from resources.streams.kafka.formats import Avro, Json, KeyText, Protobuf, Raw, decoder, schema_of
-from resources.streams.kafka.settings import KafkaTopic
+from resources.spark_errors import unwrapped
+from resources.streams.kafka.formats import Avro, Json, KeyText, Protobuf, Raw, Text, decoder, schema_of
+from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from resources.streams.kafka.system import KafkaStreams
+from resources.streams.system import OffsetRange
 from tests.resources.streams.kafka.messages import (
     FIRST,
     STREAM,
@@ -33,6 +37,10 @@ from tests.resources.streams.kafka.messages import (
     read,
     written,
 )  # fmt: skip
+from tests.servers.kafka import KafkaServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 UTC = dt.UTC
 EVERY_TYPE = Schema.of(
@@ -62,6 +70,15 @@ def test_objects_and_lists_are_json_text_in_a_string_column() -> None:
     topic = KafkaTopic(value=Json("plane STRING, legs STRING"))
     found = read(topic, '{"plane":{"tail": "é", "seats":[1, null]},"legs":[]}'.encode())
     assert found == [{"plane": '{"tail":"é","seats":[1,null]}', "legs": "[]"}]
+
+
+def test_a_column_may_have_another_name_than_its_field() -> None:
+    topic = KafkaTopic(value=Json("id INT, deleted STRING, was INT", names={"deleted": "__deleted", "was": "id2"}))
+    message = b'{"id":1,"__deleted":"true","id2":2}'
+    assert read(topic, message, b'{"deleted":"no"}') == [
+        {"id": 1, "deleted": "true", "was": 2}, {"id": None, "deleted": None, "was": None},
+    ]  # fmt: skip
+    assert written(topic, {"id": 1, "deleted": "true", "was": 2})[0]["__value"] == message
 
 
 @pytest.mark.parametrize(("unit", "number"), [("millis", 1_704_096_000_123), ("micros", 1_704_096_000_123_000)])
@@ -234,6 +251,18 @@ def test_raw_messages_are_their_bytes() -> None:
     ]  # fmt: skip
 
 
+def test_a_message_may_be_kept_as_its_text() -> None:
+    topic = KafkaTopic(value=Text("envelope"), key=Json("id INT"))
+    text = '{"op":"c","é":1.10}'
+    found = {"id": 1, "envelope": text}
+    assert read(topic, text.encode(), None, keys=[b'{"id":1}'] * 2) == [found, {"id": 1, "envelope": None}]
+    assert written(topic, found)[0] == {"__key": b'{"id":1}', "__value": text.encode()}
+    with pytest.raises(SchemaMismatchError, match="can't be read as text: not UTF-8 at byte 1"):
+        read(topic, b"a\xff")
+    with pytest.raises(SchemaMismatchError, match="is a tombstone"):
+        written(topic, {"id": 1, "envelope": None})
+
+
 def test_headers_become_a_column_and_are_headers_again() -> None:
     topic = KafkaTopic(value=Json("seats INT"), headers="said")
     headers = [[("a", b"\0"), ("a", None), ("é", b"")], []]
@@ -252,6 +281,9 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
         (lambda: Json("id INT", malformed="id"), "stand twice"),
         (lambda: Json("id INT", malformed=""), "malformed is empty"),
         (lambda: Json("id INT", timestamps="days"), "timestamps='days'"),  # type: ignore[arg-type]
+        (lambda: Json("id INT", names={"no": "id"}), "has no column 'no'"),
+        (lambda: Json("id INT, no INT", names={"no": "id"}), "two columns of the field 'id'"),
+        (lambda: Text("value", malformed="value"), "stand twice"),
         (lambda: KeyText("a DOUBLE"), "has no single text"),
         (lambda: Raw(malformed="bad"), "never malformed"),
         (lambda: Avro("{"), "no Avro schema"),
@@ -468,3 +500,33 @@ def test_a_protobuf_declaration_reads_its_file_once_and_travels(tmp_path: Path) 
     assert there == declared
     assert there.columns().names == ("row",)
     assert len(repr(declared)) < 200
+
+
+# -- through Spark and a real broker
+
+
+@pytest.mark.spark
+@pytest.mark.server
+def test_a_format_goes_through_spark_and_a_broker(spark: SparkSession, kafka: KafkaServer, lake: Lake) -> None:
+    name = kafka.new_topic(2)
+    topic = KafkaTopic(name, Protobuf(descriptor_set(), "air.Plane"), KeyText("tailnum"), "kafka-murmur2")
+    streams = KafkaStreams(lake, KafkaSettings("kafka", kafka.bootstrap, topics={"planes": topic}))
+    rows = [(f"N{n}", n == 3) for n in range(20)]
+    frame = spark.createDataFrame(rows, "tailnum STRING, __tombstone BOOLEAN")
+    streams.append("planes", frame, producer="me", sequence=1)
+    sent = kafka.producer()
+    sent.produce(name, b"\xff\xff", "N4", partition=0)
+    assert sent.flush(10) == 0
+    ends = streams.upcoming(streams.partitions("planes"))
+    first, bad = streams.partitions("planes")[0], int(ends[streams.partitions("planes")[0]]) - 1
+    whole = {ssp: OffsetRange("0", end) for ssp, end in ends.items()}
+    with pytest.raises(SchemaMismatchError, match=rf"kafka\.planes\.0: .* at offset {bad} ") as said:
+        _collected(streams, spark, whole)
+    assert "malformed=COLUMN" in said.value.next_step
+    found = _collected(streams, spark, whole | {first: OffsetRange("0", str(bad))})
+    assert sorted(found, key=lambda row: int(row[0][1:])) == rows
+
+
+def _collected(streams: KafkaStreams, spark: SparkSession, ranges: dict[Any, OffsetRange]) -> list[tuple[str, bool]]:
+    with unwrapped():
+        return [tuple(row) for row in streams.read(spark, ranges).select("tailnum", "__tombstone").collect()]

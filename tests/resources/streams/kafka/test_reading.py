@@ -16,7 +16,7 @@ from resources.spark_errors import unwrapped
 from resources.streams import RECORD_META, OffsetRange, SystemStreamPartition
 from resources.streams.kafka import KafkaSettings, KafkaTopic
 from resources.streams.kafka.consume import TopicRange, messages
-from resources.streams.kafka.source import pieces
+from resources.streams.kafka.source import shares
 from resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import Entry, TopicLog, entries_of, ranges_of
@@ -51,6 +51,23 @@ def test_ranges_of_several_partitions_give_exactly_their_records_in_order(
     found = entries_of(system.read(spark, ranges_of(system, log.name, spans)))
     assert set(found) == log.between(spans)
     assert len(found) == 27
+    for partition in spans:
+        offsets = [entry.offset for entry in found if entry.partition == partition]
+        assert offsets == sorted(offsets)
+
+
+def test_many_short_ranges_are_read_together_and_ranges_of_one_batch_apart(
+    spark: SparkSession, system: KafkaStreams, new_log: NewLog
+) -> None:
+    log = new_log(40)
+    for partition in range(0, 40, 3):
+        log.write(*[b"a", b"b", b"c", b"d"] * 2, partition=partition)
+        log.transaction(b"hole", partition=partition, commit=partition % 2 == 0)
+    spans = {p: (p % 3 and 0, 10 - p % 5 if p % 3 == 0 else 0) for p in range(40)}
+    frame = system.read(spark, ranges_of(system, log.name, spans))
+    found = entries_of(frame)
+    assert frame.rdd.getNumPartitions() == 1
+    assert (set(found), len(found)) == (log.between(spans), len(log.between(spans)))
     for partition in spans:
         offsets = [entry.offset for entry in found if entry.partition == partition]
         assert offsets == sorted(offsets)
@@ -156,10 +173,10 @@ def test_what_compaction_has_left_is_read_whole(
         for key in range(5):
             log.write(*(b"%d" % i for i in range(4)), key=b"k%d" % key)
     log.write(None, key=b"k0")
-    newest = {entry.key: entry for entry in log.seen}
+    newest = {entry.key: entry for entry in sorted(log.seen, key=lambda entry: entry.offset)}
     deadline = time.monotonic() + 45
-    left: set[Entry] = set()
-    while len(left) == 0 or len(left) > 20:
+    left = set(log.seen)
+    while left != set(newest.values()):
         assert time.monotonic() < deadline, f"the broker did not compact: {len(left)} of {len(log.seen)} records left"
         time.sleep(0.2)
         log.write(b"roll", key=b"other")  # a segment is closed when the next record comes
@@ -167,7 +184,6 @@ def test_what_compaction_has_left_is_read_whole(
     spans = whole(system, log.name)
     found = entries_of(system.read(spark, spans))
     assert {entry for entry in found if entry.key != b"other"} == left
-    assert set(newest.values()) <= left
     assert len(found) < int(next(iter(spans.values())).end)
     info = system.info(log.name)
     assert info.compacted
@@ -297,16 +313,20 @@ def test_a_long_range_is_read_by_several_tasks_and_every_record_once(
     assert tuple(found.collect()[0]) == (count - 10, count - 10, 10, 0)
 
 
-@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**5))
+WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5000)), max_size=30)
+
+
+@given(WIDTHS, st.integers(1, 800), st.integers(0, 300))
 @settings(deadline=None)
-def test_pieces_cover_a_range_without_gap_or_overlap(start: int, width: int, split: int) -> None:
-    wanted = TopicRange("t", "id", 0, start, start + width, "kafka.t")
-    longest = max(split, width // 1000 + 1)
-    position = start
-    for piece in pieces(wanted, longest):
-        assert piece.start == position < piece.end <= position + longest
-        position = piece.end
-    assert position == start + width
+def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, int]], split: int, least: int) -> None:
+    ranges = [TopicRange("t", "id", p, start, start + width, "kafka.t") for p, (start, width) in enumerate(widths)]
+    positions = {wanted.partition: wanted.start for wanted in ranges}
+    for share in shares(ranges, split, least):
+        assert sum(part.end - part.start for part in share) <= (least if len(share) > 1 else max(split, least))
+        for part in share:
+            assert positions[part.partition] == part.start < part.end
+            positions[part.partition] = part.end
+    assert positions == {wanted.partition: wanted.end for wanted in ranges}
 
 
 def test_brokers_that_do_not_answer_are_a_transient_error_for_driver_and_tasks(lake: Lake) -> None:

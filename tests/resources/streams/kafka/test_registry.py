@@ -75,6 +75,16 @@ def test_each_message_is_read_by_its_writers_schema_and_resolved_to_the_declared
 
 
 @server
+def test_an_alias_reads_a_field_that_its_writer_calls_otherwise(registry_url: str, subject: str) -> None:
+    writer = avro_schema(("tailnum", "string"), ("__deleted", "string"))
+    reader = writer.replace('"name": "__deleted"', '"name": "deleted", "aliases": ["__deleted"]')
+    number = post(registry_url, subject, writer)
+    topic = KafkaTopic(value=Avro(reader, registry=SchemaRegistry(registry_url)))
+    message = framed(number, writer, {"tailnum": "N1", "__deleted": "true"})
+    assert read(topic, message) == [{"tailnum": "N1", "deleted": "true"}]
+
+
+@server
 def test_a_schema_that_builds_on_others_is_read_with_them(registry_url: str, subject: str) -> None:
     plane = '{"type":"record","name":"Plane","namespace":"air","fields":[{"name":"seats","type":"int"}]}'
     post(registry_url, f"{subject}-plane", plane)

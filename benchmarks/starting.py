@@ -1,0 +1,168 @@
+"""Where 10,000 partitions begin: from requests for startpoints to stored offsets, without what the streams take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from benchmarks.timing import Measured
+from dagster_adjunct import Application, LakeStreams, Schema, open_lake
+from orchestration.batchlog import BatchLog
+from orchestration.offsets import StartpointRequest
+from orchestration.offsets.coordinating import startpoints_of
+from orchestration.offsets.manager import OffsetManager
+from orchestration.offsets.resolving import task_partitions
+from orchestration.run import plan_application
+from resources.objects.faulty import FaultyStore
+from resources.objects.lake import Lake
+from resources.streams import StreamSystem
+from resources.streams.startpoint import StartpointTimestamp
+from tests.orchestration.offsets.fake_streams import FakeStreams
+
+PARTITIONS = 10_000
+GOAL_SECONDS = 2.0
+
+
+@dataclass
+class Clocked:
+    """A stream system, with the time that its answers took."""
+
+    system: Any
+    spent: list[float] = field(default_factory=list)
+
+    def snapshot(self, stream: str) -> Clocked:
+        return Clocked(self.system.snapshot(stream), self.spent)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.system, name)
+        if not callable(found):
+            return found
+
+        def answer(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return found(*given, **named)
+            finally:
+                self.spent.append(time.perf_counter() - began)
+
+        return answer
+
+
+@dataclass
+class Phases:
+    """Seconds (and those of the processor) of each phase besides the system's own, and its requests to the lake."""
+
+    clocked: Clocked
+    store: FaultyStore
+    seconds: dict[str, float] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)
+    own: float = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        before, made = sum(self.clocked.spent), len(self.store.requests)
+        began, busy = time.perf_counter(), time.process_time()
+        yield
+        own = sum(self.clocked.spent) - before
+        self.busy[name] = time.process_time() - busy
+        self.seconds[name] = time.perf_counter() - began - own
+        self.requests[name] = len(self.store.requests) - made
+        self.own += own
+
+
+def on_fake_streams(streams: int) -> Callable[[Lake], StreamSystem]:
+    """Return a maker of streams with two records in each of their partitions, in memory."""
+
+    def make(lake: Lake) -> StreamSystem:
+        system = FakeStreams()
+        for number in range(streams):
+            system.make(f"s{number}", PARTITIONS // streams)
+            for partition in range(PARTITIONS // streams):
+                system.write(f"s{number}", partition, 1, 3)
+        return system
+
+    return make
+
+
+def on_lake_streams(streams: int) -> Callable[[Lake], StreamSystem]:
+    """Return a maker of empty streams in the lake."""
+
+    def make(lake: Lake) -> StreamSystem:
+        system = LakeStreams(lake)
+        for number in range(streams):
+            schema = Schema.of(k="string")
+            system.create(f"s{number}", schema=schema, key=["k"], partitions=PARTITIONS // streams)
+        return system
+
+    return make
+
+
+def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int, until: bool) -> Phases:
+    """Ask for a startpoint at every partition of an application, and begin there."""
+    lake = open_lake(folder / "lake")
+    store = FaultyStore(lake.store)
+    lake = Lake(store, lake.id)
+    clocked = Clocked(make(lake))
+    system = cast(StreamSystem, clocked)
+    app = Application("starting", auto_repartition=True)
+    for number in range(streams):
+        app.input_stream(f"{system.name}.s{number}", default_offset="oldest")
+    systems: Mapping[str, StreamSystem] = {system.name: system}
+    plan = plan_application(app, systems)
+    startpoints = startpoints_of(lake, app)
+    manager = OffsetManager(systems, app, plan, startpoints)
+    log = BatchLog(lake, app.name)
+    phases = Phases(clocked, store)
+    with phases.phase("defaults"):
+        _, state = log.read()
+        first = manager.start(state)
+        log.start(None, state, first.checkpoint, "run-1", first.offsets)
+    commit, state = log.read()
+    end = StartpointTimestamp(timestamp_ms=3) if until else None
+    startpoints.write_startpoints(
+        StartpointRequest(ssp=ssp, startpoint=StartpointTimestamp(timestamp_ms=2), until=end, by="ada", reason="speed")
+        for name in app.inputs
+        for ssp in system.partitions(name.partition(".")[2])
+    )
+    with phases.phase("fan-out"):
+        startpoints.fan_out(task_partitions(plan))
+    with phases.phase("start"):
+        start = manager.start(state)
+    assert len(start.resolved) == PARTITIONS
+    with phases.phase("store"):
+        commit = log.start(commit, state, start.checkpoint, "run-2", start.offsets)
+        manager.remove_done(start)
+    state = state.model_copy(update={"checkpoint": start.checkpoint, "offsets": start.offsets})
+    with phases.phase("positions"):
+        assert len(manager.positions(state).starts) == PARTITIONS
+        manager.replays(state)
+    return phases
+
+
+def show(found: list[Phases], what: str) -> None:
+    """Print the median of what the goal is about, and each phase of the first round."""
+    timed = tuple(sum(each.seconds[name] for name in ("start", "store", "positions")) for each in found)
+    goal = f"goal: {GOAL_SECONDS:.0f} s besides the system's own {found[0].own:.2f} s"
+    print(f"  {Measured(f'{what}: start to positions', timed)} ({goal})")
+    for name, seconds in found[0].seconds.items():
+        print(f"    {name}: {seconds:.2f} s, CPU {found[0].busy[name]:.2f} s, {found[0].requests[name]} requests")
+
+
+def run(rounds: int) -> None:
+    """Print the seconds and the requests of each phase."""
+    print(f"Starting offsets of {PARTITIONS:,} partitions, each with a startpoint at a time")
+    for what, make in (("in memory", on_fake_streams), ("of the lake", on_lake_streams)):
+        for streams in (1, 100):
+            for until in (False, True):
+                found = []
+                for _ in range(rounds):
+                    with TemporaryDirectory() as folder:
+                        found.append(start_once(Path(folder), make(streams), streams, until))
+                show(found, f"{streams} stream{'s' if streams > 1 else ''} {what}{', bounded' if until else ''}")
+    print()

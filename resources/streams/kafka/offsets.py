@@ -1,0 +1,41 @@
+"""Kafka's offsets: numbers in decimal digits, and the ranges of them that a partition holds whole."""
+
+from __future__ import annotations
+
+from resources.errors import OffsetOutOfRangeError
+from resources.streams.ssp import SystemStreamPartition
+
+
+def parse_offset(text: str, what: str) -> int:
+    """Return a Kafka offset, written in decimal digits, as a number."""
+    if isinstance(text, str) and text.isascii() and text.isdecimal():
+        return int(text)
+    raise OffsetOutOfRangeError(
+        f"{what}: offset {text!r} is none of Kafka's: expected decimal digits, as in '42'.",
+        "Use offsets as this system gave them out.",
+    )
+
+
+def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:
+    """Raise OffsetOutOfRangeError for a range that the partition does not hold whole."""
+    if start > end:
+        raise OffsetOutOfRangeError(
+            f"{ssp}: the range begins at {start}, after its end {end}.", "Give the smaller offset first."
+        )
+    if start < oldest:
+        raise too_old(ssp, start, oldest)
+    if end > upcoming:
+        raise OffsetOutOfRangeError(
+            f"{ssp}: the range ends at offset {end}, the topic's upcoming one (the last stable offset) is {upcoming}.",
+            f"End at {upcoming} or before. If the offset was valid once, the topic was created again or has lost "
+            "records: set a startpoint for this partition.",
+        )
+
+
+def too_old(ssp: object, start: int, oldest: int) -> OffsetOutOfRangeError:
+    """Return the error for a range that begins before what the topic still holds."""
+    return OffsetOutOfRangeError(
+        f"{ssp}: the range begins at offset {start}, the oldest that the topic still holds is {oldest}.",
+        "Records before it were deleted by retention. Go on without them by a startpoint (oldest) for this partition, "
+        "or keep the topic longer (retention.ms, retention.bytes) than its reader may fall behind.",
+    )

@@ -1,0 +1,118 @@
+"""The sensor that publishes versions of bounded datasets as they are delivered whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dagster import DagsterRun, DagsterRunStatus
+
+from dagster_adjunct import (
+    AdjunctDataset,
+    Application,
+    FileSource,
+    QuerySource,
+    Schema,
+    bounded_dataset,
+    build_definitions,
+    unbounded_dataset,
+    version_set,
+)
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab
+from tests.orchestration.dagster.ticking import Ticker
+
+items = bounded_dataset("items", input="lake.items", key="item", partitions=2)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    with running_lab(tmp_path, monkeypatch) as lab:
+        yield lab
+
+
+def shop(*datasets: AdjunctDataset) -> Application:
+    app = Application("shop")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
+    for dataset in datasets:
+        app.table(dataset)
+    return app
+
+
+def sensor_of(lab: Lab, name: str, *datasets: AdjunctDataset) -> Ticker:
+    return Ticker(lab.lake, shop(*datasets), lab.instance, name, spark=NoSpark())
+
+
+def test_a_version_launches_its_dataset_alone_once_every_partition_has_its_marker(lab: Lab) -> None:
+    sensor = sensor_of(lab, "items_delivered", items)
+    assert sensor.skipped().startswith("No new version; there is no stream 'items'")
+    lab.deliver("items", APPLES, None)
+    lab.streams.append_markers("items", "v1", producer="lab", sequence=8, partitions=[0])
+    assert sensor.skipped() == "No new version; version v1 waits for lake.items.1."
+    lab.streams.append_markers("items", "v1", producer="lab", sequence=9, partitions=[1])
+    request = sensor.asked()
+    assert request.asset_selection == [key_of(items)]
+    assert request.run_key is not None
+    assert request.run_key.startswith(f"items:{lab.lake.id}:delivered:")
+    assert "attempt 1 did not get past that" in sensor.skipped()
+
+
+def test_the_run_it_asks_for_publishes_the_version_and_then_there_is_nothing_new(lab: Lab) -> None:
+    sensor = sensor_of(lab, "items_delivered", items)
+    for number in (1, 2):
+        lab.deliver("items", APPLES[:number], f"v{number}")
+        request = sensor.asked()
+        job = sensor.defs.resolve_job_def("shop").get_subset(asset_selection=set(request.asset_selection or ()))
+        assert job.execute_in_process(instance=lab.instance).success
+        (ref,) = [ref for ref in lab.store("items").versions() if ref.name == f"v{number}"]
+        assert ref.state == "sealed"
+        assert sensor.skipped().startswith("No new version")
+
+
+def test_a_run_on_its_way_is_waited_for(lab: Lab) -> None:
+    sensor = sensor_of(lab, "items_delivered", items)
+    lab.deliver("items", APPLES, "v1")
+    lab.instance.add_run(DagsterRun("shop", status=DagsterRunStatus.STARTED))
+    assert sensor.skipped() == "Version v1 is delivered; a run is already in progress."
+
+
+def test_a_version_set_has_one_sensor_that_waits_for_all_its_members(lab: Lab) -> None:
+    prices = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
+    members = version_set("catalogue", items, prices)
+    sensor = sensor_of(lab, "catalogue_delivered", *members)
+    lab.deliver("items", APPLES, "v1")
+    lab.deliver("prices", APPLES, None)
+    waits = "items: version v1 is there; prices: the next one waits for lake.prices.0, lake.prices.1"
+    assert sensor.skipped() == f"No new version; {waits}."
+    lab.deliver("prices", APPLES, "v1")
+    assert sensor.asked().asset_selection == [key_of(each) for each in members]
+
+
+def test_a_member_that_had_the_version_before_it_joined_the_set_is_not_waited_for(lab: Lab) -> None:
+    prices = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
+    lab.deliver("items", APPLES, "v1")
+    assert lab.advance(items).success
+    lab.deliver("prices", APPLES, "v1")
+    sensor = sensor_of(lab, "catalogue_delivered", *version_set("catalogue", items, prices))
+    sensor.asked()
+
+
+def test_files_are_delivered_too(lab: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "labels"
+    labels = bounded_dataset("labels", input=FileSource(str(folder), "csv", SCHEMA), key="item", broadcast=True)
+    sensor = sensor_of(lab, "labels_delivered", labels)
+    sensor.skipped()
+    (folder / "v1").mkdir(parents=True)
+    (folder / "v1" / "part.csv").write_text("item,label,price\na,Apple,1\n")
+    (folder / "v1" / "_SUCCESS").write_text("")
+    assert sensor.asked().asset_selection == [key_of(labels)]
+
+
+def test_what_is_not_delivered_has_no_such_sensor() -> None:
+    schema = Schema.of(item="string", label="string")
+    asked = bounded_dataset("asked", input=QuerySource("SELECT 1", schema), key="item", broadcast=True)
+    followed = unbounded_dataset("followed", input="lake.followed", key="item", broadcast=True)
+    defs = build_definitions(shop(items, asked, followed))
+    assert {sensor.name for sensor in defs.sensors or ()} == {
+        "shop_new_records", "shop_startpoints", "shop_restart", "items_delivered",
+    }  # fmt: skip

@@ -1,0 +1,130 @@
+"""The launchpad's job for startpoints: asks for them, shows what they would do, takes them back; without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance
+
+from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, build_definitions, open_lake
+from orchestration.offsets import StartpointManager
+from resources.metadata import MetadataStore
+from resources.streams.startpoint import StartpointSpecific, StartpointTimestamp
+from tests.orchestration.dagster import small
+from tests.orchestration.dagster.lab import Said
+
+ORDERS = [SystemStreamPartition("lake", "orders", number) for number in range(2)]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = open_lake(tmp_path / "lake")
+    small.append(lake, "orders", 1, small.orders(0, 20))
+    return lake
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def startpoints(lake: Lake) -> StartpointManager:
+    return StartpointManager(MetadataStore(lake), "copy-all")
+
+
+def launch(lake: Lake, instance: DagsterInstance, **config: Any) -> Said:
+    app = Application("copy-all")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    job = build_definitions(app, lake=lake.url).resolve_job_def("copy_all_startpoint")
+    run_config = {"ops": {"startpoint_copy_all": {"config": {"reason": "wrong rates", **config}}}}
+    return Said(job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False), instance)
+
+
+def test_a_whole_stream_is_asked_for_with_who_and_why_and_what_it_will_do(
+    lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
+) -> None:
+    said = launch(lake, instance, partitions=["lake.orders"], position="oldest", by="ann")
+    assert said.success, said.log
+    asked = startpoints.requests()
+    assert [(each.ssp, each.startpoint.kind, each.by, each.reason) for each in asked] == [
+        (ssp, "oldest", "ann", "wrong rates") for ssp in ORDERS
+    ]
+    streams = LakeStreams(lake)
+    for ssp, end in streams.upcoming(ORDERS).items():
+        assert f"{ssp} (Partition {ssp.partition}): from 0; {end} offsets to read: begins here" in said.log
+    assert "asked for; the sensor copy_all_startpoints, or the next run of copy-all, applies it." in said.log
+
+
+def test_a_bounded_replay_is_asked_for_by_time_and_offset(
+    lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
+) -> None:
+    said = launch(
+        lake,
+        instance,
+        partitions=["lake.orders.1"],
+        position="timestamp",
+        value="2026-01-02T00:00Z",
+        until="offset",
+        until_value="3",
+        task="Partition 1",
+    )
+    assert said.success, said.log
+    (asked,) = startpoints.requests()
+    assert isinstance(asked.startpoint, StartpointTimestamp)
+    assert asked.startpoint.timestamp_ms == 1767312000000
+    assert isinstance(asked.until, StartpointSpecific)
+    assert (asked.until.offset, asked.task, asked.by) == ("3", "Partition 1", said.result.run_id)
+
+
+def test_a_dry_run_shows_all_that_and_writes_nothing(
+    lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
+) -> None:
+    said = launch(lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True)
+    assert said.success, said.log
+    assert startpoints.requests() == []
+    assert "dry run: nothing is written." in said.log
+    (event,) = [event for event in said.events if event.event_type_value == "STEP_OUTPUT"]
+    shown = event.step_output_data.metadata["adjunct/startpoints"].value
+    assert [(each["partition"], each["start"], each["tasks"]) for each in shown["partitions"]] == [
+        ("lake.orders.0", "2", ["Partition 0"]),
+        ("lake.orders.1", "2", ["Partition 1"]),
+    ]
+    assert shown["written"] is False
+
+
+def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpoints: StartpointManager) -> None:
+    launch(lake, instance, partitions=["lake.orders"], position="oldest")
+    said = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
+    assert said.success, said.log
+    assert "taken back: lake.orders.0: oldest" in said.log
+    assert [each.ssp for each in startpoints.requests()] == [ORDERS[1]]
+    again = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
+    assert "stays: lake.orders.0: nothing is asked for" in again.log
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"position": "oldest", "partitions": ["lake.nothing"]}, "does not read lake.nothing"),
+        ({"position": "oldest", "partitions": []}, "is asked for at no partition"),
+        ({"partitions": ["lake.orders"]}, "a startpoint without a position"),
+        ({"partitions": ["lake.orders"], "position": "timestamp"}, "position timestamp needs a value"),
+        ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "until is not given"),
+        ({"partitions": ["lake.orders"], "position": "offset", "value": "999"}, "nothing is written"),
+        ({"partitions": ["lake.orders"], "action": "clear", "dry_run": True}, "a dry run takes nothing back"),
+        ({"partitions": [], "action": "clear"}, "clear names no partition"),
+        ({"partitions": ["lake.orders"], "position": "oldest", "reason": " "}, "reason=' '"),
+    ],
+)
+def test_what_cannot_be_asked_for_fails_and_writes_nothing(
+    lake: Lake, instance: DagsterInstance, startpoints: StartpointManager, config: dict[str, Any], problem: str
+) -> None:
+    said = launch(lake, instance, **config)
+    assert not said.success
+    assert problem in said.failure.description
+    assert startpoints.requests() == []

@@ -1,0 +1,50 @@
+"""What stands on an application's outputs about startpoints and lost offsets after a run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestration.batchlog import ApplicationState
+from orchestration.metadata import step_metadata
+from orchestration.offsets.state import OffsetState, Replay
+from orchestration.step import StepReport
+
+REPLAY = Replay(
+    id="s@lake.orders.0",
+    ssp="lake.orders.0",
+    stream=None,
+    epoch=2,
+    position="oldest",
+    start="0",
+    next="3",
+    until="9",
+    by="ann",
+    reason="wrong rates",
+    began_at=datetime(2026, 1, 2, tzinfo=UTC),
+)
+SAID = "lake.orders.1: startpoint oldest (ann: wrong rates), epoch 1, applied in batch 7"
+
+
+def told(counters: dict[str, dict[str, int]], offsets: OffsetState, *said: str) -> dict[str, Any]:
+    state = ApplicationState(batch=7, offsets=offsets)
+    metadata = step_metadata(StepReport(1, True, counters, {}, {}, state, said))
+    return {name: getattr(value, "value", value) for name, value in metadata.items()}
+
+
+def test_a_run_without_startpoints_says_nothing_of_them() -> None:
+    names = told({"lake.priced": {"rows": 3}}, OffsetState()).keys()
+    assert not names & {"adjunct/startpoints", "adjunct/epochs", "adjunct/replays", "adjunct/lost_offsets"}
+
+
+def test_a_run_says_what_startpoints_did_which_epochs_they_opened_and_what_is_still_replayed() -> None:
+    metadata = told({}, OffsetState(epochs={"lake.orders.1": 1}, replays={REPLAY.id: REPLAY}), SAID)
+    assert metadata["adjunct/startpoints"] == [SAID]
+    assert metadata["adjunct/epochs"] == {"lake.orders.1": 1}
+    (replay,) = metadata["adjunct/replays"]
+    assert (replay["ssp"], replay["next"], replay["until"], replay["by"]) == ("lake.orders.0", "3", "9", "ann")
+
+
+def test_lost_offsets_of_all_streams_are_counted_together() -> None:
+    counters = {"lake.orders": {"lost_offsets": 40}, "lake.clicks": {"lost_offsets": 2}, "lake.priced": {"rows": 3}}
+    assert told(counters, OffsetState())["adjunct/lost_offsets"] == 42

@@ -1,0 +1,422 @@
+"""From a request to its commit: resolved once, stored before reading, applied once, removed after; whatever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestration.application import Application
+from orchestration.batchlog import BatchLog
+from orchestration.offsets.resolving import task_partitions
+from resources.errors import CommitConflict, ConfigurationError, OffsetOutOfRangeError
+from resources.objects.faulty import Crash, Fault
+from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointTimestamp, StartpointUpcoming
+from tests.orchestration.offsets.offsets_world import OffsetsWorld
+
+S0, S1 = "fake.s.0", "fake.s.1"
+A0, A1 = "lake.a.0", "lake.a.1"
+T0, T1 = "Partition 0", "Partition 1"
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+    """fake.s with two partitions, records 0 to 2 in each, at ms 1 to 3."""
+    world = OffsetsWorld(monkeypatch)
+    world.fake.make("s", 2)
+    for partition in (0, 1):
+        world.fake.write("s", partition, 1, 2, 3)
+    return world
+
+
+def reader(**options: Any) -> Application:
+    app = Application("app", **options)
+    app.input_stream("fake.s")
+    return app
+
+
+def resolved(world: OffsetsWorld, app: Application) -> dict[str, str]:
+    return {ssp: each.offset for ssp, each in world.state(app).offsets.resolved.items()}
+
+
+def test_upcoming_is_where_it_was_when_it_was_resolved_though_nothing_was_there_to_read(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    startpoint = world.ask(app, S0, StartpointUpcoming)
+    assert world.reads(app) == []
+    applied = world.state(app).offsets.applied[S0]
+    assert (applied.id, applied.offset, applied.epoch, applied.batch) == (startpoint, "@3", 1, None)
+    world.fake.write("s", 0, 4, 5)
+    (batch,) = world.delivered(app)
+    assert (batch.read(), batch.epochs) == ({S0: ("@3", "@5")}, {S0: 1})
+
+
+def test_records_that_arrive_after_a_run_died_that_resolved_upcoming_are_read(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointUpcoming)
+    world.begin(app)
+    world.fake.write("s", 0, 4, 5)
+    assert world.reads(app) == [{S0: ("@3", "@5")}]
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_timestamp_past_the_end_or_of_an_empty_partition_is_upcoming_and_stays_there(
+    world: OffsetsWorld, filled: bool
+) -> None:
+    if not filled:
+        world.fake.make("s", 2)
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointTimestamp, timestamp_ms=100)
+    assert world.reads(app) == []
+    world.fake.write("s", 0, 7, 200)
+    assert world.reads(app) == [{S0: ("@3", "@5") if filled else ("@0", "@2")}]
+
+
+def test_a_timestamp_starts_at_the_first_record_at_or_after_it(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, [S0, S1], StartpointTimestamp, timestamp_ms=2)
+    (batch,) = world.delivered(app)
+    assert (batch.read(), batch.epochs) == ({S0: ("@1", "@3"), S1: ("@1", "@3")}, {S0: 1, S1: 1})
+
+
+def test_streams_of_the_lake_start_where_startpoints_say(world: OffsetsWorld) -> None:
+    world.stream("a", 2)
+    app = reader()
+    app.input_stream("lake.a")
+    world.send("a", *range(20))
+    first = world.reads(app)[0]
+    world.wait(hours=1)
+    world.send("a", *range(20))
+    later = world.now_ms
+    second = world.reads(app)[0]
+    world.ask(app, A0, StartpointTimestamp, timestamp_ms=later)
+    world.ask(app, A1, StartpointSpecific, offset="3")
+    (batch,) = world.delivered(app)
+    assert batch.read() == {A0: second[A0], A1: ("3", second[A1][1])}
+    assert first[A0][1] == second[A0][0]
+    assert batch.epochs == {A0: 1, A1: 1}
+
+
+@pytest.mark.parametrize("offset", ["@4", "@0", "7"])
+def test_an_offset_that_is_not_there_fails_the_start_and_is_not_consumed(world: OffsetsWorld, offset: str) -> None:
+    app = reader()
+    world.run(app)
+    world.fake.retain_from("s", 0, 1)
+    world.fake.write("s", 1, 4)
+    startpoint = world.ask(app, S0, StartpointSpecific, offset=offset)
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRangeError, match=f"startpoint of ada .ticket 7. at {S0}.*{offset}") as refused:
+            world.run(app)
+        assert "adjunct startpoint clear" in refused.value.next_step
+        assert world.fanned_out(app) == {(T0, S0): startpoint}
+    assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
+    world.ask(app, S0, StartpointSpecific, offset="@2")
+    assert world.reads(app) == [{S0: ("@2", "@3"), S1: ("@3", "@4")}]
+
+
+def test_one_that_may_fall_back_goes_on_from_the_checkpoint_and_counts_once_it_can(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    startpoint = world.ask(app, S0, StartpointSpecific, offset="@4", on_unresolved="checkpoint")
+    world.fake.write("s", 1, 4)
+    report = world.run(app)
+    assert world.output.batches[2].read() == {S1: ("@3", "@4")}
+    assert [text for text in report.startpoints if "goes on from its checkpoint" in text and S0 in text]
+    assert world.fanned_out(app) == {(T0, S0): startpoint}
+    world.fake.write("s", 0, 4, 5)
+    (batch,) = world.delivered(app)
+    assert (batch.read(), batch.epochs) == ({S0: ("@4", "@5")}, {S0: 1})
+    assert world.fanned_out(app) == {}
+
+
+def test_a_kind_that_the_system_lacks_fails_the_start_and_names_what_it_has(world: OffsetsWorld) -> None:
+    world.fake.unsupported_startpoints = frozenset({"timestamp"})
+    app = reader()
+    world.ask(app, S0, StartpointTimestamp, timestamp_ms=2)
+    with pytest.raises(ConfigurationError, match=r"'fake' can't start at .*'timestamp'.*oldest, upcoming, specific"):
+        world.run(app)
+
+
+def test_one_that_is_written_while_a_run_is_in_progress_waits_for_the_next(world: OffsetsWorld) -> None:
+    app = Application("app", max_batch_records=2)
+    app.input_stream("fake.s")
+
+    def ask(_: object) -> None:
+        world.output.before = lambda batch: None
+        world.ask(app, S0, StartpointOldest)
+
+    world.output.before = ask
+    assert all(not batch.epochs for batch in world.delivered(app))
+    assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
+    assert {batch.epochs.get(S0) for batch in world.delivered(app)} == {1}
+
+
+def test_one_that_is_fanned_out_while_a_run_is_in_progress_outlives_the_removal_of_the_older(
+    world: OffsetsWorld,
+) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointOldest)
+
+    def coordinate(_: object) -> None:
+        world.ask(app, S0, StartpointSpecific, offset="@2")
+        world.startpoints(app).fan_out(app_tasks(world, app))
+
+    world.output.before = coordinate
+    assert world.reads(app) == [{S0: ("@0", "@3")}]
+    world.output.before = lambda batch: None
+    (batch,) = world.delivered(app)
+    assert (batch.read(), batch.epochs) == ({S0: ("@2", "@3")}, {S0: 2})
+
+
+def test_a_newer_one_replaces_what_is_pending_and_what_is_resolved(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointOldest)
+    world.startpoints(app).fan_out(app_tasks(world, app))
+    world.ask(app, S0, StartpointSpecific, offset="@1")
+    world.begin(app)
+    assert resolved(world, app) == {S0: "@1"}
+    third = world.ask(app, S0, StartpointSpecific, offset="@2")
+    assert world.reads(app) == [{S0: ("@2", "@3")}]
+    applied = world.state(app).offsets.applied[S0]
+    assert (applied.id, applied.epoch) == (third, 1)
+
+
+def test_of_a_broadcast_and_one_for_the_task_the_later_made_counts(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    specific = world.ask(app, S0, StartpointSpecific, task=T0, offset="@2")
+    world.wait(seconds=-1)
+    world.ask(app, S0, StartpointOldest)
+    assert world.reads(app) == [{S0: ("@2", "@3")}]
+    assert world.state(app).offsets.applied[S0].id == specific
+    world.wait(seconds=5)
+    world.ask(app, S0, StartpointSpecific, task=T0, offset="@2")
+    world.wait(seconds=1)
+    world.ask(app, S0, StartpointSpecific, offset="@1")
+    assert world.reads(app) == [{S0: ("@1", "@3")}]
+    assert world.fanned_out(app) == {}
+
+
+def test_an_expired_request_is_not_followed_and_one_that_was_fanned_out_does_not_expire(world: OffsetsWorld) -> None:
+    app = reader(startpoints_expire_after=timedelta(hours=1))
+    world.run(app)
+    world.ask(app, S0, StartpointOldest)
+    world.startpoints(app).fan_out(app_tasks(world, app))
+    world.ask(app, S1, StartpointOldest)
+    world.wait(hours=1)
+    report = world.run(app)
+    assert world.output.batches[2].read() == {S0: ("@0", "@3")}
+    assert [text for text in report.startpoints if S1 in text and "expired" in text]
+
+
+def test_a_request_for_what_nobody_reads_waits_and_is_reported(world: OffsetsWorld) -> None:
+    app = reader()
+    world.ask(app, ["fake.s.7", "fake.other.0"], StartpointOldest)
+    world.ask(app, S0, StartpointOldest, task="Partition 9")
+    report = world.run(app)
+    for ssp in ("fake.s.7", "fake.other.0", S0):
+        assert [text for text in report.startpoints if text.startswith(ssp) and "waits" in text]
+    assert len(world.startpoints(app).requests()) == 3
+    assert not world.output.batches[1].epochs
+    world.fake.add_partitions("s", 6)
+    assert world.delivered(app) == []
+    assert set(world.state(app).offsets.applied) == {"fake.s.7"}
+
+
+def test_a_new_plan_gives_a_pending_startpoint_to_the_task_that_reads_the_partition_now(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointOldest)
+    world.ask(app, S1, StartpointOldest, task=T1)
+    world.begin(app)
+    world.fake.write("s", 0, 4)
+    # Resolved as it was, by whichever task; the one for a task that does not read the partition any more is gone.
+    assert world.reads(app, tasks={"All": [S0, S1]}) == [{S0: ("@0", "@4")}]
+    assert world.fanned_out(app) == {}
+
+
+# -- what dies
+
+
+@pytest.mark.parametrize("requests", range(8))
+def test_a_crash_around_the_commit_applies_a_startpoint_exactly_once(world: OffsetsWorld, requests: int) -> None:
+    """It dies so many requests after the output was written: before the commit, after it, or after the removal."""
+    app = reader()
+    world.run(app)
+    startpoint = world.ask(app, S0, StartpointSpecific, offset="@1")
+    world.output.before = lambda batch: world.die_after(requests)
+    died = crashes(world, app)
+    world.output.before = lambda batch: None
+    committed = world.state(app).open is None
+    waits = world.fanned_out(app) == {(T0, S0): startpoint}
+    assert waits or committed, "removed before it was committed"
+    assert died or (committed and not waits)
+    world.fake.write("s", 0, 4)
+    after = world.reads(app)
+    assert after == [{S0: ("@3", "@4")}]
+    assert world.output.batches[2].read() == {S0: ("@1", "@3")}
+    assert world.state(app).offsets.epochs == {S0: 1}
+    assert world.fanned_out(app) == {}
+
+
+def test_some_crash_comes_between_the_commit_and_the_removal(world: OffsetsWorld) -> None:
+    """The one above would prove little if none did."""
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointOldest)
+    world.output.before = lambda batch: world.die_after(2)
+    assert crashes(world, app)
+    assert world.state(app).open is None
+    assert world.fanned_out(app)
+
+
+def test_a_crash_at_any_request_leaves_every_record_read_once_from_where_the_startpoint_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for nth in range(1, 200):
+        world = OffsetsWorld(monkeypatch)
+        world.fake.make("s", 2)
+        world.fake.write("s", 0, 1, 2, 3)
+        world.fake.write("s", 1, 1, 2, 3)
+        app = reader(max_batch_records=4)
+        world.run(app)
+        world.ask(app, S0, StartpointSpecific, offset="@1")
+        world.ask(app, S1, StartpointUpcoming)
+        died = crashes(world, app, faults=[Fault("*", nth, "crash-before")])
+        world.fake.write("s", 1, 4, 5)
+        world.run(app)
+        records = [
+            (ssp, batch.epochs.get(ssp, 0), number)
+            for batch in world.output.batches.values()
+            for ssp, (start, end) in batch.ranges.items()
+            for number in range(int(start[1:]), int(end[1:]))
+        ]
+        assert len(set(records)) == len(records)
+        assert {each for each in records if each[0] == S0 and each[1]} == {(S0, 1, 1), (S0, 1, 2)}
+        # Upcoming was resolved before the crash, or is so after it.
+        moved = world.state(app).offsets.applied[S1].offset
+        assert moved in ("@3", "@5")
+        assert {each for each in records if each[0] == S1 and each[1]} == {(S1, 1, n) for n in range(int(moved[1:]), 5)}
+        assert world.state(app).checkpoint == {S0: "@3", S1: "@5"}
+        assert world.fanned_out(app) == {}
+        assert world.startpoints(app).requests() == []
+        if not died:
+            assert nth > 20
+            return
+    pytest.fail("the run never ended")
+
+
+def test_a_restart_with_some_tasks_removed_and_others_not_applies_the_rest_once(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    ids = {S0: world.ask(app, S0, StartpointOldest), S1: world.ask(app, S1, StartpointSpecific, offset="@2")}
+    world.output.before = lambda batch: world.die_after(2)
+    assert crashes(world, app)
+    world.output.before = lambda batch: None
+    # Both are committed. One task's fan-out is removed, the other's is not, and a third startpoint comes.
+    world.startpoints(app).remove_fan_out_for_task(T0)
+    assert world.fanned_out(app) == {(T1, S1): ids[S1]}
+    world.ask(app, S0, StartpointSpecific, offset="@1")
+    (batch,) = world.delivered(app)
+    assert (batch.read(), batch.epochs) == ({S0: ("@1", "@3")}, {S0: 2, S1: 1})
+    assert world.fanned_out(app) == {}
+
+
+def test_one_applied_and_not_removed_does_not_hide_a_newer_one(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointOldest)
+    world.output.before = lambda batch: world.die_after(2)
+    assert crashes(world, app)
+    world.output.before = lambda batch: None
+    world.wait(seconds=1)
+    world.ask(app, S0, StartpointSpecific, offset="@2")
+    (batch,) = world.delivered(app)
+    assert (batch.read(), batch.epochs) == ({S0: ("@2", "@3")}, {S0: 2})
+
+
+def test_two_runs_at_once_apply_a_startpoint_once_and_one_of_them_gives_up(world: OffsetsWorld) -> None:
+    """The second run comes between any two requests of the first."""
+    app = reader()
+    world.run(app)
+    for nth in range(1, 200):
+        world.ask(app, S0, StartpointSpecific, offset="@1")
+        before = set(world.output.batches)
+        others: list[object] = []
+
+        def meanwhile(others: list[object] = others) -> None:
+            others.append(outcome(world, app))
+
+        first = outcome(world, app, faults=[Fault("*", nth, "meanwhile", meanwhile)])
+        read = [batch.read() for number, batch in world.output.batches.items() if number not in before]
+        assert read == [{S0: ("@1", "@3")}]
+        assert None in [first, *others]
+        assert world.fanned_out(app) == {}
+        if not others:
+            assert nth > 15
+            return
+    pytest.fail("the run never ended")
+
+
+# -- a batch that is given up
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_abandoned_batch_is_read_under_another_number_or_skipped(world: OffsetsWorld, skip: bool) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointSpecific, offset="@1")
+    world.output.before = lambda batch: world.die_after(0)
+    assert crashes(world, app)
+    world.output.before = lambda batch: None
+    world.output.batches.pop(2, None)
+    given_up = BatchLog(world.lake, "app").abandon(reason="ticket 8", by="ada", skip=skip)
+    assert given_up.batch == 2
+    assert world.state(app).open is None
+    world.fake.write("s", 1, 4)
+    (batch,) = world.delivered(app)
+    assert batch.number == 3
+    assert batch.epochs == {S0: 1}
+    assert batch.read() == {S1: ("@3", "@4")} | ({} if skip else {S0: ("@1", "@3")})
+    assert world.fanned_out(app) == {}
+    notes = [state.note for _, state in BatchLog(world.lake, "app").history(None) if state.note]
+    assert any("ticket 8" in note and ("skipped" if skip else "abandoned") in note for note in notes)
+
+
+def test_nothing_is_abandoned_without_a_reason_or_an_open_batch(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    with pytest.raises(ConfigurationError, match="no open batch"):
+        BatchLog(world.lake, "app").abandon(reason="ticket 8", by="ada", skip=False)
+    with pytest.raises(ConfigurationError, match="without a reason"):
+        BatchLog(world.lake, "app").abandon(reason=" ", by="ada", skip=False)
+
+
+# -- how
+
+
+def app_tasks(world: OffsetsWorld, app: Application) -> dict[str, Sequence[Any]]:
+    return {task: sorted(ssps) for task, ssps in task_partitions(world.context(app).plan).items()}
+
+
+def crashes(world: OffsetsWorld, app: Application, **options: Any) -> bool:
+    try:
+        world.run(app, **options)
+    except Crash:
+        return True
+    return False
+
+
+def outcome(world: OffsetsWorld, app: Application, **options: Any) -> CommitConflict | None:
+    try:
+        world.run(app, **options)
+    except CommitConflict as conflict:
+        return conflict
+    return None

@@ -1,0 +1,118 @@
+"""JSON read a batch at once: wherever it answers, the answer is that of reading message by message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resources.schema import Schema
+from resources.streams.kafka.json_at_once import at_once
+from resources.streams.kafka.json_format import Json
+from resources.streams.kafka.values import columns_of, from_json
+
+SCHEMA = Schema.of(a="bigint", t="tinyint", s="string", d="double", b="boolean")
+NAMES = {"b": "is"}
+NUMBERS = ["0", "-0", "01", "1.0", "1e3", "1E400", "-1e-400", "0.1", "127", "128", "1" * 30, "NaN", "-Infinity", "Inf"]
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-300, 300), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5), st.just([]), st.just({"a": 1}), st.sampled_from(["NaN,", "a: Info", "}{"]),
+).map(lambda value: json.dumps(value, ensure_ascii=False))  # fmt: skip
+texts = st.one_of(values, st.sampled_from(NUMBERS), st.sampled_from(['"\\ud800"', '"\x01"', '"a\nb"', "tru", "[[]"]))
+pairs = st.lists(st.tuples(st.sampled_from(["a", "t", "s", "d", "is", "b", "more", "\\u0061"]), texts), max_size=4)
+objects = pairs.map(lambda each: ("{" + ",".join(f'"{key}": {text}' for key, text in each) + "}").encode())
+odd = st.sampled_from(
+    [
+        b"",
+        b" ",
+        b"{",
+        b"}",
+        b"{}{}",
+        b"[]",
+        b"null",
+        b"{} ",
+        b'{"s":"',
+        b'"}',
+        b'{"more":{"a":1}',
+        b"\xff",
+        b'{"s":"\xff"}',
+    ]
+)
+
+
+def one_by_one(data: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
+    """Return what Python's own parser makes of the messages, and the problems."""
+    problems: dict[int, str] = {}
+    reader = Json(SCHEMA, names=NAMES).reader("kafka.s")
+    rows: list[dict[str, Any] | None] = []
+    converts = {field.name: from_json(field, None) for field in SCHEMA.fields}
+    for row, each in enumerate(data):
+        found = None
+        if each is not None:
+            try:
+                parsed = json.loads(each.decode(), parse_constant=_refused)
+            except (ValueError, RecursionError) as error:
+                problems[row] = str(error)
+            else:
+                if type(parsed) is dict:
+                    found = parsed | {column: parsed.get(name) for column, name in NAMES.items()}
+                else:
+                    problems[row] = "no object"
+        rows.append(found)
+    made = [column.to_pylist() for column in columns_of(rows, SCHEMA, converts, problems)]
+    said: dict[int, str] = {}
+    assert [column.to_pylist() for column in reader(data, said)] == made
+    assert set(said) == set(problems)
+    return made, problems
+
+
+def _refused(text: str) -> Any:
+    raise ValueError(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.none(), objects, objects, odd), min_size=1, max_size=3))
+def test_what_is_read_at_once_is_what_is_read_one_by_one(data: list[bytes | None]) -> None:
+    found = at_once(SCHEMA, NAMES)(data)
+    made, problems = one_by_one(data)
+    if found is not None:
+        assert not problems
+        assert [column.to_pylist() for column in found] == made
+        assert [column.type for column in found] == SCHEMA.to_arrow().types
+
+
+def test_plain_messages_are_read_at_once() -> None:
+    rows = [
+        {"a": i, "t": i % 100, "s": f"tëxt NaN {i}", "d": i / 7, "is": i % 2 == 0, "more": [1]} for i in range(1000)
+    ]
+    data: list[bytes | None] = [json.dumps(row).encode() for row in rows]
+    data[5] = None
+    found = at_once(SCHEMA, NAMES)(data)
+    assert found is not None
+    expected = [dict.fromkeys(SCHEMA.names) if i == 5 else {**row, "b": row["is"]} for i, row in enumerate(rows)]
+    assert [column.to_pylist() for column in found] == [[row[name] for row in expected] for name in SCHEMA.names]
+
+
+def test_it_gives_up_after_three_batches_in_vain() -> None:
+    read = at_once(SCHEMA, {})
+    good: list[bytes | None] = [b'{"a": 1}']
+    bad: list[bytes | None] = [b'{"a": 1.5}']
+    for data in (bad, bad, good, bad, bad):
+        assert (read(data) is None) == (data is bad)
+    assert read(bad) is None
+    assert read(good) is None
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "date", "decimal(5,2)", "binary", "float"])
+def test_types_that_need_more_are_left_to_the_exact_reader(kind: str) -> None:
+    assert at_once(Schema.of(a="bigint", x=kind), {})([b"{}"]) is None
+
+
+def test_columns_are_whole_arrays() -> None:
+    found = at_once(SCHEMA, {})([b"{}", b"{}"])
+    assert found is not None
+    assert all(isinstance(column, pa.Array) for column in found)
