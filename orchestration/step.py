@@ -167,6 +167,7 @@ class _Step:
                 return False
         else:
             # Somebody's crashed batch: it is run again as written, in our name.
+            self._offsets.check_open(self._state, intent)
             intent = intent.model_copy(update={"run": self._context.run})
             self._hold(intent.versions)
         views = {name: self._view(name, version) for name, version in intent.versions.items()}

@@ -34,7 +34,7 @@ from resources.streams.system import OffsetRange
 
 if TYPE_CHECKING:
     from orchestration.application import Application
-    from orchestration.batchlog import ApplicationState
+    from orchestration.batchlog import ApplicationState, Intent
     from orchestration.graph import Input
     from orchestration.offsets.fan_out import FanOut
     from orchestration.offsets.request import StartpointRequest
@@ -220,6 +220,19 @@ class OffsetManager:
             )
 
     # -- each batch
+
+    def check_open(self, state: ApplicationState, intent: Intent) -> None:
+        """Refuse to run a batch again over a stream that was deleted and made anew since it was begun."""
+        streams = Streams(self._systems)
+        for name in sorted({SystemStreamPartition.parse(ssp).qualified_stream for ssp in intent.ranges}):
+            before, info = state.offsets.streams.get(name), streams.info(name)
+            if is_another(info, before):
+                raise OffsetOutOfRangeError(
+                    f"{name} was deleted and made anew (it is {info.identity}, and was {before}), and batch "
+                    f"{intent.batch} of application {self._app.name!r} is open over the stream before.",
+                    f"Give the batch up (adjunct checkpoint abandon {self._app.name} --reason …), then say where to "
+                    f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest.",
+                )
 
     def positions(self, state: ApplicationState) -> Positions:
         """Return where the main input goes on, and how far it can be read now.
