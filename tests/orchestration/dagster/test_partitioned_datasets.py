@@ -175,7 +175,7 @@ def test_a_partitioned_dataset_is_left_out_of_the_applications_job_and_stays_in_
     report = AssetKey("report")
     assert key_of(ITEMS) in graph.get(report).parent_keys
     assert isinstance(graph.get_partition_mapping(report, key_of(ITEMS)), AllPartitionMapping)
-    assert [sensor.name for sensor in defs.sensors or ()] == ["shop_new_records"]
+    assert "items_new_versions" not in {sensor.name for sensor in defs.sensors or ()}, "a query is asked for versions"
     build(lab, DAYS[0])
     assert lab.run(defs, AssetKey(["lake", "copy"])).success
 

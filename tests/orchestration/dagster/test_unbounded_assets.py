@@ -218,7 +218,7 @@ def test_a_table_of_one_run_is_shown_and_not_made(lab: Lab) -> None:
     assert not graph.get(key_of(passing)).is_materializable
     assert graph.get(key_of(passing)).parent_keys == {AssetKey(["lake", "prices"])}
     assert key_of(passing) in graph.get(COPY).parent_keys
-    assert [job.name for job in defs.jobs or ()] == ["shop"]
+    assert [job.name for job in defs.jobs or ()] == ["shop", "shop_startpoint"]
 
 
 def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) -> Said:

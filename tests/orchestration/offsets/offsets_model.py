@@ -3,7 +3,6 @@
 Offsets are numbers here. No word of it is of the code under test.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Mapping

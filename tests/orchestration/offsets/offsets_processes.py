@@ -6,7 +6,7 @@ who advances it a few times and drops it has let it die there; who does somethin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -74,7 +74,7 @@ def advanced(process: Iterator[None], steps: int | None) -> tuple[str, bool]:
     return "done", False
 
 
-def of_startpoints(steps: list[Step]) -> Process:
+def of_startpoints(steps: Sequence[Step]) -> Process:
     """Return the process that does this to requests and fan-outs."""
 
     def process(box: Box, setting: Setting) -> Iterator[None]:
