@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from benchmarks.environments import HERE, Ask, Environment
 from benchmarks.timing import Measured, show
-from dagster_adjunct import OffsetRange, open_lake, session_scope
-from resources.streams.kafka import KafkaTopic, kafka_system
-from resources.streams.kafka.json_format import Json
-from resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct import Json, KafkaTopic, OffsetRange, kafka_system, open_lake, session_scope
+from resources.streams import open_system
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from dagster_adjunct import StreamSystem
     from tests.servers.kafka import KafkaServer
 
 PARTITIONS = 8
@@ -50,16 +49,15 @@ def run(rounds: int, count: int = 1_000_000) -> None:
         fill(broker, topic, count)
         lake = open_lake(Path(folder) / "lake")
         for form, declared in FORMS.items():
-            settings = kafka_system(form, bootstrap_servers=broker.bootstrap, topics={topic: declared})
-            system = KafkaStreams(lake, settings)
-            measured = _compare(session(), system, broker, ask, form, rounds, Path(folder))
+            kafka_system(form, bootstrap_servers=broker.bootstrap, topics={topic: declared})
+            measured = _compare(session(), open_system(form, lake), broker, ask, form, rounds, Path(folder))
             for each in measured.values():
                 print(f"  {each.name}: {count / each.median:,.0f} rows/s")
             show(measured, f"connector_{form}", f"ours_{form}", GOAL)
 
 
 def _compare(
-    spark: SparkSession, system: KafkaStreams, broker: KafkaServer, ask: Ask, form: str, rounds: int, folder: Path
+    spark: SparkSession, system: StreamSystem, broker: KafkaServer, ask: Ask, form: str, rounds: int, folder: Path
 ) -> dict[str, Measured]:
     command = f"{form} {broker.bootstrap} flights"
     seconds: dict[str, list[float]] = {f"ours_{form}": [], f"connector_{form}": []}
@@ -80,7 +78,7 @@ def _compare(
     return {name: Measured(name, tuple(each)) for name, each in seconds.items()}
 
 
-def whole(spark: SparkSession, system: KafkaStreams, stream: str) -> DataFrame:
+def whole(spark: SparkSession, system: StreamSystem, stream: str) -> DataFrame:
     """Return all records of the stream with the same columns as the connector's."""
     ssps = system.partitions(stream)
     oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)

@@ -149,6 +149,7 @@ from resources.streams import (  # noqa: E402
     StreamInfo,
     StreamSystem,
     SystemStreamPartition,
+    open_system,
     records_checksum,
     register_system,
 )
@@ -335,6 +336,7 @@ __all__ = [
     "no_nulls",
     "open_dataset",
     "open_lake",
+    "open_system",
     "parquet_files",
     "plan_application",
     "plan_rewind",

@@ -66,8 +66,8 @@ class ApplicationState(Document):
     """The whole state of an application.
 
     `checkpoint` is the next offset to read of each stream partition (`lake.flights.3`); `records` and `totals`
-    add up the input records and the counters of all closed batches. `note` says what this commit was for, where it is
-    no batch's.
+    add up the input records and the counters of all closed batches. `note` says what else there is to
+    know of this commit, such as what it was for where it is no batch's.
     """
 
     checkpoint: dict[str, str] = Default(default_factory=dict)
@@ -124,6 +124,7 @@ class BatchLog:
             last=done,
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
+            note=_lost(done.intent),
         )
         return self._commit(parent, closed, done.intent.run), closed
 
@@ -220,6 +221,12 @@ class BatchLog:
                 f"{'.'.join(map(str, first['loc']))}: {first['msg']}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
             ) from error
+
+
+def _lost(intent: Intent) -> str | None:
+    """Return what retention took before this batch could read it, for the history."""
+    said = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(intent.lost.items())]
+    return f"lost to retention: {', '.join(said)}" if said else None
 
 
 def _after(state: ApplicationState, intent: Intent, at: datetime) -> tuple[dict[str, str], OffsetState]:

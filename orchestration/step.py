@@ -45,7 +45,7 @@ class StepEvent:
     """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
 
     In order: "startpoint" (text, one each) at the start of a run, "table" (report) when a dataset that lives for one
-    run was built or has taken changes in, "lost" (text) where retention was faster, "intent" (records, versions),
+    run was built or has taken changes in, "lost" (text) where retention was faster, "intent" (records, unit, versions),
     "output" (output) before each output, "outputs" when all are written, "batch" (records so far, counters) when its
     end is committed.
     """
@@ -63,12 +63,12 @@ class StepEvent:
         if self.what in ("startpoint", "lost"):
             return str(self.detail["text"])
         said = {
-            "intent": "{records:,} records, dataset versions {versions}",
+            "intent": "{records:,} {unit}, dataset versions {versions}",
             "output": "writing {output}",
             "outputs": "all outputs written",
-            "batch": "committed; {records:,} records so far",
+            "batch": "committed; {records:,} {unit} so far",
         }[self.what]
-        return f"batch {self.batch}: {said.format(**self.detail)}"
+        return f"batch {self.batch}: {said.format(**{'unit': 'records', **self.detail})}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class _Step:
         views = {name: self._view(name, version) for name, version in intent.versions.items()}
         held = self._log.open(self._commit, self._state, intent)
         self._commit, self._state = held, self._state.model_copy(update={"open": intent})
-        self._event("intent", intent, records=self._records(intent), versions=intent.versions)
+        self._event("intent", intent, records=self._records(intent), unit=self._unit, versions=intent.versions)
         opened = time.monotonic()
         inputs = BatchInputs(
             ranges={SystemStreamPartition.parse(ssp): OffsetRange(r.start, r.end) for ssp, r in intent.ranges.items()},
@@ -204,8 +204,14 @@ class _Step:
         for ended in before.replays.keys() - self._state.offsets.replays.keys():
             self._say(f"{before.replays[ended].ssp}: {_words(before.replays[ended])} has ended")
         self._add(done, time.monotonic() - worked)
-        self._event("batch", intent, records=self._state.records, counters=counters)
+        self._event("batch", intent, records=self._state.records, unit=self._unit, counters=counters)
         return True
+
+    @property
+    def _unit(self) -> str:
+        """What the counts of input are of: offsets have no records behind them everywhere in systems with holes."""
+        systems = {stream.partition(".")[0] for stream in self._context.app.inputs}
+        return "records" if all(self._context.systems[name].counts_unread for name in systems) else "offsets"
 
     def _records(self, intent: Intent) -> int:
         systems = self._context.systems

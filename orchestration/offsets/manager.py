@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from orchestration.planner import ExecutionPlan
     from resources.streams.system import StreamInfo, StreamSystem
 
+_SHOWN = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -88,8 +90,7 @@ class Positions:
     def texts(self) -> list[str]:
         """Return in words what retention took, a line each."""
         return [
-            f"{ssp}: the offsets {span.start} to {span.end} are lost: retention has passed them, and the input goes "
-            "on from the oldest"
+            f"{ssp}: retention has passed offset {span.start}; the input goes on from {span.end}, the oldest left"
             for ssp, span in sorted(self.lost.items())
         ]
 
@@ -148,7 +149,7 @@ class OffsetManager:
         offsets = known.model_copy(
             update={
                 "resolved": resolved,
-                "begun": tuple(each for each in known.begun if each in waiting),
+                "begun": {each: known.begun[each] for each in known.begun if each in waiting},
                 "streams": {name: each for name in self._app.inputs if (each := streams.info(name).identity)},
             }
         ).with_replays(replays)
@@ -204,8 +205,8 @@ class OffsetManager:
             raise ConfigurationError(
                 f"{names}: added to {source.stream}, whose key ({', '.join(info.key)}) chooses the partition, since "
                 f"application {self._app.name!r} began to read it: records of one key lie in two partitions now.",
-                f"Write a startpoint for each to accept that (adjunct startpoint set MODULE:APP {names} --oldest), or "
-                "read the stream anew from its oldest offset.",
+                "Write a startpoint for each to accept that (adjunct startpoint set MODULE:APP "
+                f"{names} --oldest --reason …), or read the stream anew from its oldest offset.",
             )
 
     def _check_startpoints(self, source: Input, info: StreamInfo, before: str, offsets: OffsetState) -> None:
@@ -216,7 +217,8 @@ class OffsetManager:
                 f"{source.stream} was deleted and made anew (it is {info.identity}, and was {before}): the checkpoint "
                 f"of application {self._app.name!r} is of the stream before, in {', '.join(without[:3])}"
                 f"{', …' if len(without) > 3 else ''}.",
-                f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {source.stream} --oldest.",
+                "Say where to begin in the new one: adjunct startpoint set MODULE:APP "
+                f"{source.stream} --oldest --reason ….",
             )
 
     # -- each batch
@@ -231,7 +233,7 @@ class OffsetManager:
                     f"{name} was deleted and made anew (it is {info.identity}, and was {before}), and batch "
                     f"{intent.batch} of application {self._app.name!r} is open over the stream before.",
                     f"Give the batch up (adjunct checkpoint abandon {self._app.name} --reason …), then say where to "
-                    f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest.",
+                    f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
                 )
 
     def positions(self, state: ApplicationState) -> Positions:
@@ -257,11 +259,11 @@ class OffsetManager:
                 self._check_end(system, ssp, start, upcoming[ssp])
                 if system.compare(start, oldest[ssp]) < 0:
                     if startpoint is None or startpoint.position != "oldest":
-                        self._check_lost(source, ssp, start, oldest[ssp])
                         lost[ssp] = OffsetRange(start, oldest[ssp])
                     start = oldest[ssp]
                 starts[ssp] = start
             ends |= upcoming
+            self._check_lost(source, {ssp: span for ssp, span in lost.items() if ssp in upcoming})
         return Positions(starts, ends, lost)
 
     def replays(self, state: ApplicationState) -> dict[SystemStreamPartition, Replay]:
@@ -292,7 +294,8 @@ class OffsetManager:
         return OffsetOutOfRangeError(
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) has come to offset {replay.next} of "
             f"{replay.until} and can't go on: {why}.",
-            f"Cancel it: adjunct startpoint clear MODULE:APP {replay.ssp}. Then ask again from what is there.",
+            f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then ask again from what is "
+            "there.",
         )
 
     def remove_done(self, start: Start) -> None:
@@ -314,18 +317,23 @@ class OffsetManager:
             raise OffsetOutOfRangeError(
                 f"{ssp}: application {self._app.name!r} goes on at offset {start}, and the stream ends before "
                 f"{upcoming}: it has lost records, or is another stream than it was.",
-                f"Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP {ssp} --oldest.",
+                "Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP "
+                f"{ssp} --oldest --reason ….",
             )
 
-    def _check_lost(self, source: Input, ssp: SystemStreamPartition, start: str, oldest: str) -> None:
-        if source.on_lost == "fail":
-            raise OffsetOutOfRangeError(
-                f"{ssp}: application {self._app.name!r} goes on at offset {start}, and the oldest that the stream "
-                f"still holds is {oldest}: retention has passed the checkpoint.",
-                f"Accept the loss once (adjunct startpoint set MODULE:APP {ssp} --oldest), or for good: declare "
-                'on_lost="oldest" at the input stream, which counts what is lost. To lose nothing, deliver the records '
-                "again; then give the stream a longer retention.",
-            )
+    def _check_lost(self, source: Input, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
+        if source.on_lost == "oldest" or not lost:
+            return
+        said = [f"{ssp} (at offset {span.start}, the oldest left is {span.end})" for ssp, span in sorted(lost.items())]
+        more = f" and {len(said) - _SHOWN} more partitions" if len(said) > _SHOWN else ""
+        numbers = ",".join(str(ssp.partition) for ssp in sorted(lost))
+        raise OffsetOutOfRangeError(
+            f"retention has passed the checkpoint of application {self._app.name!r} in "
+            f"{', '.join(said[:_SHOWN])}{more}: the records in between are lost.",
+            f"Accept the loss once (adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …), "
+            'or for good: declare on_lost="oldest" at the input stream, which counts what is lost. To lose nothing, '
+            "deliver the records again; then give the stream a longer retention.",
+        )
 
 
 def _resolved(request: StartpointRequest, task: str, offset: str, stream: str | None) -> ResolvedStartpoint:
@@ -361,7 +369,7 @@ def _replay(epoch: int, start: ResolvedStartpoint, until: str) -> Replay:
 def _explained(error: PermanentError, request: StartpointRequest) -> PermanentError:
     what = f"the startpoint of {request.by} ({request.reason}) at {request.ssp} has no offset"
     next_step = (
-        f"{error.next_step} Or take it back: adjunct startpoint clear. With --on-unresolved checkpoint it would have "
-        "gone on from the checkpoint."
+        f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
+        "--on-unresolved checkpoint it would have gone on from the checkpoint."
     )
     return type(error)(f"{what}: {error.problem}", next_step)

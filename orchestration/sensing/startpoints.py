@@ -99,7 +99,7 @@ def startpoint_sensor(
             what = described([*requested, *pending])
             return SkipReason(f"{what}; a run is in progress: what it did not meet at its start is for the next one.")
         systems = systems_for(app, lake)
-        planned = plan_application(app, systems)
+        planned = plan_application(app, systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned)
         pending = not_applied(fan_out.tasks, state.offsets)
         unknown = [f"{each.ssp}: no task reads it ({each.by}: {each.reason})" for each in fan_out.unknown]
@@ -110,7 +110,7 @@ def startpoint_sensor(
         what = "; ".join([described(pending), *unknown[:3]])
         # Datasets that are not made yet hold the input back, and not what is asked of other datasets.
         held = waiting_datasets(lake, systems, app)
-        if held and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
+        if held and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
             return SkipReason(f"{what}; {'; '.join(held)}.")
         asked, note = read_cursor(Asked, context.cursor)
         if note:

@@ -1,12 +1,16 @@
-"""What the tests run: events of a topic go to a stream of the lake and to a second topic. `Gate` holds it in a batch."""
+"""What the tests run: events of a topic go to a stream of the lake and to a second topic. `Gate` holds it in a batch.
+
+The environment says which broker, and how; see `World.environment`.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dagster_adjunct import Application, Json, KafkaTopic, KeyText, kafka_system
 
@@ -14,64 +18,85 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PARTITIONS = 8
-VALUE = "id BIGINT, customer STRING, amount INT"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gate:
     """A folder by which a test holds the run's process where a batch is begun and nothing of it is written."""
 
     folder: Path
+    passed: int = 0
 
     def close(self, after: int = 0) -> None:
         """Hold the next process that comes, once it has let so many batches through."""
-        (self.folder / "held").unlink(missing_ok=True)
+        self.open()
         (self.folder / "closed").write_text(str(after))
 
     def open(self) -> None:
-        (self.folder / "closed").unlink(missing_ok=True)
-        (self.folder / "held").unlink(missing_ok=True)
+        for name in ("closed", "held"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def held(self) -> int | None:
-        """Return the id of the process that waits."""
+        """Return the id of the process that waits, if one does."""
         held = self.folder / "held"
-        return int(held.read_text()) if held.exists() and held.read_text() else None
+        return int(held.read_text() or 0) or None if held.exists() else None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        global _passed
         closed = self.folder / "closed"
-        if closed.exists() and _passed >= int(closed.read_text()):
+        while closed.exists() and self.passed >= int(closed.read_text() or 0):
             (self.folder / "held").write_text(str(os.getpid()))
-            while closed.exists():
-                time.sleep(0.1)
-        _passed += 1
+            time.sleep(0.1)
+        self.passed += 1
         return frame
 
 
-_passed = 0
+class Applications(NamedTuple):
+    """`relay` writes to the lake and to a topic; `careless` is the same, and accepts losses; `mirror` is exact."""
 
-bootstrap = os.environ.get("ADJUNCT_TEST_KAFKA", "127.0.0.1:9")
-value, key = Json(VALUE), KeyText("customer")
-kafka_system(
-    "kafka",
-    bootstrap_servers=bootstrap,
-    topics={
-        "events": KafkaTopic(topic="shop.events", value=value, key=key),
-        "mirrored": KafkaTopic(value=value, key=key, partitioner="kafka-murmur2", transactional=True),
-    },
-    client={"socket.timeout.ms": 10000},
-)
+    relay: Application
+    careless: Application
+    mirror: Application
 
-gate = Gate(Path(os.environ.get("ADJUNCT_TEST_GATE", ".")))
 
-app = Application("relay", max_batch_records=int(os.environ.get("ADJUNCT_TEST_BATCH", "100000")), owners="team:shop")
-events = app.input_stream("kafka.events", default_offset="oldest").map(gate, keeps_partitioning=True)
-events.send_to(app.output_stream("lake.relayed", partitions=2, key="customer"))
-events.send_to(app.output_stream("kafka.relayed", partitions=4, key="customer"))
+def declare(environment: Mapping[str, str]) -> Applications:
+    """Register the broker that the environment names, and return the applications on it."""
+    value, key = Json("id BIGINT, customer STRING, amount INT"), KeyText("customer")
+    prefix = environment.get("ADJUNCT_TEST_PREFIX", "")
+    kafka_system(
+        "kafka",
+        bootstrap_servers=environment.get("ADJUNCT_TEST_KAFKA", "127.0.0.1:9092"),
+        topics={
+            "events": KafkaTopic(topic=f"{prefix}shop.events", value=value, key=key),
+            "mirrored": KafkaTopic(
+                topic=f"{prefix}mirrored", value=value, key=key, partitioner="kafka-murmur2", transactional=True
+            ),
+        },
+        prefix=prefix,
+        client={"socket.timeout.ms": 10_000},
+    )
+    gate = Gate(Path(environment.get("ADJUNCT_TEST_GATE", ".")))
+    batch = int(environment.get("ADJUNCT_TEST_BATCH", "100000"))
+    return Applications(
+        _to_lake_and_topic("relay", gate, batch, "fail"),
+        _to_lake_and_topic("relay", gate, batch, "oldest"),
+        _to_topic("mirror", gate, batch),
+    )
 
-mirror = Application("mirror", max_batch_records=int(os.environ.get("ADJUNCT_TEST_BATCH", "100000")))
-(
-    mirror.input_stream("kafka.events", default_offset="oldest")
-    .map(gate, keeps_partitioning=True)
-    .send_to(mirror.output_stream("kafka.mirrored", partitions=4, key="customer"))
-)
+
+def _to_lake_and_topic(name: str, gate: Gate, batch: int, on_lost: Literal["fail", "oldest"]) -> Application:
+    relay = Application(name, max_batch_records=batch, owners="team:shop")
+    events = relay.input_stream("kafka.events", default_offset="oldest", on_lost=on_lost)
+    held = events.map(gate, keeps_partitioning=True)
+    held.send_to(relay.output_stream("lake.relayed", partitions=2, key="customer"))
+    held.send_to(relay.output_stream("kafka.relayed", partitions=4, key="customer"))
+    return relay
+
+
+def _to_topic(name: str, gate: Gate, batch: int) -> Application:
+    mirror = Application(name, max_batch_records=batch)
+    events = mirror.input_stream("kafka.events", default_offset="oldest").map(gate, keeps_partitioning=True)
+    events.send_to(mirror.output_stream("kafka.mirrored", partitions=4, key="customer"))
+    return mirror
+
+
+app, careless, mirror = declare(os.environ)

@@ -161,15 +161,24 @@ class KafkaAdmin:
             _, pending = wait(pending, timeout=_LOOK)
             if pending:
                 self._connected().poll(0)
-                self._refusals.check()
+                self._check()
             if pending and time.monotonic() > deadline:
                 raise no_answer(self.settings, what, "no answer")
         return {key: future.result() for key, future in asked.items()}
 
+    def _check(self) -> None:
+        """Raise if brokers refused us; the client, which would go on trying and may lock the account, is dropped."""
+        try:
+            self._refusals.check()
+        except AdjunctError:
+            with self._lock:
+                self._client, self._refusals = None, Refusals(self.settings)
+            raise
+
     def _explained(self, error: KafkaError, what: str) -> AdjunctError:
         self._connected().poll(0)
         try:
-            self._refusals.check()
+            self._check()
         except AdjunctError as refused:
             return refused
         return failure(error, self.settings, what)

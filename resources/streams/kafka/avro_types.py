@@ -31,7 +31,7 @@ def parsed(text: str, references: Sequence[str] = ()) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"a Kafka stream is in Avro, and fastavro is not installed ({error}).",
-            'Install it wherever tasks run: pip install "dagster-adjunct[avro]".',
+            'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
         ) from error
     named: dict[str, Any] = {}
     try:

@@ -8,14 +8,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import (
-    AdjunctError,
-    CommitConflict,
-    PermanentError,
-    SchemaMismatchError,
-    StreamUnavailableError,
-)
+from resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
 from resources.streams.kafka.security import Refusals, new_client
+from resources.streams.kafka.send_errors import refused
 from resources.streams.system import EPOCH, TIMESTAMP
 
 if TYPE_CHECKING:
@@ -28,7 +23,6 @@ KEY, VALUE, HEADERS = "__key", "__value", "__headers"
 # Headers of Adjunct's own: nobody's record carries them on to another topic.
 RESERVED = "adjunct-"
 END_OF_DATASET = f"{RESERVED}end-of-dataset"
-_SHOWN = 60
 _GRACE = 10.0
 _LEAST_LIMIT = 1000  # librdkafka takes no smaller one
 
@@ -36,7 +30,7 @@ Header = tuple[str, str | bytes | None]
 # A record as it goes out: key, value (None: a tombstone), ms since the epoch (0: now), headers.
 Record = tuple[bytes | None, bytes | None, int, list[Header]]
 
-# What the user's own client settings may change. Idle memory is the broker's concern, so queues stay small.
+# What the user's own client settings may change. Several tasks share a machine, so their queues are small.
 _DEFAULTS = {
     "linger.ms": 20,
     "message.timeout.ms": 60_000,
@@ -114,7 +108,7 @@ class Sender:
     def send(self, records: Iterable[Record], partition: int = -1) -> None:
         """Queue records, into the partitions of their keys (or all into this one); wait while the queue is full.
 
-        Raises what `failure` gives for a record that was not taken, of this call or an earlier one.
+        Raises what `refused` gives for a record that was not taken, of this call or an earlier one.
         """
         from confluent_kafka import KafkaException
 
@@ -161,11 +155,11 @@ class Sender:
         """Return what this error of the client means for the append."""
         try:
             self._heard.check()
-        except AdjunctError as refused:
-            return refused
+        except AdjunctError as login:
+            return login
         if error.code() == error._FATAL:
             return self._ended()
-        return failure(error, self._target, key, size)
+        return refused(error, self._target, key, size)
 
     def _serve(self, wait: Callable[[], int]) -> int:
         """Let the client tell what it has to; raise the first thing that failed."""
@@ -191,7 +185,7 @@ class Sender:
             self.producer.begin_transaction()  # out of place, so that it does nothing but fail
         except KafkaException as error:
             if error.args[0].fatal():
-                return failure(error.args[0], self._target)
+                return refused(error.args[0], self._target)
         return StreamUnavailableError(f"{self._target}: the producer ended in an error of its own.", "Append again.")
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -205,59 +199,6 @@ class Sender:
         self._first.setdefault(partition, known)  # type: ignore[arg-type]
         self._last[partition] = known  # type: ignore[index]
         self._rows[partition] = self._rows.get(partition, 0) + 1  # type: ignore[index,arg-type]
-
-
-def failure(error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None) -> AdjunctError:
-    """Return the error of ours that says what Kafka's means here."""
-    code, said = error.code(), error.str()
-    if code in (error._FENCED, error.PRODUCER_FENCED, error.INVALID_PRODUCER_EPOCH):
-        return CommitConflict(
-            f"{target}: another producer with the same name took over while this one was appending, or the append took "
-            f"longer than transaction.timeout.ms ({said}).",
-            "Nothing of this append is visible. Run one application of a name at a time, then append again: what is "
-            "in already adds nothing.",
-        )
-    if code == error.MSG_SIZE_TOO_LARGE:
-        found = "" if size is None else f" has {size:,} bytes and"
-        return PermanentError(
-            f"{target}: the record with the key {_shown(key)}{found} is larger than the topic takes "
-            f"({target.max_bytes:,} bytes).",
-            f"Raise max.message.bytes of topic {target.topic!r} (and message.max.bytes in client=, if that is set), or "
-            "make the record smaller.",
-        )
-    if code in _transient(error):
-        return StreamUnavailableError(
-            f"{target}: Kafka did not take the records ({error.name()}: {said}).",
-            "See whether the brokers are up, then append again.",
-        )
-    record = "" if key is None else f" the record with the key {_shown(key)}"
-    return PermanentError(
-        f"{target}: Kafka refused{record or ' the records'} ({error.name()}: {said}).",
-        f"See the settings and the access rules of topic {target.topic!r}, then append again.",
-    )
-
-
-def _transient(error: KafkaError) -> frozenset[int]:
-    return frozenset(
-        {
-            error._MSG_TIMED_OUT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._TRANSPORT, error._ALL_BROKERS_DOWN,
-            error._RESOLVE, error._PURGE_QUEUE, error._PURGE_INFLIGHT, error._WAIT_COORD, error._RETRY,
-            error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.REQUEST_TIMED_OUT,
-            error.NETWORK_EXCEPTION, error.BROKER_NOT_AVAILABLE, error.NOT_ENOUGH_REPLICAS,
-            error.NOT_ENOUGH_REPLICAS_AFTER_APPEND, error.COORDINATOR_LOAD_IN_PROGRESS,
-            error.COORDINATOR_NOT_AVAILABLE, error.NOT_COORDINATOR, error.CONCURRENT_TRANSACTIONS,
-            error.KAFKA_STORAGE_ERROR,
-        }
-    )  # fmt: skip
-
-
-def _shown(key: bytes | None) -> str:
-    """Return a key as an error may show it: its text, or its bytes in hex; at most 60 characters."""
-    if key is None:
-        return "null"
-    text = key.decode("utf-8", "replace")
-    text = text if text.isprintable() and "\ufffd" not in text else key.hex()
-    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
 
 
 def records_of(batch: pa.RecordBatch, append: Append) -> Iterator[Record]:

@@ -46,11 +46,12 @@ def at_once(schema: Schema, names: Mapping[str, str]) -> AtOnce:
 
 def _read(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
     import pyarrow as pa
+    import pyarrow.compute as pc
     from pyarrow import json
 
     messages = [b"{}" if each is None else each for each in data]
     # As many objects as messages, each of which begins and ends as one does: then each message is one object. Without
-    # that, a message of two objects could make up for an empty one.
+    # that, a message of two objects could make up for an empty one, and a lone null ends the process.
     if not all(each[:1] == b"{" and each[-1:] == b"}" for each in messages):
         return None
     text = b"\n".join(messages)
@@ -70,4 +71,8 @@ def _read(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]
         return None
     if table.num_rows != len(messages):
         return None
-    return [column.combine_chunks() for column in table.columns]
+    columns = [column.combine_chunks() for column in table.columns]
+    # A number just above the greatest double comes out as an infinity; greater ones are refused.
+    if any(pa.types.is_floating(each.type) and pc.any(pc.is_inf(each)).as_py() for each in columns):
+        return None
+    return columns

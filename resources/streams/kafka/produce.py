@@ -57,9 +57,9 @@ def append(
 
     `data` has the stream's columns and may have `__tombstone`, `__timestamp` (kept in ms; null is now) and `__epoch`.
     Records of one key go out by one task, in the order of `order_by` (columns that only serve the order are left
-    out), to the partition that Kafka's Java client gives the key; records without key go to any. `partitioned=True`
-    says that each key's records are in one partition of the frame already. `end_of_dataset` ends a version: a marker
-    follows in every partition.
+    out), to the partition that Kafka's Java client gives the key; records without key go to any. `partitioned` spares
+    nothing here: several tasks may have read what comes from one partition of Kafka's. `end_of_dataset` ends a version:
+    a marker follows in every partition.
 
     Without transactions this is at least once. With them it is exactly once per producer and sequence, and `consumed`,
     the next offsets of input from the same cluster, is committed with the records, for the consumer group
@@ -86,7 +86,7 @@ def append(
         sent = _send(facts)(what, encode_table(data, facts.declared, str(what.target)).to_batches())
     else:
         frame = encode(_prepared(data, facts, order_by), facts.declared, str(what.target))
-        sent = _in_tasks(frame, facts, what, len(order_by), partitioned)
+        sent = _in_tasks(frame, facts, what, len(order_by))
     return _result(system, what, sent, before)
 
 
@@ -154,12 +154,12 @@ def _send(facts: TopicFacts) -> Callable[[Append, Iterable[pa.RecordBatch]], Sen
     return transact if facts.declared.transactional else deliver
 
 
-def _in_tasks(frame: DataFrame, facts: TopicFacts, append: Append, ordered_by: int, partitioned: bool) -> Sent:
+def _in_tasks(frame: DataFrame, facts: TopicFacts, append: Append, ordered_by: int) -> Sent:
     """Send an encoded frame from Spark's tasks: from one in a transaction, else with each key in one task."""
     keyed = facts.declared.key is not None or isinstance(facts.declared.value, Raw)
     if facts.declared.transactional:
         frame = frame.repartition(1)
-    elif keyed and not partitioned:
+    elif keyed:
         frame = frame.repartition(min(facts.partitions, _TASKS), KEY)
     if ordered_by:
         frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(ordered_by)])

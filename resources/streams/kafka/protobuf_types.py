@@ -31,7 +31,7 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"a Kafka stream is in Protobuf, and protobuf is not installed ({error}).",
-            "Install it wherever tasks run: pip install protobuf.",
+            'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
         ) from error
     pool = descriptor_pool.DescriptorPool()
     try:
@@ -77,10 +77,15 @@ def column_type(field: Any) -> str:
 
 def is_nested(field: Any) -> bool:
     """Whether a field is JSON text in its column: a list, a map, or a message without a column type of its own."""
-    if field.is_repeated:
+    if _is_repeated(field):
         return True
     full = field.message_type.full_name if field.message_type is not None else _TIMESTAMP
     return full != _TIMESTAMP and full not in _WRAPPERS
+
+
+def _is_repeated(field: Any) -> bool:
+    # Protobuf 6.31 has the one, and a later one will not have the other any more.
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
 
 
 def getter(field: Any) -> Callable[[Any], Any]:
@@ -128,8 +133,8 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
         if field.name in found:
             texts[field.name] = json.dumps(found[field.name], ensure_ascii=False, separators=(",", ":"))
         else:
-            is_map = field.is_repeated and field.message_type is not None and field.message_type.GetOptions().map_entry
-            texts[field.name] = ("{}" if is_map else "[]") if field.is_repeated else None
+            is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+            texts[field.name] = None if not _is_repeated(field) else "{}" if is_map else "[]"
     return texts
 
 

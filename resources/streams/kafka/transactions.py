@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from resources.errors import MalformedDocumentError, ProducerConflict
-from resources.streams.kafka.delivery import Append, Record, Sender, Span, Target, failure, records_of
+from resources.streams.kafka.delivery import Append, Record, Sender, Span, Target, records_of
 from resources.streams.kafka.security import Refusals, new_client
+from resources.streams.kafka.send_errors import refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +99,7 @@ def read_marks(target: Target, producer: str) -> Marks:
         return _read_marks(target, producer, "read_committed", _OPEN_SECONDS)
     except KafkaException as error:
         if error.args[0].code() != error.args[0]._TIMED_OUT:
-            raise failure(error.args[0], target) from error
+            raise refused(error.args[0], target) from error
     return _settled_marks(target, producer, "read_uncommitted")
 
 
@@ -108,7 +109,7 @@ def _settled_marks(target: Target, producer: str, isolation: str = "read_committ
     try:
         return _read_marks(target, producer, isolation, _SECONDS)
     except KafkaException as error:
-        raise failure(error.args[0], target) from error
+        raise refused(error.args[0], target) from error
 
 
 def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -> Marks:

@@ -176,7 +176,7 @@ def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld,
     assert listed(world) == {"waiting": ["lake.orders.0", "lake.orders.1"]}
     (first, _) = told(world, "startpoint", "list", "shop:app")["waiting"]
     assert (first["by"], first["reason"], first["position"]) == ("ada", "ticket 7", "oldest")
-    assert first["expires_in"] in ("11:59:59", "11:59:58", "11:59:57", "11:59:56")
+    assert first["expires_in"].startswith("11:5")
     world.output.before = die
     with pytest.raises(Crash):
         world.run(app)

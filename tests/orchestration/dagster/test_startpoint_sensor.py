@@ -197,6 +197,18 @@ def test_a_startpoint_for_a_datasets_stream_launches_without_waiting_for_other_d
     assert list(StartpointManager(MetadataStore(lake), "copy").get_fan_outs()) == ["dataset rates"]
 
 
+def test_an_application_of_datasets_alone_is_launched_for_a_startpoint_on_their_stream(
+    lake: Lake, instance: DagsterInstance
+) -> None:
+    app = Application("copy")
+    app.table(small.rates)
+    small.append(lake, "rates", 1, small.RATES)
+    sensor = Ticker(lake, app, instance, "copy_startpoints")
+    assert sensor.skipped() == "No startpoints wait."
+    wanted = ask_for(lake, SystemStreamPartition("lake", "rates", 0), offset="0")
+    assert sensor.asked().tags["adjunct/startpoints"] == wanted
+
+
 def test_thousands_of_startpoints_make_one_run_with_tags_that_a_database_can_index(
     lake: Lake, instance: DagsterInstance
 ) -> None:

@@ -84,12 +84,12 @@ class Doings:
         ssp, task = (*self.partitions, NOT_THERE)[to[0]], to[1]
         count, created = next(self.numbers), self.here.now_ms + skew * HOUR
         request = Request(ssp, task, f"id{count}", created, count)
-        position, until = self._ago(wish.position), wish.until and self._ago(wish.until)
+        position, until = self._ago(wish.position), None if wish.until is None else self._ago(wish.until)
         self.wishes[request.id] = Wish(position, until, wish.fallback)
         written = StartpointRequest(
             ssp=SystemStreamPartition.parse(ssp),
             startpoint=startpoint_at(ssp, position, created, request.id),
-            until=until and startpoint_at(ssp, until, created, "until"),
+            until=None if until is None else startpoint_at(ssp, until, created, "until"),
             task=task,
             by="ada",
             reason="ticket 7",

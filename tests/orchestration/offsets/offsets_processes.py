@@ -143,23 +143,40 @@ def run(box: Box, setting: Setting, max_batches: int | None) -> Iterator[None]:
         batches += 1
 
 
-def fan_out(box: Box, setting: Setting) -> Iterator[None]:
+def fan_out(box: Box, setting: Setting) -> Generator[None, None, Mapping[tuple[str, str], Request]]:
+    """Return what each task has to apply, by task and partition."""
     hand_out, clean_up = startpoints_model.fan_out(setting.tasks, setting.now)
-    world = box.world
-    handed = hand_out(world.startpoints)
-    box.world = replace(world, startpoints=replace(handed, finished=frozenset()))
+    while True:
+        read = box.world.startpoints
+        yield
+        requests = box.world.startpoints.requests
+        handed = _kept(hand_out(replace(read, requests=requests)))
+        if handed.fanned_out() == read.fanned_out():
+            break
+        yield
+        # What it read counts, unless somebody else has changed the fan-outs since: then it begins again.
+        found = box.world.startpoints
+        if found.fanned_out() == read.fanned_out():
+            after = replace(handed, requests=found.requests, finished=frozenset())
+            box.world = replace(box.world, startpoints=after)
+            break
     yield
     mine = replace(box.world.startpoints, finished=handed.finished)
     box.world = replace(box.world, startpoints=clean_up(mine))
     yield
+    return handed.pending
+
+
+def _kept(world: startpoints_model.World) -> startpoints_model.World:
+    """Return the world without what a fan-out need not remember: a fan-out that changes nothing commits nothing."""
+    numbers = {request.number for request in world.requests.values()}
+    shared = {(ssp, request.number) for (_, ssp), request in world.pending.items() if request.task is None}
+    handed = frozenset(each for each in world.handed if each[1:] in shared)
+    return replace(world, settled=world.settled & numbers, handed=handed)
 
 
 def _start(box: Box, setting: Setting, log: Log) -> Generator[None, None, Log]:
-    steps = fan_out(box, setting)
-    next(steps)
-    fanned_out = box.world.startpoints.pending
-    yield
-    yield from steps
+    fanned_out = yield from fan_out(box, setting)
     pending: dict[str, tuple[str, Request]] = {}
     done: dict[tuple[str, str], str] = {}
     for (task, ssp), request in fanned_out.items():

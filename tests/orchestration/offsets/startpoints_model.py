@@ -39,6 +39,10 @@ class World:
         requests = frozenset(self.requests.values())
         return requests, frozenset(self.pending.items()), self.settled, self.handed
 
+    def fanned_out(self) -> object:
+        """Return all that is kept of fan-outs."""
+        return dict(self.pending), self.settled, self.handed
+
     def seen(self, now: int) -> object:
         """Return what anybody can see of it."""
         live = {(r.ssp, r.task, r.id) for r in self.requests.values() if not r.expired(now)}

@@ -129,6 +129,7 @@ def test_replays_begin_move_end_and_are_cancelled(world: OffsetsWorld, app: Appl
         ("run-2", None, [("moved", "fake.s.0", "@0", "@2", 1)], {}),
         ("run-2", None, [("began", "fake.s.0", "@0", "@0", 1)], {}),
     ]
+    assert [change.note for change in changes(world, app, 1, S1)] == ["replays cancelled: enough"]
 
 
 def test_a_batch_that_is_skipped_moves_the_checkpoint_over_its_records(world: OffsetsWorld, app: Application) -> None:

@@ -246,6 +246,7 @@ def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Applica
     assert done.left == (
         "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): a batch has begun there",
     )
+    assert set(world.fanned_out(app)) == {("Partition 0", "fake.s.0")}
     world.run(app)
     assert world.state(app).offsets.applied["fake.s.0"].offset == "@7"
     (text,) = back(world, app, 0).left
@@ -286,3 +287,17 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
     assert done.startpoints == ()
     assert done.left == ("fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",)
     assert world.state(app).offsets.applied["fake.s.0"].offset == "@7"
+
+
+def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_replaced(
+    world: OffsetsWorld, app: Application
+) -> None:
+    requests = startpoint_requests(at(1), StartpointSpecific(offset="@8"), **WHO)
+    for _ in range(2):  # the second time as if the first one had not been removed from its task
+        world.startpoints(app).write_startpoints(requests)
+        fan_out(world, app)
+        world.run(app, max_batches=0 if world.state(app).offsets.applied else None)
+    assert set(world.fanned_out(app)) == {("Partition 1", "fake.s.1")}
+    assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
+    (text,) = back(world, app, 1).left
+    assert "offset @8 (ada: ticket 7) was applied at" in text

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from orchestration.application import Application
+from orchestration.batchlog import BatchLog
 from resources.errors import ConfigurationError, OffsetOutOfRangeError
 from resources.objects.faulty import Crash
 from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointTimestamp, StartpointUpcoming
@@ -214,6 +215,26 @@ def test_a_position_resolved_in_the_stream_before_is_resolved_anew_in_the_new_on
     world.fake.write("s", 1, 1)
     assert world.reads(app) == [{S0: ("@0", "@2")}]
     assert world.state(app).checkpoint == {S0: "@2", S1: "@1"}
+
+
+def test_an_open_batch_of_a_stream_that_was_made_anew_is_not_run_again(world: OffsetsWorld) -> None:
+    stream_of_two(world)
+    app = reader()
+    world.output.before = lambda batch: world.die_after(0)
+    with pytest.raises(Crash):
+        world.run(app)
+    world.output.before = lambda batch: None
+    world.output.batches.clear()
+    stream_of_two(world)
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"fake\.s was deleted and made anew .* batch 1 .* is open"
+    ) as refused:
+        world.run(app)
+    assert "adjunct checkpoint abandon app --reason" in refused.value.next_step
+    assert world.output.batches == {}
+    BatchLog(world.lake, "app").abandon(reason="ticket 8", by="ada", skip=False)
+    world.ask(app, [S0, S1], StartpointSpecific, offset="@2")
+    assert world.reads(app) == [{S0: ("@2", "@3"), S1: ("@2", "@3")}]
 
 
 def test_a_position_above_upcoming_is_an_error(world: OffsetsWorld) -> None:

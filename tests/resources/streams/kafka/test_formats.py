@@ -143,7 +143,18 @@ def test_a_json_message_that_does_not_fit_is_refused_or_kept_whole(message: byte
     assert second == NOTHING | {"bad": message}
 
 
+@pytest.mark.parametrize("columns", ["lat DOUBLE", "lat DOUBLE, ratio FLOAT", "lat DOUBLE, price DECIMAL(5,2)"])
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1.7976931348623159e308", "9" * 400])
+def test_a_number_is_not_taken_for_an_infinity(columns: str, number: str) -> None:
+    topic = KafkaTopic(value=Json(columns))  # numbers are read in another way beside some types
+    with pytest.raises(SchemaMismatchError, match="declared double"):
+        read(topic, b'{"lat":2.5}', f'{{"lat":{number}}}'.encode())
+    assert read(topic, b'{"lat":1.7976931348623157e308}')[0]["lat"] == 1.7976931348623157e308
+
+
 def test_an_error_shows_at_most_60_characters_of_a_message() -> None:
+    with pytest.raises(SchemaMismatchError, match="column 'seats' is a number of 500 digits"):
+        read(KafkaTopic(value=Json("seats INT")), b'{"seats":' + b"7" * 500 + b"}")
     secret = string.ascii_letters * 20
     with pytest.raises(SchemaMismatchError) as said:
         read(KafkaTopic(value=Json("seats INT")), json.dumps({"seats": secret}).encode())

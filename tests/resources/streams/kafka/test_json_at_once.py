@@ -17,7 +17,23 @@ from resources.streams.kafka.values import columns_of, from_json
 
 SCHEMA = Schema.of(a="bigint", t="tinyint", s="string", d="double", b="boolean")
 NAMES = {"b": "is"}
-NUMBERS = ["0", "-0", "01", "1.0", "1e3", "1E400", "-1e-400", "0.1", "127", "128", "1" * 30, "NaN", "-Infinity", "Inf"]
+NUMBERS = [
+    "0",
+    "-0",
+    "01",
+    "1.0",
+    "1e3",
+    "1E400",
+    "1.7976931348623159e308",
+    "-1e-400",
+    "0.1",
+    "127",
+    "128",
+    "1" * 30,
+    "NaN",
+    "-Infinity",
+    "Inf",
+]
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-300, 300), st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=5), st.just([]), st.just({"a": 1}), st.sampled_from(["NaN,", "a: Info", "}{"]),
@@ -110,6 +126,19 @@ def test_it_gives_up_after_three_batches_in_vain() -> None:
 @pytest.mark.parametrize("kind", ["timestamp", "date", "decimal(5,2)", "binary", "float"])
 def test_types_that_need_more_are_left_to_the_exact_reader(kind: str) -> None:
     assert at_once(Schema.of(a="bigint", x=kind), {})([b"{}"]) is None
+
+
+@pytest.mark.parametrize(
+    "message", [b"null", b"", b"[]", b"{}null{}", b'{"a":1}{"a":2}', b'{"more":NaN}', b'{"s":"\xff"}']
+)
+def test_what_is_no_single_object_is_left_to_the_exact_reader(message: bytes) -> None:
+    assert at_once(SCHEMA, {})([message]) is None
+
+
+def test_a_message_of_many_levels_does_no_harm() -> None:
+    deep = b'{"more":' + b"[" * 200_000 + b"]" * 200_000 + b',"a":7}'
+    found = at_once(SCHEMA, {})([deep])
+    assert found is None or found[0].to_pylist() == [7]
 
 
 def test_columns_are_whole_arrays() -> None:

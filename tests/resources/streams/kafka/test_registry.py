@@ -224,6 +224,17 @@ class _Guarded(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        """Who may not register a schema may still look up its id."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(self.path)
+        forbidden = self.path.endswith("/versions")
+        body = json.dumps({"error_code": 40301, "message": "no"} if forbidden else {"id": 258}).encode()
+        self.send_response(403 if forbidden else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
@@ -237,6 +248,13 @@ def guarded(*troubles: int) -> Iterator[tuple[str, list[str]]]:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{listening.server_port}", asked
         listening.shutdown()
+
+
+def test_writing_needs_no_right_to_register_a_schema_that_is_there() -> None:
+    with guarded() as (url, asked):
+        topic = KafkaTopic("planes", Avro(avro_schema(("seats", "int")), registry=SchemaRegistry(url)))
+        assert written(topic, {"seats": 1})[0]["__value"] == b"\0\0\0\1\2\2"
+        assert asked == ["/subjects/planes-value"]
 
 
 @pytest.mark.parametrize(

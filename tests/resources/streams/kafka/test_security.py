@@ -20,10 +20,8 @@ from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
 from resources.schema import Schema
 from resources.streams.kafka import KafkaSettings
-from resources.streams.kafka.consume import TopicRange
+from resources.streams.kafka.consume import TopicRange, messages
 from resources.streams.kafka.security import resolved
-from resources.streams.kafka.settings import KafkaTopic
-from resources.streams.kafka.source import Plan, record_batches
 from resources.streams.kafka.system import KafkaStreams
 from resources.streams.ssp import SystemStreamPartition
 from tests.resources.streams.kafka import guarded
@@ -98,12 +96,7 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
     asked: dict[str, Callable[[], object]] = {
         "topics": streams.list_streams,
         "describe": lambda: streams.info(topic),
-        "read": lambda: list(
-            record_batches(
-                Plan(streams.settings, KafkaTopic(), f"kafka.{topic}", ()),
-                TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}"),
-            )
-        ),
+        "read": lambda: list(messages(streams.settings, TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}"))),
         "append": lambda: _sent(streams.settings, topic, identity),
     }
     began = time.monotonic()
@@ -157,9 +150,9 @@ def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) ->
     streams.append(topic, table, producer="me", sequence=1)
     identity = streams.info(topic).identity
     assert identity is not None
-    there = pickle.loads(pickle.dumps(Plan(settings, KafkaTopic(), f"kafka.{topic}", ())))
-    read = [*record_batches(there, TopicRange(topic, identity, 0, 0, 1, f"kafka.{topic}"))]
-    assert [value for batch in read for value in batch.column("value").to_pylist()] == [b"\0"]
+    there = pickle.loads(pickle.dumps(settings))
+    read = messages(there, TopicRange(topic, identity, 0, 0, 1, f"kafka.{topic}"))
+    assert [message.value() for got in read for message in got] == [b"\0"]
 
 
 @server

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from resources.errors import CommitConflict, PermanentError, ProducerConflict
 from resources.streams.kafka.delivery import Append, Target
 from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
 from resources.streams.kafka.system import KafkaStreams
-from resources.streams.kafka.transactions import transact
+from resources.streams.kafka.transactions import read_marks, transact
 from resources.streams.ssp import SystemStreamPartition
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
 from tests.servers.kafka import KafkaServer
@@ -92,8 +93,11 @@ def test_an_append_that_fails_leaves_nothing_and_may_be_repeated(
     with pytest.raises(PermanentError, match="larger than the topic takes"):
         system.append("s", pa.concat_tables([RECORDS, raw(("big", "x" * 2_000_000))]), producer="p", sequence=0)
     assert seen(kafka, topic) == []
+    # It is ended, not left open: what others write behind it is seen at once.
+    system.append("s", RECORDS.slice(0, 1), producer="other", sequence=0)
+    assert keys(kafka, topic) == ["key 0"]
     assert system.append("s", RECORDS, producer="p", sequence=0).rows == 20
-    assert keys(kafka, topic) == ALL
+    assert keys(kafka, topic) == sorted([*ALL, "key 0"])
 
 
 def test_other_contents_under_a_sequence_that_is_in_are_refused(
@@ -156,6 +160,10 @@ def test_marks_on_a_topic_that_was_created_again_do_not_count(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     system.append("s", RECORDS, producer="p", sequence=0)
+    # Kafka forgets them with the topic, in its own time.
+    target = Target(system.settings, "s", topic, "the id before", 4, 1_000_000)
+    assert read_marks(target, "p") == {}
+    assert 0 in read_marks(replace(target, identity=system.topic("s").identity), "p")
     kafka.delete_topic(topic)
     kafka.create_topic(topic, 4)
     while system.admin.describe(topic) is None:
@@ -172,7 +180,7 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
         from tests.resources.streams.kafka.test_transactions import _encoded
         from resources.streams.kafka.delivery import Append, Target
         from resources.streams.kafka.settings import KafkaSettings
-        from resources.streams.kafka.transactions import transact
+        from resources.streams.kafka.transactions import read_marks, transact
 
         settings = KafkaSettings("kafka", "{kafka.bootstrap}")
         target = Target(settings, "s", "{topic}", "{system.topic("s").identity}", 4, 1_000_000)

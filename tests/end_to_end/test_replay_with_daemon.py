@@ -1,0 +1,199 @@
+"""A startpoint set by the command, with a real broker, the real daemon and webserver, and runs that are killed.
+
+The oracle is what the test itself produced: the output must hold exactly these records, in exactly these epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Container, Iterator
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.world import APP, MIDNIGHT, World
+from tests.servers.dagster import LOCATION, REPOSITORY, DagsterServers, dagster_servers
+from tests.servers.kafka import KafkaServer
+
+pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TEN, ELEVEN = (MIDNIGHT + hour * 3_600_000 for hour in (10, 11))
+SELECTOR = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION}
+REPLAYED = (2, 5)
+DONE = ("SUCCESS", "FAILURE", "CANCELED")
+
+LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  ... on RunConfigValidationInvalid { errors { message } } } }"""
+RUNS = "{ runsOrError { ... on Runs { results { runId jobName status startTime tags { key value } } } } }"
+START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
+  __typename ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
+EVENTS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on EventConnection { events {
+  __typename ... on MessageEvent { message } ... on ErrorEvent { error { message causes { message } } }
+  ... on MaterializationEvent { assetKey { path } metadataEntries { label
+    ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } ... on JsonMetadataEntry { jsonString } } }
+  } } } }"""
+
+
+@pytest.fixture(scope="module")
+def world(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A topic with a night's records at midnight, a morning's at ten, and one batch for each 100 of them."""
+    made = World(kafka, tmp_path_factory.mktemp("replay"), "daemon-", max_batch_records=100)
+    made.create_topic()
+    made.deliver(64, MIDNIGHT)
+    made.deliver(32, TEN)
+    return made
+
+
+@pytest.fixture(scope="module")
+def servers(world: World) -> Iterator[DagsterServers]:
+    with dagster_servers(world.folder / "home", {**world.environment, "ADJUNCT_APP": APP}) as up:
+        yield up
+
+
+@pytest.mark.parametrize("goes_on_by", ["ui", pytest.param("sensors", marks=pytest.mark.long)])
+def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_killed(
+    servers: DagsterServers, world: World, goes_on_by: str
+) -> None:
+    """Two of eight partitions by time; killed before the first commit, and after it; then it goes on."""
+    for name in ("new_records", "startpoints", "restart"):
+        _start_sensor(servers, f"relay_{name}")
+    earlier, epoch = list(world.events), 1 if goes_on_by == "ui" else 2
+    known = set(_runs(servers))
+    before = world.in_lake()
+    if not before:
+        servers.until("the first run, by the sensor", 300, lambda: _ended(servers, known))
+        before = world.expected()
+        assert world.in_lake() == world.in_topic() == before
+    known = set(_runs(servers))
+
+    world.gate.close()
+    asked = ("startpoint", "set", APP, "kafka.events.2,5", "--timestamp", "2026-01-01T10:00Z", "--by", "ada")
+    assert "goes back by" in world.command(*asked, "--reason", "prices were wrong", "--dry-run")
+    world.command(*asked, "--reason", "prices were wrong")
+    _kill(world, servers, "a batch of the run that the sensor launched")
+    (killed,) = set(_runs(servers)) - known
+    tags = _tags(_runs(servers)[killed])
+    assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == ("ada", "prices were wrong")
+    assert len(tags["adjunct/startpoints"].split(",")) == len(REPLAYED)
+    assert world.in_lake() == before
+
+    # What comes meanwhile is not in the batch that was begun, and is more than one batch.
+    new = world.deliver(160, ELEVEN)
+    world.gate.close(after=1)
+    _go_on(servers, goes_on_by)
+    _kill(world, servers, "the second batch of the next run")
+    again = [event for event in earlier if event.partition in REPLAYED and event.timestamp >= TEN]
+    epochs = dict.fromkeys(REPLAYED, epoch)
+    replayed = sorted(before + world.expected(events=again, epochs=epochs))
+    assert world.in_lake() == replayed
+
+    world.gate.open()
+    _go_on(servers, goes_on_by)
+    servers.until("the last run", 400, lambda: _idle(servers) and len(world.in_lake()) == len(replayed) + len(new))
+    after = sorted(replayed + world.expected(events=new, epochs=epochs))
+    assert world.in_lake() == after
+    assert world.in_topic() == after
+    applied = [line for line in world.command("checkpoint", "history", "relay").splitlines() if "applied" in line]
+    assert len([line for line in applied if f"epoch {epoch} " in line]) == len(REPLAYED), applied
+
+
+def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
+    servers: DagsterServers, world: World
+) -> None:
+    before, known = world.in_lake(), set(_runs(servers))
+    config = {
+        "partitions": ["kafka.events.0"],
+        "position": "oldest",
+        "until": "timestamp",
+        "until_value": "2026-01-01T10:00Z",
+        "reason": "an audit",
+        "by": "eve",
+    }
+    asking = _launch(servers, "relay_startpoint", {"ops": {"startpoint_relay": {"config": config}}})
+    servers.until("the request", 200, lambda: _ended(servers, known))
+    _start_sensor(servers, "relay_startpoints")
+    servers.until("the replay, by the sensor", 300, lambda: _ended(servers, {*known, asking}))
+    (run,) = set(_runs(servers)) - {*known, asking}
+    tags = _tags(_runs(servers)[run])
+    assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == ("eve", "an audit")
+    audited = [event for event in world.events if event.partition == 0 and event.timestamp < TEN]
+    ((epoch, _),) = {(now, 0) for now, _ in (Counter(world.in_lake()) - Counter(before))}
+    assert epoch > 0
+    after = sorted(before + world.expected(events=audited, epochs={0: epoch}))
+    assert world.in_lake() == after
+    assert world.in_topic() == after
+    made = _metadata(servers, run, "lake/relayed")
+    assert "eve" in str(made["adjunct/startpoints"])
+    assert "an audit" in str(made["adjunct/startpoints"])
+    # The main position has not moved: new records of the partition have the epoch that it had.
+    assert json.dumps(made["adjunct/epochs"])
+
+
+def _kill(world: World, servers: DagsterServers, where: str) -> None:
+    """Kill the run's process where the gate holds it, and wait until Dagster has seen it."""
+    pid = servers.until(where, 300, world.gate.held)
+    os.kill(pid, signal.SIGKILL)
+    servers.until("the failure", 120, lambda: _idle(servers))
+    world.gate.open()
+
+
+def _go_on(servers: DagsterServers, by: str) -> None:
+    """Launch the job as the UI does, or leave it to the sensors."""
+    if by == "ui":
+        _launch(servers, "relay", {})
+
+
+def _start_sensor(servers: DagsterServers, name: str) -> None:
+    started = servers.graphql(START_SENSOR, sensor={**SELECTOR, "sensorName": name})["startSensor"]
+    assert started.get("sensorState", {}).get("status") == "RUNNING", started
+
+
+def _launch(servers: DagsterServers, job: str, config: dict[str, Any]) -> str:
+    """Launch a job as the UI's launchpad does."""
+    params = {
+        "mode": "default",
+        "executionMetadata": {"tags": []},
+        "runConfigData": json.dumps(config),
+        "selector": {**SELECTOR, "jobName": job},
+    }
+    launched = servers.graphql(LAUNCH, params=params)["launchPipelineExecution"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    run_id: str = launched["run"]["runId"]
+    return run_id
+
+
+def _runs(servers: DagsterServers) -> dict[str, dict[str, Any]]:
+    return {run["runId"]: run for run in servers.graphql(RUNS)["runsOrError"]["results"]}
+
+
+def _idle(servers: DagsterServers) -> bool:
+    return all(run["status"] in DONE for run in _runs(servers).values())
+
+
+def _ended(servers: DagsterServers, known: Container[str]) -> bool:
+    """Say whether a run that was not known has succeeded; fail where one has failed."""
+    new = {run_id: run["status"] for run_id, run in _runs(servers).items() if run_id not in known}
+    assert "FAILURE" not in new.values(), [_errors(servers, run_id) for run_id in new]
+    return bool(new) and set(new.values()) == {"SUCCESS"}
+
+
+def _tags(run: dict[str, Any]) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in run["tags"]}
+
+
+def _errors(servers: DagsterServers, run: str) -> str:
+    events = servers.graphql(EVENTS, run=run)["logsForRun"]["events"]
+    return "\n".join(f"{event['message']}: {event['error']}" for event in events if event.get("error"))
+
+
+def _metadata(servers: DagsterServers, run: str, asset: str) -> dict[str, Any]:
+    events = servers.graphql(EVENTS, run=run)["logsForRun"]["events"]
+    made = [event for event in events if event.get("assetKey") and "/".join(event["assetKey"]["path"]) == asset]
+    values: dict[str, Any] = {}
+    for entry in made[-1]["metadataEntries"]:
+        values[entry["label"]] = next((entry[n] for n in ("intValue", "text", "jsonString") if n in entry), None)
+    return values
