@@ -123,7 +123,7 @@ def check_task(task: str) -> str:
 
 
 def _storable(text: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in text)
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _malformed(where: str, problem: str) -> MalformedDocumentError:

@@ -139,7 +139,7 @@ def take_back(
         return (wanted is None or held.request.ssp in wanted) and (task is None or task == at)
 
     waiting = [each.request for each in _waiting(startpoints) if chosen(each)]
-    taken = [Held(request) for request in startpoints.delete_startpoints(waiting, by=by)]
+    taken = [Held(request) for request in startpoints.take_back(waiting, by=by)]
     # More than once: a fan-out that has read a request before it was deleted may still hand it out.
     for _ in range(_LOOKS):
         handed = [each for each in _handed(startpoints, state) if chosen(each)]

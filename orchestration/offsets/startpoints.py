@@ -116,29 +116,21 @@ class StartpointManager:
         return sorted(live, key=lambda each: (each.sequence, each.ssp, each.task or ""))
 
     def delete_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> bool:
-        """Take back the request for exactly this target; return whether there was one.
+        """Take back the request for exactly this target, also one that can't be read; return whether there was one.
 
-        A request that a fan-out has read meanwhile may still be handed out: look at the fan-out then.
+        What is fanned out already stays so: see `remove_fan_out_for_task`.
         """
-        key = _request_key((ssp, task))
+        found = self._requests.read().get(_request_key((ssp, task)))
+        return found is not None and bool(self._take_back({(ssp, task): found.get("sequence")}, by="delete"))
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
-            return {key: None}, snapshot.get(key) is not None
+    def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
+        """Take these requests back, each only where it is still the one there; return those that nobody was handed.
 
-        return self._requests.transact(decide, by="delete")
-
-    def delete_startpoints(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
-        """Take these requests back in one commit, each only where it is still the one there; return those that were."""
-        wanted = {_request_key(request.target): request for request in requests}
-        if not wanted:
-            return []
-
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], list[StartpointRequest]]:
-            there = {key: snapshot.get(key) for key in wanted}
-            gone = [key for key, found in there.items() if found and found.get("sequence") == wanted[key].sequence]
-            return dict.fromkeys(gone), [wanted[key] for key in gone]
-
-        return self._requests.transact(decide, by=by)
+        They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
+        """
+        wanted = {request.target: request for request in requests}
+        taken = self._take_back({target: request.sequence for target, request in wanted.items()}, by=by)
+        return [request for target, request in wanted.items() if target in taken]
 
     # -- fan-outs
 
@@ -170,7 +162,7 @@ class StartpointManager:
             return _difference(before, decision.state), decision
 
         decision = self._fan_outs.transact(decide, by="fan-out")
-        self.delete_startpoints(decision.finished, by="fan-out")
+        self._delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
         return decision.report
 
     def get_fan_out_for_task(self, task: str) -> Requests:
@@ -221,6 +213,34 @@ class StartpointManager:
             return changes, None
 
         self._fan_outs.transact(decide, by="applied")
+
+    def _take_back(self, wanted: Mapping[Target, Any], *, by: str) -> set[Target]:
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], set[Target]]:
+            state = self._state_in(snapshot)
+            handed = {(each.target, each.sequence) for held in state.tasks.values() for each in held.pending.values()}
+            handed |= set(state.settled.items())
+            ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
+            return {_settled_key(target): wanted[target] for target in ours}, ours
+
+        if not wanted:
+            return set()
+        taken = self._fan_outs.transact(decide, by=by)
+        self._delete(wanted, by=by)
+        return taken
+
+    def _delete(self, wanted: Mapping[Target, Any], *, by: str) -> None:
+        """Delete requests, each only where it still is the one of this sequence."""
+        sequences = {_request_key(target): sequence for target, sequence in wanted.items()}
+        if not sequences:
+            return
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+            there = {key: snapshot.get(key) for key in sequences}
+            return {
+                key: None for key, found in there.items() if found and found.get("sequence") == sequences[key]
+            }, None
+
+        self._requests.transact(decide, by=by)
 
     def _requests_in(self, snapshot: Snapshot) -> Iterator[StartpointRequest]:
         for key, value in snapshot.items():
@@ -276,7 +296,7 @@ def _difference(before: FanOutState, after: FanOutState) -> dict[str, Any]:
     for target in {*before.settled, *after.settled}:
         sequence = after.settled.get(target)
         if before.settled.get(target) != sequence:
-            changes[_key("settled", str(target[0]), target[1])] = sequence
+            changes[_settled_key(target)] = sequence
     return changes
 
 
@@ -292,6 +312,10 @@ def _task_json(held: TaskFanOut) -> dict[str, Any] | None:
 def _request_key(target: Target) -> str:
     ssp, task = target
     return _key(str(ssp), None if task is None else check_task(task))
+
+
+def _settled_key(target: Target) -> str:
+    return _key("settled", str(target[0]), target[1])
 
 
 def _task_key(task: str) -> str:

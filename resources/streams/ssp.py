@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from resources.errors import InvalidNameError
 from resources.names import check_name
@@ -29,6 +30,10 @@ class SystemStreamPartition:
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
         """Return what `str` wrote. Raises InvalidNameError for anything else."""
+        return _parsed(text) if isinstance(text, str) else cls._parse(text)
+
+    @classmethod
+    def _parse(cls, text: str) -> SystemStreamPartition:
         parts = text.split(".") if isinstance(text, str) else []
         # "03" and "٣" are digits too, but then two texts would name one partition.
         if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
@@ -45,3 +50,9 @@ class SystemStreamPartition:
 
     def __str__(self) -> str:
         return f"{self.system}.{self.stream}.{self.partition}"
+
+
+@lru_cache(maxsize=65_536)
+def _parsed(text: str) -> SystemStreamPartition:
+    """The start of a run parses the same few thousand names again and again."""
+    return SystemStreamPartition._parse(text)

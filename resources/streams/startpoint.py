@@ -246,7 +246,7 @@ def _check_ms(name: str, value: object) -> None:
 
 def _is_text(value: str) -> bool:
     """Whether the text can be stored as UTF-8 (a lone surrogate can't)."""
-    return not any("\ud800" <= char <= "\udfff" for char in value)
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _listed(names: set[str]) -> str:

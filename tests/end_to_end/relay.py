@@ -61,41 +61,41 @@ class Applications(NamedTuple):
 def declare(environment: Mapping[str, str]) -> Applications:
     """Register the broker that the environment names, and return the applications on it."""
     value, key = Json("id BIGINT, customer STRING, amount INT"), KeyText("customer")
-    prefix = environment.get("ADJUNCT_TEST_PREFIX", "")
+    system = environment.get("ADJUNCT_TEST_SYSTEM", "nowhere")
     kafka_system(
-        "kafka",
+        system,
         bootstrap_servers=environment.get("ADJUNCT_TEST_KAFKA", "127.0.0.1:9092"),
         topics={
-            "events": KafkaTopic(topic=f"{prefix}shop.events", value=value, key=key),
+            "events": KafkaTopic(topic=f"{system}-shop.events", value=value, key=key),
             "mirrored": KafkaTopic(
-                topic=f"{prefix}mirrored", value=value, key=key, partitioner="kafka-murmur2", transactional=True
+                topic=f"{system}-mirrored", value=value, key=key, partitioner="kafka-murmur2", transactional=True
             ),
         },
-        prefix=prefix,
+        prefix=f"{system}-",
         client={"socket.timeout.ms": 10_000},
     )
     gate = Gate(Path(environment.get("ADJUNCT_TEST_GATE", ".")))
     batch = int(environment.get("ADJUNCT_TEST_BATCH", "100000"))
     return Applications(
-        _to_lake_and_topic("relay", gate, batch, "fail"),
-        _to_lake_and_topic("relay", gate, batch, "oldest"),
-        _to_topic("mirror", gate, batch),
+        _to_lake_and_topic(system, gate, batch, "fail"),
+        _to_lake_and_topic(system, gate, batch, "oldest"),
+        _to_topic(system, gate, batch),
     )
 
 
-def _to_lake_and_topic(name: str, gate: Gate, batch: int, on_lost: Literal["fail", "oldest"]) -> Application:
-    relay = Application(name, max_batch_records=batch, owners="team:shop")
-    events = relay.input_stream("kafka.events", default_offset="oldest", on_lost=on_lost)
+def _to_lake_and_topic(system: str, gate: Gate, batch: int, on_lost: Literal["fail", "oldest"]) -> Application:
+    relay = Application("relay", max_batch_records=batch, owners="team:shop")
+    events = relay.input_stream(f"{system}.events", default_offset="oldest", on_lost=on_lost)
     held = events.map(gate, keeps_partitioning=True)
     held.send_to(relay.output_stream("lake.relayed", partitions=2, key="customer"))
-    held.send_to(relay.output_stream("kafka.relayed", partitions=4, key="customer"))
+    held.send_to(relay.output_stream(f"{system}.relayed", partitions=4, key="customer"))
     return relay
 
 
-def _to_topic(name: str, gate: Gate, batch: int) -> Application:
-    mirror = Application(name, max_batch_records=batch)
-    events = mirror.input_stream("kafka.events", default_offset="oldest").map(gate, keeps_partitioning=True)
-    events.send_to(mirror.output_stream("kafka.mirrored", partitions=4, key="customer"))
+def _to_topic(system: str, gate: Gate, batch: int) -> Application:
+    mirror = Application("mirror", max_batch_records=batch)
+    events = mirror.input_stream(f"{system}.events", default_offset="oldest").map(gate, keeps_partitioning=True)
+    events.send_to(mirror.output_stream(f"{system}.mirrored", partitions=4, key="customer"))
     return mirror
 
 

@@ -21,7 +21,7 @@ MIRROR = "tests.end_to_end.relay:mirror"
 
 
 def new_world(kafka: KafkaServer, folder: Path, name: str, max_batch_records: int = 100_000) -> World:
-    world = World(kafka, folder, f"{name}-", max_batch_records)
+    world = World(kafka, folder, name, max_batch_records)
     world.create_topic()
     return world
 
@@ -45,7 +45,7 @@ def test_records_of_aborted_and_open_transactions_never_appear_also_when_read_ag
     assert world.in_lake() == world.in_topic() == world.expected()
 
     producer.abort_transaction(60)
-    world.command("startpoint", "set", APP, "kafka.events.1,6", "--oldest", "--reason", "again")
+    world.command("startpoint", "set", APP, "aborted.events.1,6", "--oldest", "--reason", "again")
     world.run(spark)
     again = [event for event in world.events if event.partition in (1, 6)]
     expected = sorted(world.expected() + world.expected(events=again, epochs={1: 1, 6: 1}))
@@ -62,10 +62,10 @@ def test_retention_that_passes_the_checkpoint_is_an_error_and_either_remedy_goes
     lost = _lose(world, partition=3)
     with pytest.raises(OffsetOutOfRangeError) as refused:
         world.run(spark)
-    for what in ("kafka.events.3", " 10", " 14", "startpoint set", 'on_lost="oldest"'):
+    for what in ("retention.events.3", " 10", " 14", "startpoint set", 'on_lost="oldest"'):
         assert what in str(refused.value)
     assert world.in_lake() == world.expected(events=world.events[:80])
-    world.command("startpoint", "set", APP, "kafka.events.3", "--oldest", "--reason", "four are lost")
+    world.command("startpoint", "set", APP, "retention.events.3", "--oldest", "--reason", "four are lost")
     world.run(spark)
     first = world.expected(events=world.events[:80])
     expected = sorted(first + world.expected(events=set(world.events[80:]) - lost, epochs={3: 1}))
@@ -76,7 +76,7 @@ def test_retention_that_passes_the_checkpoint_is_an_error_and_either_remedy_goes
     with pytest.raises(OffsetOutOfRangeError):
         world.run(spark)
     report = world.run(spark, "careless")
-    assert report.step.counters["kafka.events"]["lost_offsets"] == len(lost) == 4
+    assert report.step.counters["retention.events"]["lost_offsets"] == len(lost) == 4
     expected = sorted(expected + world.expected(events=set(world.events[before:]) - lost, epochs={3: 1}))
     assert world.in_lake() == world.in_topic() == expected
 

@@ -41,7 +41,7 @@ EVENTS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on Eve
 @pytest.fixture(scope="module")
 def world(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> World:
     """A topic with a night's records at midnight, a morning's at ten, and one batch for each 100 of them."""
-    made = World(kafka, tmp_path_factory.mktemp("replay"), "daemon-", max_batch_records=100)
+    made = World(kafka, tmp_path_factory.mktemp("replay"), "kafka", max_batch_records=100)
     made.create_topic()
     made.deliver(64, MIDNIGHT)
     made.deliver(32, TEN)

@@ -37,18 +37,18 @@ class Event:
 
 @dataclass
 class World:
-    """One lake, and topics of their own prefix on a broker."""
+    """One lake, and a stream system of its own on a broker, whose topics all begin with the system's name."""
 
     kafka: KafkaServer
     folder: Path
-    prefix: str
+    system: str
     max_batch_records: int = 100_000
     events: list[Event] = field(default_factory=list)
     made: int = 0
 
     @property
     def topic(self) -> str:
-        return f"{self.prefix}shop.events"
+        return f"{self.system}-shop.events"
 
     @property
     def gate(self) -> Gate:
@@ -63,7 +63,7 @@ class World:
         return {
             "ADJUNCT_LAKE": str(self.folder / "lake"),
             "ADJUNCT_TEST_KAFKA": self.kafka.bootstrap,
-            "ADJUNCT_TEST_PREFIX": self.prefix,
+            "ADJUNCT_TEST_SYSTEM": self.system,
             "ADJUNCT_TEST_GATE": str(self.folder),
             "ADJUNCT_TEST_BATCH": str(self.max_batch_records),
             "ADJUNCT_SPARK_MASTER": "local[2]",
@@ -119,7 +119,7 @@ class World:
 
     def in_topic(self, stream: str = "relayed") -> Output:
         """Return (epoch, id) of what readers of committed records find in an output topic, in order."""
-        return sorted(self._records(f"{self.prefix}{stream}"))
+        return sorted(self._records(f"{self.system}-{stream}"))
 
     def command(self, *arguments: str, fails: bool = False) -> str:
         """Run `adjunct` and return what it prints."""

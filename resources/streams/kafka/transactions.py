@@ -33,6 +33,7 @@ _MARKS = "adjunct:"  # names of applications have no colon, so no group of their
 _SECONDS = 60.0
 _OPEN_SECONDS = 2.0
 _ABORT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.1
 _BITS = 128
 
 
@@ -119,11 +120,18 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
     refusals = Refusals(target.settings)
     wanted = [TopicPartition(target.topic, partition) for partition in range(target.partitions)]
     with closing(_member(target, _MARKS + producer, refusals, isolation)) as consumer:
-        try:
-            found = consumer.committed(wanted, seconds)
-        except KafkaException:
-            refusals.check()
-            raise
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                found = consumer.committed(wanted, max(deadline - time.monotonic(), _PAUSE_SECONDS))
+                break
+            except KafkaException as error:
+                refusals.check()
+                said = error.args[0]
+                moving = (said.NOT_COORDINATOR, said.COORDINATOR_NOT_AVAILABLE, said.COORDINATOR_LOAD_IN_PROGRESS)
+                if said.code() not in moving or time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)  # the group's coordinator starts, or moves to another broker
     marks = {each.partition: (_parsed(each.metadata, target), each.offset) for each in found if each.metadata}
     return {partition: mark for partition, mark in marks.items() if mark[0].topic == target.identity}
 
@@ -173,7 +181,7 @@ def _settle(sender: Sender, step: Callable[[float], object]) -> None:
         except KafkaException as error:
             if not error.args[0].retriable() or time.monotonic() > deadline:
                 raise sender.explained(error.args[0]) from error
-            time.sleep(0.1)
+            time.sleep(_PAUSE_SECONDS)
 
 
 class _Digest:

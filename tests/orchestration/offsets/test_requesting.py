@@ -9,6 +9,7 @@ import pytest
 from assets import unbounded_dataset
 from orchestration.application import Application
 from orchestration.offsets.asking import startpoint_requests
+from orchestration.offsets.coordinating import startpoints_of
 from orchestration.offsets.requesting import Asked, TakenBack, ask, take_back
 from orchestration.offsets.resolving import task_partitions
 from orchestration.run import plan_application
@@ -273,7 +274,7 @@ def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: Off
 
 def test_what_a_fan_out_hands_out_meanwhile_is_taken_back_too(world: OffsetsWorld, app: Application) -> None:
     asked(world, app, StartpointOldest(), 0)
-    first = Fault("put_if_match", 1, "meanwhile", lambda: fan_out(world, app))
+    first = Fault("put_if_absent", 1, "meanwhile", lambda: fan_out(world, app))
     done = take_back(world.faulty([first]), app, at(0), **WHO)
     assert "handed to Partition 0" in done.startpoints[-1].summary()
     assert (waiting(world, app), world.fanned_out(app)) == ({}, {})
@@ -301,3 +302,19 @@ def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_re
     assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
     (text,) = back(world, app, 1).left
     assert "offset @8 (ada: ticket 7) was applied at" in text
+
+
+def test_what_is_taken_back_while_a_coordinator_decides_is_not_handed_out(
+    world: OffsetsWorld, app: Application
+) -> None:
+    for step in range(1, 12):  # whichever request of the fan-out the clearing falls into
+        asked(world, app, StartpointOldest(), 0)
+        done: list[TakenBack] = []
+        clear = Fault("*", step, "meanwhile", lambda done=done: done.append(take_back(world.lake, app, at(0), **WHO)))
+        lake = world.faulty([clear])
+        handed = startpoints_of(lake, app).fan_out({"Partition 0": at(0)}).tasks
+        if done:
+            assert len(done[0].startpoints) == 1
+            later = startpoints_of(world.lake, app).fan_out({"Partition 0": at(0)}).tasks
+            assert later == {}, (step, handed)
+        take_back(world.lake, app, **WHO)
