@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from resources.errors import AdjunctError
 
@@ -118,7 +119,12 @@ def _first_lines(error: BaseException) -> str:
     return "\n".join(str(error).strip().splitlines()[:5])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Text:
+    """Return a value as a cell: what people have written is text, never markup."""
+    return Text(_shown(value))
+
+
+def _shown(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -108,7 +108,9 @@ def preview(
             found[number] = _of_dataset(streams, request, tasks)
         else:
             who = "no task reads" if request.task is None else f"{request.task!r} is no task that reads"
-            found[number] = Preview(request, (), error=f"{who} {ssp}.")
+            readers = [task for task, ssps in {**reading, **tables}.items() if ssp in ssps]
+            instead = f"; {', '.join(map(repr, readers[:3]))} does" if request.task is not None and readers else ""
+            found[number] = Preview(request, (), error=f"{who} {ssp}{instead}.")
     for dataset in app.datasets:
         asked = {n: found[n] for n in rewinds.get(dataset_task(dataset.name), {}) if found[n].error is None}
         found |= _of_table(lake, systems, dataset, asked)

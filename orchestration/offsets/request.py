@@ -13,6 +13,7 @@ from resources.streams.startpoint import VERSION, Startpoint, check_version, sta
 OnUnresolved = Literal["fail", "checkpoint"]
 _ON_UNRESOLVED = ("fail", "checkpoint")
 _TASK_LENGTH = 500
+_TEXT_LENGTH = 1_000
 
 # What a request is for: a partition, and one task or (None) every task that reads it.
 Target = tuple[SystemStreamPartition, str | None]
@@ -43,10 +44,12 @@ class StartpointRequest:
         if self.task is not None:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
-            if not isinstance(value, str) or not value.strip() or not _storable(value):
+            if not isinstance(value, str) or not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
+                shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}…"
                 raise ConfigurationError(
-                    f"the startpoint request for {self.ssp} has {name}={value!r}: expected a text.",
-                    "Say who asks (by=…) and why (reason=…): both are shown with the replay.",
+                    f"the startpoint request for {self.ssp} has the {name} {shown}: expected a text of 1 to "
+                    f"{_TEXT_LENGTH} characters.",
+                    "Say who asks (by) and why (reason): both are shown with the replay.",
                 )
         if self.on_unresolved not in _ON_UNRESOLVED:
             raise ConfigurationError(

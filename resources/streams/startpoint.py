@@ -231,7 +231,7 @@ class _Resolver:
             raise OffsetOutOfRangeError(
                 f"{given}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
                 f"{upcoming} (upcoming).",
-                "Write a startpoint in this range, or StartpointOldest.",
+                "Ask for an offset in this range, or for the oldest.",
             )
         return offset
 
