@@ -176,7 +176,7 @@ def _clear(
         raise ConfigurationError("clear names no partition.", "Name streams for all of their partitions.")
     taken = take_back(lake, app, ssps, task=config.task or None, by=by, reason=config.reason)
     for each in taken.startpoints:
-        context.log.info(f"taken back: {each.summary()}")
+        context.log.info(each.taken_back())
     for replay in taken.replays:
         context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
     for text in taken.left:

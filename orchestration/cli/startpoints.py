@@ -164,7 +164,7 @@ def clear(
         show_json(done.to_json())
         return
     for held in done.startpoints:
-        show_line(f"taken back: {held.summary()}")
+        show_line(held.taken_back())
     for replay in done.replays:
         show_line(
             f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}) at offset "

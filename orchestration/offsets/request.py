@@ -47,7 +47,7 @@ class StartpointRequest:
             if not isinstance(value, str) or not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
                 shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}…"
                 raise ConfigurationError(
-                    f"the startpoint request for {self.ssp} has the {name} {shown}: expected a text of 1 to "
+                    f"the startpoint request for {self.ssp} has {name}={shown}: expected a text of 1 to "
                     f"{_TEXT_LENGTH} characters.",
                     "Say who asks (by) and why (reason): both are shown with the replay.",
                 )

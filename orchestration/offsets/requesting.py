@@ -48,6 +48,11 @@ class Held:
             f"{asked.ssp}: {describe_startpoint(asked.startpoint)}{until}{task}, {where} ({asked.by}: {asked.reason})"
         )
 
+    def taken_back(self) -> str:
+        """Return in one line that it was taken back, and what may come of it all the same."""
+        late = "" if self.offset is None else "; the run that found its offset, if it still goes on, begins there"
+        return f"taken back: {self.summary()}{late}"
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:

@@ -10,13 +10,16 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Container, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.end_to_end.world import APP, MIDNIGHT, World
 from tests.servers.dagster import LOCATION, REPOSITORY, DagsterServers, dagster_servers
 from tests.servers.kafka import KafkaServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -39,12 +42,14 @@ EVENTS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on Eve
 
 
 @pytest.fixture(scope="module")
-def world(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A topic with a night's records at midnight, a morning's at ten, and one batch for each 100 of them."""
-    made = World(kafka, tmp_path_factory.mktemp("replay"), "kafka", max_batch_records=100)
+def world(kafka: KafkaServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A topic with records of midnight and of ten o'clock, all delivered; a batch takes 100 of them."""
+    made = World(kafka, tmp_path_factory.mktemp("replay"), "shop", max_batch_records=100)
     made.create_topic()
     made.deliver(64, MIDNIGHT)
     made.deliver(32, TEN)
+    made.run(spark)
+    assert made.in_lake() == made.in_topic() == made.expected()
     return made
 
 
@@ -54,59 +59,61 @@ def servers(world: World) -> Iterator[DagsterServers]:
         yield up
 
 
-@pytest.mark.parametrize("goes_on_by", ["ui", pytest.param("sensors", marks=pytest.mark.long)])
+@pytest.mark.parametrize("next_by", ["ui", pytest.param("sensors", marks=pytest.mark.long)])
 def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_killed(
-    servers: DagsterServers, world: World, goes_on_by: str
+    servers: DagsterServers, world: World, next_by: str
 ) -> None:
     """Two of eight partitions by time; killed before the first commit, and after it; then it goes on."""
     for name in ("new_records", "startpoints", "restart"):
         _start_sensor(servers, f"relay_{name}")
-    earlier, epoch = list(world.events), 1 if goes_on_by == "ui" else 2
-    known = set(_runs(servers))
-    before = world.in_lake()
-    if not before:
-        servers.until("the first run, by the sensor", 300, lambda: _ended(servers, known))
-        before = world.expected()
-        assert world.in_lake() == world.in_topic() == before
-    known = set(_runs(servers))
+    known, before = set(_runs(servers)), world.in_lake()
+    epochs = dict.fromkeys(REPLAYED, max(epoch for epoch, _ in before) + 1)
+    again = [event for event in world.events if event.partition in REPLAYED and event.timestamp >= TEN]
 
     world.gate.close()
-    asked = ("startpoint", "set", APP, "kafka.events.2,5", "--timestamp", "2026-01-01T10:00Z", "--by", "ada")
-    assert "goes back by" in world.command(*asked, "--reason", "prices were wrong", "--dry-run")
+    asked = ("startpoint", "set", APP, "shop.events.2,5", "--timestamp", "2026-01-01T10:00Z", "--by", "ada")
+    dry = json.loads(world.command(*asked, "--reason", "prices were wrong", "--dry-run", "--json"))
+    print(dry)
     world.command(*asked, "--reason", "prices were wrong")
-    _kill(world, servers, "a batch of the run that the sensor launched")
+    pid = servers.until("a batch of the run that the sensor launches", 300, world.gate.held)
+    assert world.in_lake() == before
     (killed,) = set(_runs(servers)) - known
     tags = _tags(_runs(servers)[killed])
     assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == ("ada", "prices were wrong")
     assert len(tags["adjunct/startpoints"].split(",")) == len(REPLAYED)
-    assert world.in_lake() == before
-
-    # What comes meanwhile is not in the batch that was begun, and is more than one batch.
-    new = world.deliver(160, ELEVEN)
+    os.kill(pid, signal.SIGKILL)
     world.gate.close(after=1)
-    _go_on(servers, goes_on_by)
-    _kill(world, servers, "the second batch of the next run")
-    again = [event for event in earlier if event.partition in REPLAYED and event.timestamp >= TEN]
-    epochs = dict.fromkeys(REPLAYED, epoch)
+
+    # What comes now is more than one batch, and not in the batch that was begun.
+    new = world.deliver(160, ELEVEN)
+    servers.until("the failure", 120, lambda: _runs(servers)[killed]["status"] == "FAILURE")
+    if next_by == "ui":
+        _launch(servers, "relay", {})
+    pid = servers.until("the second batch of the next run", 300, world.gate.held)
     replayed = sorted(before + world.expected(events=again, epochs=epochs))
     assert world.in_lake() == replayed
-
+    os.kill(pid, signal.SIGKILL)
     world.gate.open()
-    _go_on(servers, goes_on_by)
-    servers.until("the last run", 400, lambda: _idle(servers) and len(world.in_lake()) == len(replayed) + len(new))
+
+    servers.until("the second failure", 120, lambda: len(_failed(servers) - known) == 2)
+    if next_by == "ui":
+        _launch(servers, "relay", {})
+    whole = len(replayed) + len(new)
+    servers.until("the end", 600, lambda: _idle(servers) and len(world.in_lake()) >= whole)
     after = sorted(replayed + world.expected(events=new, epochs=epochs))
     assert world.in_lake() == after
     assert world.in_topic() == after
-    applied = [line for line in world.command("checkpoint", "history", "relay").splitlines() if "applied" in line]
-    assert len([line for line in applied if f"epoch {epoch} " in line]) == len(REPLAYED), applied
+    history = world.command("checkpoint", "history", "relay")
+    assert history.count(f"applied, epoch {epochs[2]} (ada: prices were wrong)") == len(REPLAYED), history
 
 
+@pytest.mark.long
 def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
     servers: DagsterServers, world: World
 ) -> None:
     before, known = world.in_lake(), set(_runs(servers))
     config = {
-        "partitions": ["kafka.events.0"],
+        "partitions": ["shop.events.0"],
         "position": "oldest",
         "until": "timestamp",
         "until_value": "2026-01-01T10:00Z",
@@ -129,22 +136,6 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
     made = _metadata(servers, run, "lake/relayed")
     assert "eve" in str(made["adjunct/startpoints"])
     assert "an audit" in str(made["adjunct/startpoints"])
-    # The main position has not moved: new records of the partition have the epoch that it had.
-    assert json.dumps(made["adjunct/epochs"])
-
-
-def _kill(world: World, servers: DagsterServers, where: str) -> None:
-    """Kill the run's process where the gate holds it, and wait until Dagster has seen it."""
-    pid = servers.until(where, 300, world.gate.held)
-    os.kill(pid, signal.SIGKILL)
-    servers.until("the failure", 120, lambda: _idle(servers))
-    world.gate.open()
-
-
-def _go_on(servers: DagsterServers, by: str) -> None:
-    """Launch the job as the UI does, or leave it to the sensors."""
-    if by == "ui":
-        _launch(servers, "relay", {})
 
 
 def _start_sensor(servers: DagsterServers, name: str) -> None:
@@ -172,6 +163,10 @@ def _runs(servers: DagsterServers) -> dict[str, dict[str, Any]]:
 
 def _idle(servers: DagsterServers) -> bool:
     return all(run["status"] in DONE for run in _runs(servers).values())
+
+
+def _failed(servers: DagsterServers) -> set[str]:
+    return {run_id for run_id, run in _runs(servers).items() if run["status"] == "FAILURE"}
 
 
 def _ended(servers: DagsterServers, known: Container[str]) -> bool:
