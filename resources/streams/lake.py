@@ -34,8 +34,9 @@ from resources.streams.document import (
     data_folder,
 )
 from resources.streams.index import Fold, Pages, foldable, markers_in, touches, walk
+from resources.streams.numbered import NumberedOffsets, parse_offset
 from resources.streams.producers import check_producer, content_digest, known, result_of
-from resources.streams.ranges import check_ranges, no_partition, one_stream, parse_offset
+from resources.streams.ranges import check_ranges, no_partition, one_stream
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import (
     AppendResult,
@@ -57,7 +58,7 @@ _NAMES = "streams/_names"
 _COMMIT_ATTEMPTS = 100
 
 
-class LakeStreams(StreamSystem):
+class LakeStreams(NumberedOffsets):
     """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes.
 
     `clock` gives the time of appends.
@@ -132,16 +133,6 @@ class LakeStreams(StreamSystem):
         prefix, pages = self.lake.stream_prefix(ssp.stream), self.pages_of(ssp.stream)
         offset = first_offset_at(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
         return str(offset)
-
-    def compare(self, left: str, right: str) -> int:
-        a, b = parse_offset(left, "lake"), parse_offset(right, "lake")
-        return (a > b) - (a < b)
-
-    def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
-        return max(parse_offset(end, str(ssp)) - parse_offset(start, str(ssp)), 0)
-
-    def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
-        return str(parse_offset(start, str(ssp)) + count)
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         if not ranges:

@@ -7,18 +7,9 @@ from collections.abc import Iterable, Mapping
 from resources.errors import ConfigurationError, OffsetOutOfRangeError
 from resources.streams.document import StreamState
 from resources.streams.index import Span
+from resources.streams.numbered import parse_offset
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import OffsetRange
-
-
-def parse_offset(text: str, what: str) -> int:
-    """Return a lake offset, written in decimal digits, as a number."""
-    if isinstance(text, str) and text.isascii() and text.isdecimal():
-        return int(text)
-    raise OffsetOutOfRangeError(
-        f"{what}: offset {text!r} is none of the lake's: expected decimal digits, as in '42'.",
-        "Use offsets as this system gave them out.",
-    )
 
 
 def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:

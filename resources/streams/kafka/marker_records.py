@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from resources.errors import MalformedDocumentError
 from resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from resources.streams.kafka.delivery import END_OF_DATASET
-from resources.streams.kafka.offsets import parse_offset
+from resources.streams.numbered import parse_offset
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import Marker
 

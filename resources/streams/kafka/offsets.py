@@ -1,19 +1,9 @@
-"""Kafka's offsets: numbers in decimal digits, and the ranges of them that a partition holds whole."""
+"""The ranges of Kafka's offsets that a partition holds whole."""
 
 from __future__ import annotations
 
 from resources.errors import OffsetOutOfRangeError
 from resources.streams.ssp import SystemStreamPartition
-
-
-def parse_offset(text: str, what: str) -> int:
-    """Return a Kafka offset, written in decimal digits, as a number."""
-    if isinstance(text, str) and text.isascii() and text.isdecimal():
-        return int(text)
-    raise OffsetOutOfRangeError(
-        f"{what}: offset {text!r} is none of Kafka's: expected decimal digits, as in '42'.",
-        "Use offsets as this system gave them out.",
-    )
 
 
 def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:

@@ -17,8 +17,9 @@ from resources.names import check_name
 from resources.streams.kafka.admin import KafkaAdmin
 from resources.streams.kafka.consume import TopicRange, count_records, first_at
 from resources.streams.kafka.declared import Declarations, Known
-from resources.streams.kafka.offsets import check_range, parse_offset
+from resources.streams.kafka.offsets import check_range
 from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from resources.streams.numbered import NumberedOffsets, parse_offset
 from resources.streams.ranges import no_partition, one_stream
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import AppendResult, Marker, OffsetRange, StreamInfo, StreamSystem
@@ -50,7 +51,7 @@ class TopicFacts:
     config: Mapping[str, str]
 
 
-class KafkaStreams(StreamSystem):
+class KafkaStreams(NumberedOffsets):
     """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
 
     The lake keeps what Kafka can't: how streams that were created here are read. Methods raise
@@ -128,16 +129,6 @@ class KafkaStreams(StreamSystem):
         """Return the offset of the first record that readers see, in offset order, at or after this time."""
         facts = self._topic_with([ssp])
         return str(self._first_at(facts, [ssp.partition], timestamp_ms)[ssp.partition])
-
-    def compare(self, left: str, right: str) -> int:
-        a, b = parse_offset(left, self.name), parse_offset(right, self.name)
-        return (a > b) - (a < b)
-
-    def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
-        return max(parse_offset(end, str(ssp)) - parse_offset(start, str(ssp)), 0)
-
-    def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
-        return str(parse_offset(start, str(ssp)) + count)
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         """Return how many records the ranges hold, by reading them all: `distance` is an upper bound, at no cost."""

@@ -209,7 +209,7 @@ def test_what_retention_dropped_is_refused_and_times_before_it_are_the_oldest(
 
 
 def test_an_offset_in_another_form_names_the_partition(filled: LakeStreams) -> None:
-    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .*'a3' is none of the lake's"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .*'a3' is no offset there"):
         resolve_startpoint_to_offset(filled, SSP, StartpointSpecific("a3"))
 
 

@@ -1,0 +1,31 @@
+"""Offsets that are whole numbers from 0, one a record or more: what lake streams and Kafka have in common."""
+
+from __future__ import annotations
+
+from resources.errors import OffsetOutOfRangeError
+from resources.streams.ssp import SystemStreamPartition
+from resources.streams.system import StreamSystem
+
+
+class NumberedOffsets(StreamSystem):
+    """A stream system whose offsets are numbers, written in decimal digits."""
+
+    def compare(self, left: str, right: str) -> int:
+        a, b = parse_offset(left, self.name), parse_offset(right, self.name)
+        return (a > b) - (a < b)
+
+    def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
+        return max(parse_offset(end, str(ssp)) - parse_offset(start, str(ssp)), 0)
+
+    def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
+        return str(parse_offset(start, str(ssp)) + count)
+
+
+def parse_offset(text: str, what: str) -> int:
+    """Return an offset as a number; `what` says in the error whose it is. Raises OffsetOutOfRangeError."""
+    if isinstance(text, str) and text.isascii() and text.isdecimal():
+        return int(text)
+    raise OffsetOutOfRangeError(
+        f"{what}: {text!r} is no offset there: expected decimal digits, as in '42'.",
+        "Use offsets as this system gave them out.",
+    )
