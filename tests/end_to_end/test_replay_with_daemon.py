@@ -9,7 +9,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,7 +73,8 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
     world.gate.close()
     asked = ("startpoint", "set", APP, "shop.events.2,5", "--timestamp", "2026-01-01T10:00Z", "--by", "ada")
     dry = json.loads(world.command(*asked, "--reason", "prices were wrong", "--dry-run", "--json"))
-    print(dry)
+    found = {each["partition"]: (each["checkpoint"], each["start"]) for each in dry["partitions"]}
+    assert found == _positions(world)
     world.command(*asked, "--reason", "prices were wrong")
     pid = servers.until("a batch of the run that the sensor launches", 300, world.gate.held)
     assert world.in_lake() == before
@@ -136,6 +137,44 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
     made = _metadata(servers, run, "lake/relayed")
     assert "eve" in str(made["adjunct/startpoints"])
     assert "an audit" in str(made["adjunct/startpoints"])
+
+
+@pytest.mark.long
+def test_a_broker_that_is_away_in_the_middle_of_a_batch_is_waited_for(servers: DagsterServers, world: World) -> None:
+    """The batch fails for a reason that passes, and is finished by a later attempt, as it was begun."""
+    before, known = world.in_lake(), set(_runs(servers))
+    epochs = dict.fromkeys(REPLAYED, max(epoch for epoch, _ in before))
+    world.gate.close()
+    new = world.deliver(40, ELEVEN)
+    for name in ("new_records", "restart"):
+        _start_sensor(servers, f"relay_{name}")
+    servers.until("a batch", 300, world.gate.held)
+    world.kafka.stop(crash=True)
+    world.gate.open()
+    try:
+        servers.until(
+            "what it says", 300, lambda: "StreamUnavailableError" in _said(servers, set(_runs(servers)) - known)
+        )
+        assert world.in_lake() == before
+    finally:
+        world.kafka.start()
+    servers.until("the end", 600, lambda: _idle(servers) and len(world.in_lake()) >= len(before) + len(new))
+    assert world.in_lake() == sorted(before + world.expected(events=new, epochs=epochs))
+
+
+def _said(servers: DagsterServers, runs: Iterable[str]) -> str:
+    """Return all that runs have said so far."""
+    return "\n".join(str(servers.graphql(EVENTS, run=run)["logsForRun"]["events"]) for run in runs)
+
+
+def _positions(world: World) -> dict[str, tuple[str, str]]:
+    """Return where the replayed partitions end, and where ten o'clock is in them."""
+    positions = {}
+    for partition in REPLAYED:
+        mine = [event for event in world.events if event.partition == partition]
+        since = [event.offset for event in mine if event.timestamp >= TEN]
+        positions[f"{world.system}.events.{partition}"] = (str(len(mine)), str(min(since)))
+    return positions
 
 
 def _start_sensor(servers: DagsterServers, name: str) -> None:
