@@ -177,6 +177,8 @@ def _clear(
     taken = take_back(lake, app, ssps, task=config.task or None, by=by, reason=config.reason)
     for each in taken.startpoints:
         context.log.info(each.taken_back())
+    for unread in taken.unreadable:
+        context.log.info(f"taken back unread: {unread.ssp}: {unread.error}")
     for replay in taken.replays:
         context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
     for text in taken.left:

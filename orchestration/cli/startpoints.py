@@ -172,7 +172,9 @@ def clear(
         )
     for text in done.left:
         show_line(f"left: {text}")
-    if not (done.startpoints or done.replays or done.left):
+    for unread in done.unreadable:
+        show_line(f"taken back unread: {unread.ssp}: {unread.error}")
+    if not (done.startpoints or done.replays or done.left or done.unreadable):
         show_line(f"Application {app.name}: nothing is asked for.")
 
 
@@ -187,6 +189,7 @@ _TABLES = {
         "applied last",
         ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason"),
     ),
+    "unreadable": ("waiting, and can't be read", ("partition", "task", "error")),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestration.offsets.request import StartpointRequest, Target, newer
+from orchestration.offsets.request import StartpointRequest, Target, UnreadableRequest, newer
 from resources.streams.ssp import SystemStreamPartition
 
 Requests = Mapping[SystemStreamPartition, StartpointRequest]
@@ -46,13 +46,14 @@ class FanOut:
     `tasks` holds all that each task has to apply, also from earlier fan-outs that it has not committed. `unknown`
     are requests for a partition that no task reads, or not the task that they name: they stay until they expire.
     `expired` were too old and are gone. `dropped` had been handed to a task that is gone, with nobody to inherit
-    them.
+    them. `unreadable` are requests of another version of Adjunct: they stay until they are taken back.
     """
 
     tasks: Mapping[str, Requests]
     unknown: tuple[StartpointRequest, ...] = ()
     expired: tuple[StartpointRequest, ...] = ()
     dropped: tuple[StartpointRequest, ...] = ()
+    unreadable: tuple[UnreadableRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ def list_startpoints(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what is `waiting`, what is `handed` to tasks, the `replays` under way, and what was `applied` last.
 
+    What can't be read stands in `unreadable`.
+
     A row each, of JSON-able values. Of a replay, `left` counts the offsets that it has still to read.
     """
     startpoints, state = startpoints_of(lake, app), application_state(lake, app.name)
@@ -43,7 +45,10 @@ def list_startpoints(
         for name, start in sorted(state.offsets.applied.items(), key=lambda item: SystemStreamPartition.parse(item[0]))
     ]
     replays = [_replay(systems, each) for each in state.offsets.replays.values()]
-    return {"waiting": waiting, "handed": handed, "replays": replays, "applied": applied}
+    unreadable = [
+        {"partition": str(each.ssp), "task": each.task, "error": each.error} for each in startpoints.unreadable()
+    ]
+    return {"waiting": waiting, "handed": handed, "replays": replays, "applied": applied, "unreadable": unreadable}
 
 
 def _asked(request: StartpointRequest) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class Start:
             for each in self.fan_out.unknown
         ]
         said += [f"{each.ssp}: a startpoint has expired ({each.by}: {each.reason})" for each in self.fan_out.expired]
+        said += [f"{each.ssp}: a startpoint waits that is left alone: {each.error}" for each in self.fan_out.unreadable]
         return said
 
 

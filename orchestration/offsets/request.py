@@ -77,6 +77,19 @@ class StartpointRequest:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableRequest:
+    """A request that this version of Adjunct can't read, as `error` says; others are not affected by it."""
+
+    ssp: SystemStreamPartition
+    task: str | None
+    error: str
+
+    @property
+    def target(self) -> Target:
+        return self.ssp, self.task
+
+
 _FIELDS = {each.name for each in fields(StartpointRequest)} | {"version"}
 
 
@@ -131,5 +144,6 @@ def _storable(text: str) -> bool:
 
 def _malformed(where: str, problem: str) -> MalformedDocumentError:
     return MalformedDocumentError(
-        f"{where} can't be read: {problem}.", "Delete the startpoint and write it again; others are not affected."
+        f"{where} can't be read: {problem.rstrip('.')}.",
+        "Take it back and ask again (adjunct startpoint clear), or upgrade if a newer version wrote it.",
     )

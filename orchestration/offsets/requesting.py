@@ -17,7 +17,7 @@ from resources.streams.startpoint import describe_startpoint
 if TYPE_CHECKING:
     from orchestration.application import Application
     from orchestration.batchlog import ApplicationState
-    from orchestration.offsets.request import StartpointRequest
+    from orchestration.offsets.request import StartpointRequest, UnreadableRequest
     from orchestration.offsets.startpoints import StartpointManager
     from orchestration.offsets.state import Replay
     from resources.objects import Lake
@@ -73,11 +73,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What was taken back, and the `replays` that were stopped where they were; `left` says what was not, and why."""
+    """What was taken back, and the `replays` that were stopped where they were; `left` says what was not, and why.
+
+    `unreadable` are requests of another version of Adjunct, taken back unread.
+    """
 
     startpoints: tuple[Held, ...]
     replays: tuple[Replay, ...]
     left: tuple[str, ...]
+    unreadable: tuple[UnreadableRequest, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
@@ -85,6 +89,7 @@ class TakenBack:
             "taken_back": [each.summary() for each in self.startpoints],
             "replays": [each.model_dump(mode="json") for each in self.replays],
             "left": list(self.left),
+            "unreadable": [f"{each.ssp}: {each.error}" for each in self.unreadable],
         }
 
 
@@ -145,6 +150,12 @@ def take_back(
 
     waiting = [each.request for each in _waiting(startpoints) if chosen(each)]
     taken = [Held(request) for request in startpoints.take_back(waiting, by=by)]
+    unread = [
+        each
+        for each in startpoints.unreadable()
+        if (wanted is None or each.ssp in wanted) and (task is None or task == each.task)
+        if startpoints.delete_startpoint(*each.target)
+    ]
     # More than once: a fan-out that has read a request before it was deleted may still hand it out.
     for _ in range(_LOOKS):
         handed = [each for each in _handed(startpoints, state) if chosen(each)]
@@ -159,14 +170,18 @@ def take_back(
     taken = [each for each in taken if each not in used]
     left = [f"{each.summary()}: a batch has begun there" for each in used]
     stopped, going = _stop_replays(log, state, wanted, by, reason) if task is None else ([], [])
-    known = {each.request.ssp for each in (*taken, *used)} | {_parse(each.ssp) for each in (*stopped, *going)}
+    known = (
+        {each.ssp for each in unread}
+        | {each.request.ssp for each in (*taken, *used)}
+        | {_parse(each.ssp) for each in (*stopped, *going)}
+    )
     left += [
         f"{each.ssp}: the replay from {each.position} ({each.by}: {each.reason}): the open batch is reading it; repeat "
         "this after its end, or abandon the batch (adjunct checkpoint abandon)"
         for each in going
     ]
     left += [_nothing(str(ssp), state) for ssp in wanted or () if ssp not in known]
-    return TakenBack(tuple(taken), tuple(stopped), tuple(left))
+    return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
 
 
 def _waiting(startpoints: StartpointManager) -> Iterator[Held]:

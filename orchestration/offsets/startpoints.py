@@ -11,13 +11,20 @@ there then. If it dies in between, the next one finds the requests settled and o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from orchestration.offsets.fan_out import Decision, FanOut, FanOutState, Requests, TaskFanOut, decide_fan_out, without
-from orchestration.offsets.request import OnUnresolved, StartpointRequest, Target, check_task, request_from_json
+from orchestration.offsets.request import (
+    OnUnresolved,
+    StartpointRequest,
+    Target,
+    UnreadableRequest,
+    check_task,
+    request_from_json,
+)
 from resources.errors import ConfigurationError, MalformedDocumentError
 from resources.streams.ssp import SystemStreamPartition
 
@@ -110,10 +117,17 @@ class StartpointManager:
         return None if request.expired(self._now_ms(), self._expiry_ms) else request.startpoint
 
     def requests(self) -> list[StartpointRequest]:
-        """Return the requests that have not expired, in the order in which the store took them."""
+        """Return the requests that have not expired, in the order in which the store took them.
+
+        Those that this version can't read are left out: see `unreadable`.
+        """
         now = self._now_ms()
-        live = [each for each in self._requests_in(self._requests.read()) if not each.expired(now, self._expiry_ms)]
+        live = [each for each in self._requests_in(self._requests.read())[0] if not each.expired(now, self._expiry_ms)]
         return sorted(live, key=lambda each: (each.sequence, each.ssp, each.task or ""))
+
+    def unreadable(self) -> list[UnreadableRequest]:
+        """Return the requests that this version of Adjunct can't read; `delete_startpoint` takes them back, too."""
+        return self._requests_in(self._requests.read())[1]
 
     def delete_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> bool:
         """Take back the request for exactly this target, also one that can't be read; return whether there was one.
@@ -121,7 +135,7 @@ class StartpointManager:
         What is fanned out already stays so: see `remove_fan_out_for_task`.
         """
         found = self._requests.read().get(_request_key((ssp, task)))
-        return found is not None and bool(self._take_back({(ssp, task): found.get("sequence")}, by="delete"))
+        return found is not None and bool(self._take_back({(ssp, task): _sequence(found)}, by="delete"))
 
     def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
         """Take these requests back, each only where it is still the one there; return those that nobody was handed.
@@ -157,9 +171,10 @@ class StartpointManager:
             before = self._state_in(snapshot)
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
             # before they were read. The swap then makes sure that they have not changed since.
-            requests = self._requests_in(self._requests.read())
+            requests, unreadable = self._requests_in(self._requests.read())
             decision = decide_fan_out(before, requests, reading, self._now_ms(), self._expiry_ms, reserved)
-            return _difference(before, decision.state), decision
+            report = replace(decision.report, unreadable=tuple(unreadable))
+            return _difference(before, decision.state), replace(decision, report=report)
 
         decision = self._fan_outs.transact(decide, by="fan-out")
         self._delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
@@ -236,15 +251,20 @@ class StartpointManager:
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
             there = {key: snapshot.get(key) for key in sequences}
-            return {
-                key: None for key, found in there.items() if found and found.get("sequence") == sequences[key]
-            }, None
+            return {key: None for key, found in there.items() if found and _sequence(found) == sequences[key]}, None
 
         self._requests.transact(decide, by=by)
 
-    def _requests_in(self, snapshot: Snapshot) -> Iterator[StartpointRequest]:
+    def _requests_in(self, snapshot: Snapshot) -> tuple[list[StartpointRequest], list[UnreadableRequest]]:
+        found: list[StartpointRequest] = []
+        unreadable: list[UnreadableRequest] = []
         for key, value in snapshot.items():
-            yield self._request(key, value)
+            try:
+                found.append(self._request(key, value))
+            except MalformedDocumentError as error:
+                ssp, task = json.loads(key)
+                unreadable.append(UnreadableRequest(SystemStreamPartition.parse(ssp), task, str(error)))
+        return found, unreadable
 
     def _request(self, key: str, value: object) -> StartpointRequest:
         where = f"startpoint request {key} of application {self.application!r}"
@@ -312,6 +332,11 @@ def _task_json(held: TaskFanOut) -> dict[str, Any] | None:
 def _request_key(target: Target) -> str:
     ssp, task = target
     return _key(str(ssp), None if task is None else check_task(task))
+
+
+def _sequence(stored: object) -> Any:
+    """Return the sequence of a stored request, also of one that can't be read."""
+    return stored.get("sequence") if isinstance(stored, Mapping) else None
 
 
 def _settled_key(target: Target) -> str:

@@ -307,9 +307,17 @@ def test_a_request_of_a_newer_version_is_refused_by_name_and_can_be_deleted(
     stored = StartpointRequest(ssp=S0, startpoint=StartpointUpcoming(), **WHO).to_json()
     namespace.transact(lambda _: ({'["lake.s.0",null]': {**stored, "version": 2}}, None), by="newer")
     with pytest.raises(MalformedDocumentError, match=r"lake\.s\.0.*'app' has version 2; .* Upgrade"):
-        manager.requests()
+        manager.read_startpoint(S0)
+    (unreadable,) = manager.unreadable()
+    assert (unreadable.ssp, unreadable.task) == (S0, None)
+    assert "version 2" in unreadable.error
+    manager.write_startpoint(S1, StartpointOldest(), **WHO)
+    assert [each.ssp for each in manager.requests()] == [S1]
+    handed = manager.fan_out({"Partition 0": [S0], "Partition 1": [S1]})
+    assert list(handed.tasks) == ["Partition 1"]
+    assert handed.unreadable == (unreadable,)
     assert manager.delete_startpoint(S0)
-    assert manager.requests() == []
+    assert (manager.requests(), manager.unreadable()) == ([], [])
 
 
 def test_writing_the_same_request_again_changes_nothing(manager: StartpointManager, lake: Lake, clock: Clock) -> None:
