@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two processes: half of the suite waits for JVMs and servers to start. PYTEST_ARGS="-n 0" runs it in one.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-long unit lint types layers ui bench servers java clean
 

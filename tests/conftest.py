@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ pytest_plugins = [
     "tests.servers.registry",
     "tests.servers.spark_cluster",
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no process of several is left with one of them at the end."""
+    marks = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -marks[item.path])
 
 
 @pytest.fixture(scope="session")

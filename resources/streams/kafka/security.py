@@ -137,6 +137,10 @@ class Refusals:
 Kind = Literal["admin", "consumer", "producer"]
 
 
+# A broker that is away is asked again ten times a second otherwise, and each time a line is logged.
+_DEFAULTS: Mapping[str, Any] = {"reconnect.backoff.ms": 500}
+
+
 def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], refusals: Refusals) -> Any:
     """Return a new client with the system's settings and the caller's `own`, which win.
 
@@ -149,7 +153,7 @@ def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], ref
     made: Mapping[Kind, Callable[[dict[str, Any]], Any]]
     made = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}
     try:
-        return made[kind]({**_with_token(resolved(settings), settings), **own, "error_cb": refusals})
+        return made[kind]({**_DEFAULTS, **_with_token(resolved(settings), settings), **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
         said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(

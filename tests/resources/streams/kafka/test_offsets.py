@@ -63,6 +63,7 @@ def test_the_edges_are_the_oldest_offset_that_is_held_and_the_last_stable_one(
     log.write_in(undecided, b"a", b"b", partition=3)
     assert edges(system, log.name) == [(0, 0), (0, 5), (5, 5), (0, 2)]
     undecided.commit_transaction(30)
+    log.wait_until_stable(3, partition=3)
     assert edges(system, log.name)[3] == (0, 5)
     assert not system.tells_all(log.name)
 

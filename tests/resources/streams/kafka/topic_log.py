@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import DataFrame
 
 from resources.streams import OffsetRange, SystemStreamPartition
@@ -61,7 +63,21 @@ class TopicLog:
             self.seen += entries
         else:
             producer.abort_transaction(30)
+        self.wait_until_stable(entries[-1].offset, partition, seconds=1)
         return entries
+
+    def wait_until_stable(self, offset: int, partition: int = 0, *, seconds: float = 30) -> None:
+        """Wait until readers get past this offset: brokers end a transaction a moment after they have said so.
+
+        After these seconds at the most, since another transaction before it may be open.
+        """
+        admin, at = self.server.admin(), TopicPartition(self.name, partition)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            asked = admin.list_offsets({at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)
+            if asked[at].result(30).offset > offset:
+                return
+            time.sleep(0.01)
 
     def transactional(self) -> Producer:
         producer = self.server.producer(transactional_id=uuid.uuid4().hex)
