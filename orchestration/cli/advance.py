@@ -42,10 +42,14 @@ def advance(
     lake_url: str | None,
     json_output: bool,
 ) -> None:
-    """Bring the dataset NAME that an application declares up to date, and with it all of its version set."""
+    """Bring the dataset NAME that an application declares up to date, and with it all of its version set.
+
+    Startpoints that the application has for the dataset's stream are applied first.
+    """
     from assets import advance_dataset
     from orchestration.advancing import advance_together
     from orchestration.catalog import systems_of
+    from orchestration.run import apply_startpoints
     from orchestration.session_scope import session_scope
     from resources.objects import open_lake
 
@@ -61,7 +65,8 @@ def advance(
     with session_scope(master=master, lake_url=lake.url) as spark:
         if partition is None:
             shown = bootstraps_shown(json_output)
-            reports = advance_together(lake, systems, unit, spark, by=person, on_stage=shown)
+            reports = apply_startpoints(lake, [app], {each.name for each in unit}, spark, by=person)
+            reports += advance_together(lake, systems, unit, spark, by=person, on_stage=shown)
         else:
             _check_partitions(unit)
             reports = [

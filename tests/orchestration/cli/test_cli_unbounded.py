@@ -151,3 +151,14 @@ def test_what_is_bounded_follows_no_stream(world: World) -> None:
     assert "is bounded" in refused(world, "dataset", "compact", "stock")
     command = ["dataset", "rebuild", "stock", "shop:app", "--reason", "x"]
     assert "'stock' is bounded: there is nothing to build anew" in refused(world, *command)
+
+
+def test_a_startpoint_on_its_stream_is_applied_before_the_dataset_advances(world: World) -> None:
+    advanced(world)
+    why = ("--oldest", "--reason", "built anew", "--by", "ada")
+    said(world, "startpoint", "set", "shop:app", "lake.rates", *why)
+    applied = json.loads(said(world, "dataset", "advance", "rates", "shop:app", "--json"))
+    assert [each["action"] for each in applied] == ["bootstrapped", "up-to-date"], applied
+    waiting = json.loads(said(world, "startpoint", "list", "shop:app", "--json"))
+    assert (waiting["waiting"], waiting["handed"]) == ([], [])
+    assert json.loads(said(world, "dataset", "advance", "rates", "shop:app", "--json"))[0]["action"] == "up-to-date"
