@@ -236,6 +236,13 @@ def _check(previews: Sequence[Preview]) -> None:
             f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
             "See what each would do with --dry-run.",
         )
+    if all(each.request.until is not None and each.offsets == 0 for each in previews):
+        first = previews[0]
+        raise ConfigurationError(
+            f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
+            f"replay (offset {first.end}){'' if len(previews) == 1 else ', nor in the other partitions'}; nothing is written.",
+            "Choose an end that lies after the start.",
+        )
 
 
 def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:

@@ -318,3 +318,9 @@ def test_what_is_taken_back_while_a_coordinator_decides_is_not_handed_out(
             later = startpoints_of(world.lake, app).fan_out({"Partition 0": at(0)}).tasks
             assert later == {}, (step, handed)
         take_back(world.lake, app, **WHO)
+
+
+def test_a_replay_of_nothing_is_refused(world: OffsetsWorld, app: Application) -> None:
+    with pytest.raises(ConfigurationError, match=r"fake\.s\.0: nothing lies between .* nor in the other partitions"):
+        asked(world, app, StartpointSpecific(offset="@3"), 0, 1, until=StartpointSpecific(offset="@3"))
+    assert waiting(world, app) == {}
