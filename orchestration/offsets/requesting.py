@@ -237,10 +237,10 @@ def _check(previews: Sequence[Preview]) -> None:
             "See what each would do with --dry-run.",
         )
     if all(each.request.until is not None and each.offsets == 0 for each in previews):
-        first = previews[0]
+        first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
         raise ConfigurationError(
             f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
-            f"replay (offset {first.end}){'' if len(previews) == 1 else ', nor in the other partitions'}; nothing is written.",
+            f"replay (offset {first.end}){others}; nothing is written.",
             "Choose an end that lies after the start.",
         )
 
