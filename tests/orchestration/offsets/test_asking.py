@@ -261,7 +261,7 @@ def test_a_request_for_a_task_that_does_not_read_the_partition_is_for_nobody(
         [*asked(StartpointOldest(), 1, task="Partition 1"), *asked(StartpointOldest(), 1, task="Partition 0")],
     )
     assert (right.tasks, right.error) == (("Partition 1",), None)
-    assert (wrong.tasks, wrong.error) == ((), "'Partition 0' is no task that reads fake.s.1.")
+    assert (wrong.tasks, wrong.error) == ((), "'Partition 0' is no task that reads fake.s.1; 'Partition 1' does.")
 
 
 def test_offsets_of_a_stream_that_was_made_anew_are_not_compared_with_those_before(

@@ -63,7 +63,8 @@ class TopicLog:
             self.seen += entries
         else:
             producer.abort_transaction(30)
-        self.wait_until_stable(entries[-1].offset, partition, seconds=1)
+        if entries:
+            self.wait_until_stable(entries[-1].offset, partition, seconds=1)
         return entries
 
     def wait_until_stable(self, offset: int, partition: int = 0, *, seconds: float = 30) -> None:
