@@ -86,7 +86,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     )
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
         from orchestration.advancing import advance_together
-        from orchestration.catalog import systems_of
+        from orchestration.catalog import systems_for, systems_of
         from orchestration.run import apply_startpoints
 
         keys = {member.dataset.name: member.key for member in unit}
@@ -97,10 +97,16 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
             if context.selected_asset_keys:
                 observe(context, lake, systems, {name: key for each in unit for name, key in each.streams.items()})
                 with unfinished_reported(context, lake, systems, [(each.dataset, each.key) for each in unit]):
-                    for report in apply_startpoints(
-                        lake, applications, set(keys), lambda: adjunct_spark.spark_session, by=context.run.run_id
-                    ):
-                        context.log.info(report.summary())
+                    for app in applications:
+                        apply_startpoints(
+                            lake,
+                            systems_for(app, lake),
+                            app,
+                            lambda: adjunct_spark.spark_session,
+                            by=context.run.run_id,
+                            only=set(keys),
+                            on_report=lambda report: context.log.info(report.summary()),
+                        ).raise_failed()
                     done = advance_together(
                         lake,
                         systems,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import AdvanceReport
 from assets.report import OnStage, ignore
 from orchestration.advancing import advance_units, advances_alone, follow_meanwhile, units_of
-from orchestration.catalog import read_catalog, systems_for
+from orchestration.catalog import read_catalog
 from orchestration.offsets.coordinating import fan_out_requests, startpoints_of
-from orchestration.offsets.dataset_requests import apply_dataset_startpoints
+from orchestration.offsets.dataset_requests import DatasetOutcome, apply_dataset_startpoints, followed
 from orchestration.planner import ExecutionPlan, plan
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
 from orchestration.tables import remember_tables
@@ -42,31 +42,29 @@ class RunReport:
 
 def apply_startpoints(
     lake: Lake,
-    applications: Iterable[Application],
-    datasets: Collection[str],
+    systems: Mapping[str, StreamSystem],
+    app: Application,
     spark: Callable[[], SparkSession],
     *,
     by: str,
-) -> list[AdvanceReport]:
-    """Bring datasets to where startpoints of these applications want them; raises the first error in the end."""
-    reports: list[AdvanceReport] = []
-    for app in applications:
-        startpoints = startpoints_of(lake, app)
-        if not startpoints.requests() and not startpoints.get_fan_outs():
-            continue
-        systems = systems_for(app, lake)
-        fan_out_requests(startpoints, systems, app, plan_application(app, systems) if app.inputs else None)
-        asked = apply_dataset_startpoints(lake, systems, app, startpoints, spark, by=by, only=datasets)
-        asked.raise_failed()
-        reports += asked.reports
-    return reports
+    only: Collection[str] | None = None,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+) -> DatasetOutcome:
+    """Bring the datasets of an application, or `only` these, to where startpoints want them; most often nowhere."""
+    startpoints = startpoints_of(lake, app)
+    if not followed(app, only) or not (startpoints.requests() or startpoints.get_fan_outs()):
+        return DatasetOutcome()
+    planned = plan_application(app, systems) if app.inputs else None
+    handed = fan_out_requests(startpoints, systems, app, planned).tasks
+    return apply_dataset_startpoints(
+        lake, systems, app, startpoints, handed, spark, by=by, only=only, on_report=on_report
+    )
 
 
 def advance_datasets(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     app: Application,
-    plan: ExecutionPlan | None,
     spark: Callable[[], SparkSession],
     *,
     by: str,
@@ -75,12 +73,9 @@ def advance_datasets(
 ) -> list[AdvanceReport]:
     """Bring the datasets of an application up to date, several at once: first to where startpoints want them.
 
-    `plan` is None for an application of datasets only. One that fails keeps no other from advancing; the first error
-    is raised in the end.
+    One that fails keeps no other from advancing; the first error is raised in the end.
     """
-    startpoints = startpoints_of(lake, app)
-    fan_out_requests(startpoints, systems, app, plan)
-    asked = apply_dataset_startpoints(lake, systems, app, startpoints, spark, by=by, on_report=on_report)
+    asked = apply_startpoints(lake, systems, app, spark, by=by, on_report=on_report)
     able = [dataset for dataset in app.datasets if advances_alone(dataset) and dataset.name not in asked.failed]
     units = units_of(able, f"application {app.name!r}")
     reports = advance_units(lake, systems, units, spark, by=by, on_report=on_report, on_stage=on_stage)
@@ -115,7 +110,7 @@ def run_application(
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
     planned = plan_application(app, systems)
-    datasets = advance_datasets(lake, systems, app, planned, spark, by=run, on_report=on_event, on_stage=on_stage)
+    datasets = advance_datasets(lake, systems, app, spark, by=run, on_report=on_event, on_stage=on_stage)
     remember_tables(lake, app, by=run)
 
     def heard(report: AdvanceReport) -> None:

@@ -48,7 +48,7 @@ def advance(
     """
     from assets import advance_dataset
     from orchestration.advancing import advance_together
-    from orchestration.catalog import systems_of
+    from orchestration.catalog import systems_for, systems_of
     from orchestration.run import apply_startpoints
     from orchestration.session_scope import session_scope
     from resources.objects import open_lake
@@ -65,7 +65,11 @@ def advance(
     with session_scope(master=master, lake_url=lake.url) as spark:
         if partition is None:
             shown = bootstraps_shown(json_output)
-            reports = apply_startpoints(lake, [app], {each.name for each in unit}, spark, by=person)
+            asked = apply_startpoints(
+                lake, systems_for(app, lake), app, spark, by=person, only={each.name for each in unit}
+            )
+            asked.raise_failed()
+            reports = list(asked.reports)
             reports += advance_together(lake, systems, unit, spark, by=person, on_stage=shown)
         else:
             _check_partitions(unit)
@@ -101,7 +105,7 @@ def advance_all(
     from orchestration.run import advance_datasets
 
     systems = systems_for(app, lake)
-    reports = advance_datasets(lake, systems, app, None, spark, by=by, on_report=on_report, on_stage=on_stage)
+    reports = advance_datasets(lake, systems, app, spark, by=by, on_report=on_report, on_stage=on_stage)
     return reports, [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
 
 

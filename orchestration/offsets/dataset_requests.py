@@ -7,6 +7,7 @@ that name the dataset's task are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from resources.objects import Lake
     from resources.streams import StreamSystem
     from resources.streams.ssp import SystemStreamPartition
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict
     requests for their streams alone are unknown to the fan-out.
     """
     tasks = {}
-    for dataset in _followed(app):
+    for dataset in followed(app):
         system, stream = split_stream_name(str(dataset.stream))
         with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
             tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
@@ -75,7 +78,7 @@ def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict
 
 def named_only(app: Application) -> frozenset[str]:
     """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
-    return frozenset(dataset_task(dataset.name) for dataset in _followed(app) if dataset.stream in app.inputs)
+    return frozenset(dataset_task(dataset.name) for dataset in followed(app) if dataset.stream in app.inputs)
 
 
 def apply_dataset_startpoints(
@@ -83,6 +86,7 @@ def apply_dataset_startpoints(
     systems: Mapping[str, StreamSystem],
     app: Application,
     startpoints: StartpointManager,
+    handed: Mapping[str, Requests],
     spark: Callable[[], SparkSession],
     *,
     by: str,
@@ -91,20 +95,21 @@ def apply_dataset_startpoints(
 ) -> DatasetOutcome:
     """Rewind, or build anew, the datasets that startpoints are fanned out to; all those of a dataset in one commit.
 
-    `only` names the datasets to look at, all of them when None. What was applied is removed from the fan-outs after its
-    commit, by id: a run that dies between the two finds it applied. A dataset that fails keeps no other from being
-    rewound. To be called before the datasets advance.
+    `handed` is what each task has to apply, as a fan-out left it; `only` names the datasets to look at, all of them
+    when None. What was applied is removed from the fan-outs after its commit, by id: a run that dies between the two
+    finds it applied. A dataset that fails keeps no other from being rewound. To be called before the datasets advance.
     """
-    fanned_out = startpoints.get_fan_outs()
     reports: list[AdvanceReport] = []
     failed: dict[str, AdjunctError] = {}
     unresolved: list[Unresolved] = []
-    for dataset in _followed(app):
-        if only is not None and dataset.name not in only:
-            continue
+    for dataset in followed(app, only):
         task = dataset_task(dataset.name)
-        requests, without = _resolvable(systems, fanned_out.get(task, {}))
+        requests, without = _resolvable(systems, handed.get(task, {}))
         unresolved += without
+        for each in without:
+            _log.warning(
+                "%s: dataset %s goes on without its startpoint: %s", each.request.ssp, dataset.name, each.error
+            )
         if not requests:
             continue
         try:
@@ -161,5 +166,7 @@ def _resolvable(
     return found, without
 
 
-def _followed(app: Application) -> list[AdjunctDataset]:
-    return [dataset for dataset in app.datasets if dataset.kind == "unbounded" and dataset.following.persistent]
+def followed(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
+    """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
+    tables = [dataset for dataset in app.datasets if dataset.kind == "unbounded" and dataset.following.persistent]
+    return [dataset for dataset in tables if only is None or dataset.name in only]

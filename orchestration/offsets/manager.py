@@ -12,7 +12,7 @@ A checkpoint counts only for the stream that it was made of, and only within wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -139,7 +139,7 @@ class OffsetManager:
                     raise _explained(error, request) from error
                 unresolved.append(Unresolved(request, str(error)))
                 continue
-            start = _resolved(request, task, offset, streams.identity(ssp))
+            start = _resolved(request, offset, streams.identity(ssp))
             found.append(start)
             if until is None:
                 resolved[ssp] = start
@@ -150,7 +150,7 @@ class OffsetManager:
         offsets = known.model_copy(
             update={
                 "resolved": resolved,
-                "begun": {each: known.begun[each] for each in known.begun if each in waiting},
+                "begun": known.begun & waiting,
                 "streams": {name: each for name in self._app.inputs if (each := streams.info(name).identity)},
             }
         ).with_replays(replays)
@@ -187,7 +187,7 @@ class OffsetManager:
         if source.reset_offset:
             kept = {}
         elif is_another(info, state.offsets.streams.get(source.stream)):
-            self._check_startpoints(source, info, state.offsets.streams[source.stream], offsets)
+            self._check_startpoints(source, info, state.offsets.streams[source.stream], offsets.resolved)
             kept = {str(ssp): offsets.resolved[str(ssp)].offset for ssp in ssps}
         fresh = [ssp for ssp in ssps if str(ssp) not in kept]
         choice = default_offset(source, info, system)
@@ -210,9 +210,10 @@ class OffsetManager:
                 f"{names} --oldest --reason …), or read the stream anew from its oldest offset.",
             )
 
-    def _check_startpoints(self, source: Input, info: StreamInfo, before: str, offsets: OffsetState) -> None:
+    def _check_startpoints(self, source: Input, info: StreamInfo, before: str, resolved: Container[str]) -> None:
+        """Raise OffsetOutOfRangeError for a stream that was made anew, unless all its partitions have startpoints."""
         ssps = [f"{source.stream}.{number}" for number in range(info.partitions)]
-        without = [ssp for ssp in ssps if ssp not in offsets.resolved]
+        without = [ssp for ssp in ssps if ssp not in resolved]
         if without:
             raise OffsetOutOfRangeError(
                 f"{source.stream} was deleted and made anew (it is {info.identity}, and was {before}): the checkpoint "
@@ -251,7 +252,7 @@ class OffsetManager:
             system, info = streams.system(source.stream), streams.info(source.stream)
             before = state.offsets.streams.get(source.stream)
             if before is not None and is_another(info, before):
-                self._check_startpoints(source, info, before, OffsetState())
+                self._check_startpoints(source, info, before, ())
             ssps = [ssp for ssp in streams.partitions(source.stream) if str(ssp) in state.checkpoint]
             oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
             for ssp in ssps:
@@ -337,12 +338,11 @@ class OffsetManager:
         )
 
 
-def _resolved(request: StartpointRequest, task: str, offset: str, stream: str | None) -> ResolvedStartpoint:
+def _resolved(request: StartpointRequest, offset: str, stream: str | None) -> ResolvedStartpoint:
     return ResolvedStartpoint(
         id=request.startpoint.id,
         ssp=str(request.ssp),
         stream=stream,
-        task=task,
         position=describe_startpoint(request.startpoint),
         offset=offset,
         by=request.by,

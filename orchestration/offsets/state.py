@@ -31,7 +31,6 @@ class ResolvedStartpoint(Document):
     id: str
     ssp: str
     stream: str | None
-    task: str
     position: str
     offset: str
     by: str
@@ -81,7 +80,7 @@ class OffsetState(Document):
 
     `streams` holds the identity of each input stream that the checkpoint is of. `epochs` are those of the main
     position and `opened` the highest ones that were ever opened, both without zeros. `replays` are by their ids, and
-    `begun` names those that may still be fanned out, and whether there was anything to read.
+    `begun` names those that may still be fanned out.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -90,7 +89,7 @@ class OffsetState(Document):
     epochs: dict[str, int] = Default(default_factory=dict)
     opened: dict[str, int] = Default(default_factory=dict)
     replays: dict[str, Replay] = Default(default_factory=dict)
-    begun: dict[str, bool] = Default(default_factory=dict)
+    begun: frozenset[str] = frozenset()
 
     def has_taken(self, ssp: str, startpoint_id: str) -> bool:
         """Whether a commit has applied this startpoint of a partition, or has begun its replay."""
@@ -130,7 +129,7 @@ class OffsetState(Document):
             update={
                 "replays": {**self.replays, **going},
                 "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in going.values()}},
-                "begun": {**self.begun, **{replay.id: replay.start != replay.until for replay in replays}},
+                "begun": self.begun | {replay.id for replay in replays},
             }
         )
 

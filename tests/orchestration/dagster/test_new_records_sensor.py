@@ -271,7 +271,7 @@ def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: La
     app, systems = copying(), {"lake": LakeStreams(lake)}
     ends = {str(ssp): int(end) for ssp, end in systems["lake"].upcoming(systems["lake"].partitions("orders")).items()}
     start = {"ssp": "lake.orders.0", "position": "offset 4", "by": "ann", "reason": "why"}
-    resolved = ResolvedStartpoint(id="s", stream=None, task="Partition 0", offset="4", resolved_at=NOW, **start)
+    resolved = ResolvedStartpoint(id="s", stream=None, offset="4", resolved_at=NOW, **start)
     replay = Replay(id="s2@lake.orders.0", stream=None, epoch=2, start="1", next="5", until="8", began_at=NOW, **start)
     at_end = {name: str(end) for name, end in ends.items()}
 

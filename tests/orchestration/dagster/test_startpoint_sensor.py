@@ -172,8 +172,8 @@ def test_a_replay_that_has_begun_is_not_launched_for_again() -> None:
     )
     fanned_out = {"Partition 0": {ORDERS[0]: request}}
     assert not_applied(fanned_out, OffsetState()) == [request]
-    assert not_applied(fanned_out, OffsetState(begun={"a@lake.orders.1": True})) == [request]
-    assert not_applied(fanned_out, OffsetState(begun={"a@lake.orders.0": True})) == []
+    assert not_applied(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.1"}))) == [request]
+    assert not_applied(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.0"}))) == []
 
 
 def test_startpoints_wait_for_the_datasets_that_hold_the_input_back(

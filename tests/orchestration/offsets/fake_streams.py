@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from resources.errors import OffsetOutOfRangeError, StreamNotFoundError
 from resources.schema import Schema
-from resources.streams import AppendResult, Marker, OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
+from resources.streams import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,24 +116,9 @@ class FakeStreams(StreamSystem):
     def _at(self, ssp: SystemStreamPartition) -> FakePartition:
         return self._stream(ssp.stream).partitions[ssp.partition]
 
-    # -- what it never asks
-
-    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
-        raise NotImplementedError
+    # -- what the runs of these tests never ask
 
     def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
-        raise NotImplementedError
-
-    def append(self, stream: str, data: Any, **how: Any) -> AppendResult:
-        raise NotImplementedError
-
-    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        raise NotImplementedError
-
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        raise NotImplementedError
-
-    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         raise NotImplementedError
 
 

@@ -88,7 +88,14 @@ def apply(
     world: World, app: Application, startpoints: StartpointManager, *, lake: Lake | None = None, **options: Any
 ) -> DatasetOutcome:
     return apply_dataset_startpoints(
-        lake or world.lake, world.systems, app, startpoints, no_session, by="run 1", **options
+        lake or world.lake,
+        world.systems,
+        app,
+        startpoints,
+        startpoints.get_fan_outs(),
+        no_session,
+        by="run 1",
+        **options,
     )
 
 
