@@ -20,6 +20,9 @@ from dagster_adjunct import (
     Application,
     DatasetStore,
     LakeStreams,
+    MetadataStore,
+    StartpointManager,
+    StartpointOldest,
     application_state,
     build_definitions,
     unbounded_dataset,
@@ -260,3 +263,20 @@ def test_the_compaction_schedule_is_off_until_somebody_switches_it_on(lab: Lab) 
     assert schedules["shop_compact_hourly"].default_status is DefaultScheduleStatus.STOPPED
     assert schedules["shop_compact_hourly"].job_name == "shop_compact"
     assert LakeStreams(lab.lake).list_streams() == ["orders"], "loading definitions looks at nothing"
+
+
+def test_startpoints_on_its_stream_are_applied_by_its_asset_once(lab: Lab) -> None:
+    lab.deliver("prices", MORE, None)
+    assert lab.advance(PRICES).success
+    startpoints = StartpointManager(MetadataStore(lab.lake), "shop")
+    for ssp in lab.streams.partitions("prices"):
+        startpoints.write_startpoint(ssp, StartpointOldest(), by="ada", reason="built anew")
+    before = DatasetStore(lab.lake, "prices").require_current().version
+    said = lab.advance(PRICES)
+    assert said.success
+    assert "built anew (asked for by ada)" in said.log
+    after = DatasetStore(lab.lake, "prices").require_current().version
+    assert after != before
+    assert (startpoints.requests(), startpoints.get_fan_outs()) == ([], {})
+    lab.advance(PRICES)
+    assert DatasetStore(lab.lake, "prices").require_current().version == after
