@@ -15,29 +15,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from assets import DatasetStore, DatasetView, current_versions
-from assets.retention.leases import Lease
-from assets.unbounded.freshness import check_fresh
-from assets.unbounded.transient import TransientTable, TransientView, is_transient
+from orchestration.batch_versions import BatchVersions
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
 from orchestration.offsets.coordinating import startpoints_of
 from orchestration.offsets.manager import OffsetManager, Positions
 from orchestration.offsets.state import AppliedStartpoint, Replay
 from orchestration.planner import ExecutionPlan
-from resources.errors import StaleDatasetError, VersionDiscardedError
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets import DatasetManifest
+    from assets import AdvanceReport
     from orchestration.application import Application
     from resources.objects import Commit, Lake
     from resources.streams import StreamSystem
-
-
-_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +121,7 @@ def run_step(context: StepContext) -> StepReport:
                 return step.report(caught_up=True)
         return step.report(caught_up=False)
     finally:
-        step.release()
+        step.versions.release()
 
 
 class _Step:
@@ -140,11 +133,9 @@ class _Step:
         self._offsets = OffsetManager(context.systems, context.app, context.plan, startpoints)
         self._started = False
         self._said: list[str] = []
-        self._datasets = {d.name: DatasetStore(context.lake, d) for d in context.app.datasets}
-        self._views: dict[tuple[str, str], DatasetView] = {}
-        self._manifests: dict[str, DatasetManifest | None] = {}
-        self._tables: dict[str, TransientTable] = {}
-        self._leases: dict[str, Lease] = {}
+        self.versions = BatchVersions(
+            context.lake, context.systems, context.app, context.spark, context.run, self._table_changed
+        )
         self.batches = 0
         self._counters: dict[str, dict[str, int]] = {}
         self._versions: dict[str, list[str]] = {}
@@ -169,8 +160,8 @@ class _Step:
             # Somebody's crashed batch: it is run again as written, in our name.
             self._offsets.check_open(self._state, intent)
             intent = intent.model_copy(update={"run": self._context.run})
-            self._hold(intent.versions)
-        views = {name: self._view(name, version) for name, version in intent.versions.items()}
+            self.versions.hold(intent.versions, reopened=True)
+        views = {name: self.versions.view(name, version, self._state) for name, version in intent.versions.items()}
         held = self._log.open(self._commit, self._state, intent)
         self._commit, self._state = held, self._state.model_copy(update={"open": intent})
         self._event("intent", intent, records=self._records(intent), unit=self._unit, versions=intent.versions)
@@ -223,23 +214,22 @@ class _Step:
 
     def _before_output(self, held: Commit, intent: Intent, name: str) -> None:
         self._log.hold(held)
-        for lease in self._leases.values():
-            lease.check()
+        self.versions.check_leases()
         self._event("output", intent, output=name)
 
     def _plan_batch(self) -> Intent | None:
         if self.batches:
             self._context.between_batches()
-        versions = self._current()
+        versions = self.versions.current()
         if not self._started:
             self._start()
         found = self._offsets.positions(self._state)
         planned = self._plan_replay(found) or self._plan_main(found)
         if planned is None:
             return None
-        versions = self._hold_served(versions)
-        self._check_fresh()
-        versions |= self._read_on()
+        versions = self.versions.hold_served(versions)
+        self.versions.check_fresh()
+        versions |= self.versions.read_on(self._state)
         return planned.model_copy(
             update={"versions": {dataset.name: versions[dataset.name] for dataset in self._context.app.datasets}}
         )
@@ -347,101 +337,8 @@ class _Step:
         self._said.append(text)
         self._context.on_event(StepEvent("startpoint", self._state.batch, {"text": text}))
 
-    def _current(self) -> dict[str, str | None]:
-        """Return the versions served now, those of a version set from one snapshot of it."""
-        app = self._context.app
-        stored = [dataset for dataset in app.datasets if dataset.following.persistent]
-        found = current_versions(self._context.lake, [each for each in stored if each.name not in app.max_staleness])
-        for name in (each.name for each in stored if each.name in app.max_staleness):
-            # Version and offsets of one commit: what is found fresh is what the batch meets.
-            self._manifests[name] = self._datasets[name].manifest()
-            found[name] = self._datasets[name].view_of(self._manifests[name])
-        for name, view in found.items():
-            if view is not None:
-                self._views[(name, view.version)] = view
-            elif self._context.app.dataset(name).bootstrap:
-                self._datasets[name].require_current(self._context.systems)  # says what it waits for
-        return {name: None if view is None else view.version for name, view in found.items()}
-
-    def _check_fresh(self) -> None:
-        """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
-        for name, manifest in self._manifests.items():
-            limit = self._context.app.max_staleness[name]
-            if manifest is None or manifest.version is None:
-                raise StaleDatasetError(
-                    f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
-                    f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
-                )
-            check_fresh(self._context.systems, self._context.app.dataset(name), manifest, limit)
-
-    def _read_on(self) -> dict[str, str | None]:
-        """Bring the datasets that live for one run up to date, and return their versions.
-
-        Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
-        open batch from ever ending.
-        """
-        versions: dict[str, str | None] = {}
-        limits = self._context.app.max_staleness
-        for dataset in self._context.app.datasets:
-            if not dataset.following.persistent:
-                table = self._table(dataset.name)
-                report = table.advance(self._context.spark)
-                if report.action != "up-to-date":
-                    self._context.on_event(StepEvent("table", self._state.batch + 1, {"report": report}))
-                if dataset.name in limits:
-                    table.check_fresh(limits[dataset.name])
-                versions[dataset.name] = report.version
-        return versions
-
-    def _table(self, name: str) -> TransientTable:
-        if name not in self._tables:
-            last = self._state.last.intent.versions.get(name) if self._state.last else None
-            self._tables[name] = TransientTable(self._context.systems, self._context.app.dataset(name), last=last)
-        return self._tables[name]
-
-    def _hold_served(self, versions: dict[str, str | None]) -> dict[str, str | None]:
-        """Lease these versions, or those that took the place of one that was discarded since; return what is leased."""
-        for _ in range(_TRIES):
-            try:
-                self._hold(versions)
-            except VersionDiscardedError:
-                versions = self._current()
-            else:
-                return versions
-        self._hold(versions)
-        return versions
-
-    def _hold(self, versions: Mapping[str, str | None]) -> None:
-        """Lease what this batch reads, before its intent says so; from then on the open intent keeps it as well."""
-        for name, version in versions.items():
-            held = self._leases.get(name)
-            if version is None or is_transient(version) or (held is not None and version in held.versions):
-                continue
-            try:
-                self._leases[name] = Lease.acquire(self._context.lake, name, [version], holder=self._context.run)
-            except VersionDiscardedError:
-                # An erasure has rewritten what this batch was begun with: the open intent alone keeps it.
-                if self._state.open is None:
-                    raise
-                continue
-            if held is not None:
-                held.release()
-
-    def release(self) -> None:
-        """Let go of the versions that were read."""
-        for lease in self._leases.values():
-            lease.release()
-        for table in self._tables.values():
-            table.release()
-
-    def _view(self, name: str, version: str | None) -> DatasetView | TransientView | None:
-        if version is None:
-            return None
-        if is_transient(version):
-            return self._table(name).view_of(version, self._context.spark)
-        if (name, version) not in self._views:
-            self._views[(name, version)] = self._datasets[name].version_of_batch(version)
-        return self._views[(name, version)]
+    def _table_changed(self, report: AdvanceReport) -> None:
+        self._context.on_event(StepEvent("table", self._state.batch + 1, {"report": report}))
 
     def _add(self, done: ClosedBatch, commit_seconds: float) -> None:
         self.batches += 1
