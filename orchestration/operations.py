@@ -77,14 +77,9 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             lake = adjunct_lake.open()
             there = set(list_datasets(lake))
             names = [each for each in specs if each in there]
-            reports = discard_all(
-                lake,
-                specs,
-                by=context.run.run_id,
-                datasets=names,
-                dry_run=config.dry_run,
-                on_report=lambda report: context.log.info(report.summary()),
-            )
+            reports = discard_all(lake, specs, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
+        for report in reports:
+            context.log.info(report.summary())
         context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
 
     @job(

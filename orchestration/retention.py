@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from assets import DatasetStore, list_datasets
+from assets import list_datasets
 from assets.retention.discard import DiscardReport
 from assets.retention.discard import discard as discard_sparing
 from assets.unbounded.transient import is_transient
@@ -29,7 +29,7 @@ def discard(
     needed by an open batch of an application stays. With `dry_run` the report says what would go. Raises
     DatasetNotFoundError.
     """
-    return discard_sparing(lake, dataset, policy, by=by, roots=partial(needed, lake, dataset), dry_run=dry_run)
+    return discard_sparing(lake, dataset, policy, by=by, roots=partial(_needed, lake, dataset), dry_run=dry_run)
 
 
 def discard_all(
@@ -39,36 +39,23 @@ def discard_all(
     by: str,
     datasets: Sequence[str] | None = None,
     dry_run: bool = False,
-    adjust: Callable[[DiscardPolicy], DiscardPolicy] | None = None,
-    on_report: Callable[[DiscardReport], None] = lambda report: None,
 ) -> list[DiscardReport]:
     """Discard in these datasets (None: all of the lake), by the policies of `specs`, else by those declared last.
 
-    `adjust` makes of each policy the one to go by; `on_report` hears of each dataset when it is done. An open batch is
-    run again with the versions that it was begun with, so these stay however old they are. A dataset that fails keeps
-    no other from being discarded in: the first error is raised in the end, and names the rest.
+    An open batch is run again with the versions that it was begun with, so these stay however old they are. A
+    dataset that fails keeps no other from being discarded in: the first error is raised in the end, and names the rest.
     What the lake's metadata (requests for startpoints, for one) does not reach any more is deleted, too.
     """
     policies = {name: spec.discard for name, spec in (specs or {}).items()}
-
-    def policy_of(name: str) -> DiscardPolicy | None:
-        if adjust is None:
-            return policies.get(name)
-        return adjust(policies.get(name) or DatasetStore(lake, name).require_manifest().declaration.discard)
-
     reports: list[DiscardReport] = []
     errors: list[AdjunctError] = []
     for name in datasets if datasets is not None else list_datasets(lake):
         try:
-            reports.append(discard(lake, name, policy_of(name), by=by, dry_run=dry_run))
-            on_report(reports[-1])
+            reports.append(discard(lake, name, policies.get(name), by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
     if not dry_run:
-        try:
-            MetadataStore(lake).collect()
-        except AdjunctError as error:
-            errors.append(error)
+        MetadataStore(lake).collect()
     if errors:
         first, *others = errors
         for other in others:
@@ -79,17 +66,16 @@ def discard_all(
 
 def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which open batch needs the version."""
-    found: dict[str, dict[str, str]] = {}
+    needed: dict[str, dict[str, str]] = {}
     for application in list_applications(lake):
         intent = BatchLog(lake, application).read()[1].open
         if intent is not None:
             for dataset, version in intent.versions.items():
                 if version is not None and not is_transient(version):
                     why = f"open batch {intent.batch} of application {application}"
-                    found.setdefault(dataset, {})[version] = why
-    return found
+                    needed.setdefault(dataset, {})[version] = why
+    return needed
 
 
-def needed(lake: Lake, dataset: str) -> dict[str, str]:
-    """Return which versions of a dataset open batches will read again, and why."""
+def _needed(lake: Lake, dataset: str) -> dict[str, str]:
     return open_batches(lake).get(dataset, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +11,11 @@ import click
 from orchestration.cli.keys import entry_keys, keys_in_file
 from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
 from orchestration.cli.versions import duration, explained, who
-from resources.errors import ConfigurationError
+from resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
-    from assets.policies import DiscardPolicy
     from assets.retention.discard import DiscardReport
+    from resources.objects import Lake
 
 
 @click.command()
@@ -37,8 +36,9 @@ def discard(
     json_output: bool,
 ) -> None:
     """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
-    from assets import list_datasets
-    from orchestration.retention import discard_all
+    from assets import DatasetStore, list_datasets
+    from assets.policies import DiscardPolicy
+    from orchestration.retention import discard as discard_one
     from resources.objects import open_lake
 
     lake = open_lake(lake_url)
@@ -52,22 +52,27 @@ def discard(
     span = None if grace is None else duration(grace)
     if grace is not None and span is None:
         raise ConfigurationError(f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.")
-    kept = None if keep is None else _kept(keep)
-    reports: list[DiscardReport] = []
-
-    def adjust(declared: DiscardPolicy) -> DiscardPolicy:
-        return replace(
-            declared, keep=declared.keep if keep is None else kept, grace=declared.grace if span is None else span
-        )
-
-    try:
-        discard_all(lake, by=who(by), datasets=names or there, dry_run=dry_run, adjust=adjust, on_report=reports.append)
-    finally:  # one that failed hides nothing of what was done in the others
-        if json_output:
-            show_json([report.to_json() for report in reports])
-        else:
-            for report in reports:
-                _show_discarded(report)
+    person, kept = who(by), None if keep is None else _kept(keep)
+    reports, errors = [], []
+    for name in names or there:
+        try:
+            declared = DatasetStore(lake, name).require_manifest().declaration.discard
+            policy = DiscardPolicy(
+                keep=declared.keep if keep is None else kept, grace=declared.grace if span is None else span
+            )
+            reports.append(discard_one(lake, name, policy, by=person, dry_run=dry_run))
+        except AdjunctError as error:
+            errors.append(error)
+    if json_output:
+        show_json([report.to_json() for report in reports])
+    else:
+        for report in reports:
+            _show_discarded(report)
+    if errors:
+        first, *others = errors
+        for other in others:
+            first.add_note(f"Also: {other}")
+        raise first
 
 
 @click.command()
@@ -146,7 +151,6 @@ def forget(
     from assets import open_dataset
     from assets.erasing.erasure import forget as erase
     from assets.reading.keys import key_from_text
-    from orchestration.retention import needed
     from resources.objects import open_lake
     from resources.schema import Field
 
@@ -166,7 +170,7 @@ def forget(
         bounded = declared.kind == "bounded"
         where = f"{len(store.versions())} version(s)" if bounded else "every generation"
         click.confirm(f"Erase {len(keys)} key(s) from {where} of {name}, for good?", abort=True, err=True)
-    report = erase(lake, name, keys, reason=reason, by=person, roots=partial(needed, lake, name))
+    report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
     if json_output:
         show_json(report.to_json())
     else:
@@ -194,3 +198,10 @@ def _show_discarded(report: DiscardReport) -> None:
 
 
 COMMANDS = (discard, verify, forget)
+
+
+def _needed(lake: Lake, dataset: str) -> dict[str, str]:
+    """Return which versions of a dataset open batches will read again, and why."""
+    from orchestration.retention import open_batches
+
+    return open_batches(lake).get(dataset, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from orchestration.cli.main import root
 from orchestration.cli.output import guarded
 from orchestration.cli.versions import expiry
 from resources.errors import AdjunctError, ConfigurationError
-from resources.metadata import MetadataStore
 from resources.objects import open_lake
 from resources.schema import Schema
 from tests.assets.conftest import World
@@ -227,22 +225,6 @@ def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world
     assert "no dataset 'other'" in refused(world, "discard", "other", "--keep", "1")
     assert "'none'" in refused(world, "discard", "--keep", "none")
     assert "'soon'" in refused(world, "discard", "--keep", "1", "--grace", "soon")
-
-
-def test_discard_also_deletes_metadata_that_nothing_reaches_any_more(world: World) -> None:
-    namespace = MetadataStore(world.lake).namespace("things", "app")
-    for value in ("first", "second"):
-        changes = {"a": value}
-        namespace.transact(lambda _, changes=changes: (changes, None), by="me")
-    pages = Path(world.lake.url) / "metadata" / "things" / "app" / "pages"
-    assert len([*pages.iterdir()]) == 2
-    for page in pages.iterdir():
-        os.utime(page, (0, 0))
-    said(world, "discard", "--dry-run")
-    assert len([*pages.iterdir()]) == 2, "a dry run deletes nothing"
-    said(world, "discard", "planes")
-    assert len([*pages.iterdir()]) == 1
-    assert dict(namespace.read().items()) == {"a": "second"}
 
 
 def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -> None:
