@@ -1,4 +1,4 @@
-"""Columns of Spark by their exact names, whatever characters these have; and literals for them."""
+"""Columns of Spark by their exact names, whatever characters these have; literals for them, and the hash of a row."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ def column(name: str) -> Column:
     from pyspark.sql import functions as F
 
     return F.col(quoted(name))
+
+
+def row_hash(values: Iterable[Column]) -> Column:
+    """Return a 64-bit hash of these values in their places: Spark's xxhash64 of (place, value) of all that are there.
+
+    Spark's hash passes over nulls, so that (1, null) and (null, 1) would look the same. A value whose place is the last
+    one may be left out where it is null.
+    """
+    from pyspark.sql import functions as F
+
+    # The place only beside a value: with (0, 1, 1) for both, a 1 that moved would be taken for a place.
+    pairs = [(F.when(value.isNotNull(), F.lit(place)), value) for place, value in enumerate(values)]
+    return F.xxhash64(*[part for pair in pairs for part in pair])
 
 
 def bigints(values: Iterable[int]) -> Column:

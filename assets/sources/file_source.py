@@ -23,7 +23,7 @@ from assets.sources.folders import Folder, Promise, folders_in, promise_in
 from resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from resources.files import count_records, files_frame, open_tree
 from resources.spark_errors import unwrapped
-from resources.streams.checksum import NOTHING, is_records_checksum, records_checksum
+from resources.streams.checksum import NOTHING, promised_checksum, records_checksum
 from resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class FileVersions:
                 'Deliver the files and complete it again. For an empty version write {"rows": 0} into the completion '
                 "object.",
             )
+        checksum = promised_checksum(promise.checksum, f"{what}: the completion object {self._marker(folder)}")
         rows = self._count(what, folder, promise, spark)
         if promise.rows is not None and rows != promise.rows:
             raise MarkerConflictError(
@@ -138,8 +139,8 @@ class FileVersions:
                 f"{rows}.",
                 "The version is not published and what is served stays. Deliver the right content under a new name.",
             )
-        if is_records_checksum(promise.checksum):
-            self._check_checksum(what, folder, str(promise.checksum), spark() if rows else None)
+        if checksum is not None:
+            self._check_checksum(what, folder, checksum, spark() if rows else None)
         return rows
 
     def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
@@ -319,7 +320,7 @@ class FileVersions:
     def _check_checksum(self, what: str, folder: Folder, expected: str, spark: SparkSession | None) -> None:
         schema = self._source.schema
         found = records_checksum(self._records(what, folder, spark), schema) if spark is not None else NOTHING
-        if found != expected.lower():
+        if found != expected:
             raise MarkerConflictError(
                 f"{what}: the completion object {self._marker(folder)} expects records with the checksum {expected}, "
                 f"the files hold {found}.",

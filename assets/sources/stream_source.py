@@ -21,7 +21,7 @@ from assets.sources.opening import Source, as_stored, by_partition
 from resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
 from resources.names import split_stream_name
 from resources.schema import Schema
-from resources.streams.checksum import NOTHING, checksums_by_partition, is_records_checksum
+from resources.streams.checksum import NOTHING, checksums_by_partition, promised_checksum
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import META, OFFSET, PARTITION, Marker
 
@@ -98,20 +98,25 @@ class StreamSource:
         """Return how many records the version holds, after comparing counts and checksums with its markers.
 
         Counting reads nothing. A checksum costs one pass over the records, only where a marker has one that is
-        of the form of `records_checksum`.
+        as `records_checksum` gives it.
         """
         complete: Complete = delivery.content
         records = self._stream.counts(_ranges(delivery))
         check_counts(self.spec.name, complete, records)
-        promised = {
-            cut.ssp.partition: cut.marker for cut in complete.segments if is_records_checksum(cut.marker.checksum)
-        }
-        if promised:
+        promised = {cut: self._promised(delivery.version, cut.marker) for cut in complete.segments}
+        if any(promised.values()):
             schema = self._stream.info.schema
             assert schema is not None
             found = checksums_by_partition(self._records(delivery, spark()), schema) if any(records.values()) else {}
-            for partition, marker in promised.items():
-                self._check_checksum(delivery.version, marker, found.get(partition, NOTHING))
+            for cut, checksum in promised.items():
+                held = found.get(cut.ssp.partition, NOTHING)
+                if checksum is not None and checksum != held:
+                    raise MarkerConflictError(
+                        f"{self._place_of(delivery.version, cut.marker)} expects records with the checksum {checksum}, "
+                        f"those before it have {held}.",
+                        "The version is not published and what is served stays. Deliver the right content under a new "
+                        "version name; producers compute checksums with records_checksum(df, schema).",
+                    )
         return sum(records.values())
 
     def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
@@ -158,15 +163,11 @@ class StreamSource:
             )
         return records
 
-    def _check_checksum(self, version: str, marker: Marker, found: str) -> None:
-        assert marker.checksum is not None
-        if marker.checksum.lower() != found:
-            raise MarkerConflictError(
-                f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of "
-                f"{marker.ssp} expects records with the checksum {marker.checksum}, those before it have {found}.",
-                "The version is not published and what is served stays. Deliver the right content under a new version "
-                "name; producers compute checksums with records_checksum(df, schema).",
-            )
+    def _promised(self, version: str, marker: Marker) -> str | None:
+        return promised_checksum(marker.checksum, self._place_of(version, marker))
+
+    def _place_of(self, version: str, marker: Marker) -> str:
+        return f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of {marker.ssp}"
 
 
 def _settled(manifest: DatasetManifest) -> Settled:

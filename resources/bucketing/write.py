@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from resources import errors
 from resources.bucketing.files import BucketFile, BucketLayout
 from resources.bucketing.writer import DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
-from resources.columns import quoted
+from resources.columns import quoted, row_hash
 from resources.errors import ManifestMismatchError, PermanentError
 from resources.spark_errors import refusal, unwrapped
 
@@ -34,7 +34,6 @@ def write_buckets(
     order_by: Sequence[str],
     partitioned: bool = False,
     digest_also: Sequence[str] = (),
-    digest_unless_null: Sequence[str] = (),
 ) -> list[BucketFile]:
     """Run one Spark job that writes `df` into one file a bucket; return the files' facts, by bucket.
 
@@ -43,21 +42,13 @@ def write_buckets(
     `df` has the layout's columns (without `__row`, which the writer adds) and may have more, which serve
     `order_by` only. `partitioned=True` says that partition i of `df` holds exactly bucket i already, so no
     exchange is added; each row is checked, so a wrong claim is an error and never a wrong file. The rows' digest
-    covers the schema's columns and those of `digest_also`, and what is not null of `digest_unless_null`: a frame
-    without such a column has the digest of one where it is null. With `drop_tombstones`, `df` has `__tombstone`, and
-    a bucket whose keys were all deleted comes back without a name: only its stats count.
+    covers the schema's columns and those of `digest_also`: whether the last one is null or left out is the same. With
+    `drop_tombstones`, `df` has `__tombstone`, and a bucket whose keys were all deleted comes back without a name: only
+    its stats count.
     """
     from pyspark.sql import functions as F
 
-    # Numbered, because the hash passes over nulls: a value that moved to the next column must not look the same.
-    data = [
-        part
-        for number, name in enumerate((*layout.schema.names, *digest_also))
-        for part in (F.lit(number), F.col(quoted(name)))
-    ]
-    for value in map(F.col, map(quoted, digest_unless_null)):
-        data += [F.when(value.isNotNull(), F.lit(-1)), value]
-    digest = F.xxhash64(*data)
+    digest = row_hash([F.col(quoted(name)) for name in (*layout.schema.names, *digest_also)])
     if layout.bucket_by:
         keys = [F.col(quoted(name)) for name in layout.bucket_by]
         if not partitioned:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from resources.columns import column
+from resources.columns import column, row_hash
+from resources.errors import MarkerConflictError
 from resources.spark_errors import unwrapped
 from resources.streams.system import PARTITION
 
@@ -14,15 +15,17 @@ if TYPE_CHECKING:
 
     from resources.schema import Schema
 
-_FORM = re.compile(r"[0-9a-fA-F]{16}")
-NOTHING = "0" * 16
+_FORM = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
+_FIRST_FORM = re.compile(r"[0-9a-f]{16}", re.IGNORECASE)
+NOTHING = f"r2-{0:016x}"
 
 
 def records_checksum(df: DataFrame, schema: Schema) -> str:
-    """Return the checksum of the records: the sum modulo 2**64 of Spark's xxhash64 of each, as 16 hex digits.
+    """Return the checksum of the records: `r2-` and 16 hex digits, as in r2-51d0bd7a9c5e0f6b.
 
-    The hash is over the columns of `schema`, in its order; whatever else the frame has does not count. Equal
-    records in any order and partitioning have equal checksums. Runs one Spark job.
+    They are the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the places and values of the columns of
+    `schema` that are not null, in its order. Whatever else the frame has does not count. Equal records in any order and
+    partitioning have equal checksums. Runs one Spark job.
     """
     with unwrapped():
         found = df.agg(*_halves(schema)).first()
@@ -37,19 +40,32 @@ def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
     return {row[0]: _told(row[1], row[2]) for row in found}
 
 
-def is_records_checksum(text: str | None) -> bool:
-    """Whether this has the form of a checksum over records: 16 hex digits. Any other form is its producer's own."""
-    return text is not None and _FORM.fullmatch(text) is not None
+def promised_checksum(text: str | None, what: str) -> str | None:
+    """Return the checksum over records that `what` promises, None where it has none or one of its producer's own form.
+
+    Raises MarkerConflictError for bare 16 hex digits: so `records_checksum` looked before it told where nulls stand.
+    """
+    if text is None or not (_FORM.fullmatch(text) or _FIRST_FORM.fullmatch(text)):
+        return None
+    if _FIRST_FORM.fullmatch(text):
+        raise MarkerConflictError(
+            f"{what} gives the checksum {text}, in the first form of records_checksum, which does not tell where nulls "
+            f"stand: expected {NOTHING[:3]} before 16 hex digits.",
+            "The version is not published and what is served stays. Compute the checksum with records_checksum(df, "
+            "schema) of this release and deliver under a new version name. For a checksum of your own, that only you "
+            "compare, write its kind before it (crc64:…).",
+        )
+    return text.lower()
 
 
 def _halves(schema: Schema) -> tuple[Column, Column]:
     """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
     from pyspark.sql import functions as F
 
-    hashed = F.xxhash64(*[column(name) for name in schema.names])
+    hashed = row_hash([column(name) for name in schema.names])
     high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)
 
 
 def _told(high: int | None, low: int | None) -> str:
-    return f"{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"
+    return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"

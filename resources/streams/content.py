@@ -52,8 +52,7 @@ def write_records(
         options,
         order_by=order_by,
         partitioned=partitioned,
-        digest_also=(TIMESTAMP, TOMBSTONE),
-        digest_unless_null=[name for name in (EPOCH,) if name in frame.columns],
+        digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in frame.columns],
     )
 
 

@@ -73,8 +73,8 @@ class Marker:
     """An end-of-dataset marker: the records of `version` in this partition end before `offset`.
 
     It takes one offset and is no record. `rows` counts the partition's records of the version where the producer
-    told. A `checksum` of 16 hex digits is that of the partition's records, as `records_checksum` gives it, and is
-    compared with them; one of any other form is the producer's own, compared only when the marker comes again.
+    told. A `checksum` as `records_checksum` gives it (r2-…) is that of the partition's records, and is compared with
+    them; one of any other form is the producer's own, compared only when the marker comes again.
     """
 
     ssp: SystemStreamPartition

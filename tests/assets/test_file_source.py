@@ -392,7 +392,7 @@ def test_a_completion_object_that_says_nothing_sensible_refuses_the_version(
 
 
 def test_a_version_without_files_or_records_needs_no_spark(place: Place) -> None:
-    place.put("v1/_SUCCESS", '{"rows": 0, "checksum": "0000000000000000"}')
+    place.put("v1/_SUCCESS", '{"rows": 0, "checksum": "r2-0000000000000000"}')
     place.csv("v2", {})
     spec = dataset(place)
     source, first = delivered(spec)
@@ -555,10 +555,10 @@ def test_files_on_s3_are_sealed_by_spark_whatever_their_names_with_their_checksu
         "N 1": {"tailnum": "N 1", "seats": 1}, "Ñ2": {"tailnum": "Ñ2", "seats": None}
     }  # fmt: skip
     s3_place.put("v2/a.parquet", content)
-    s3_place.put("v2/_SUCCESS", json.dumps({"checksum": "f" * 16}))
+    s3_place.put("v2/_SUCCESS", json.dumps({"checksum": "r2-" + "f" * 16}))
     report = sparkling.advance(spec)
     assert report.action == "rejected"
-    assert f"checksum {'f' * 16}, the files hold {checksum}" in report.note
+    assert f"checksum r2-{'f' * 16}, the files hold {checksum}" in report.note
 
 
 def test_marker_facts_of_a_delivery_are_those_of_its_completion_object(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,9 +29,9 @@ from resources.errors import (
 from resources.objects import InMemoryStore, Lake
 from resources.schema import Schema
 from resources.streams import LakeStreams, StreamSystem
-from resources.streams.checksum import is_records_checksum, records_checksum
+from resources.streams.checksum import NOTHING, checksums_by_partition, promised_checksum, records_checksum
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import OffsetRange
+from resources.streams.system import PARTITION, OffsetRange
 from tests.assets.conftest import World, no_spark
 from tests.assets.plain import build_without_spark, no_session
 
@@ -187,11 +188,28 @@ def test_a_checksum_does_not_depend_on_order_or_other_columns_and_sees_every_val
         return records_checksum(frame.selectExpr("rand() other", "seats", "tailnum"), SCHEMA)
 
     assert checksum(rows) == checksum(rows[::-1], 3)
-    assert is_records_checksum(checksum(rows))
+    assert promised_checksum(checksum(rows).upper(), "it") == checksum(rows)
     assert len({checksum(rows), checksum(rows[1:]), checksum([*rows[1:], ("N1", 2)]), checksum([])}) == 4
-    assert checksum([]) == "0" * 16
-    hashes = spark.createDataFrame(rows, SCHEMA.ddl()).selectExpr("xxhash64(tailnum, seats) h").collect()
-    assert int(checksum(rows), 16) == sum(row.h for row in hashes) % 2**64
+    assert checksum([]) == NOTHING
+    # By hand: each value that is there behind the number of its column.
+    hashes = spark.sql("SELECT xxhash64(0, 'N1', 1, 1), xxhash64(0, 'N2'), xxhash64(0, 'N2'), xxhash64(1, 3)").first()
+    assert hashes is not None
+    assert checksum(rows) == f"r2-{sum(hashes) % 2**64:016x}"
+
+
+def test_a_checksum_tells_where_nulls_stand_whatever_the_values(spark: SparkSession) -> None:
+    schema = Schema.of(k="int", a="int", b="int")
+    # All of these values; among them are the numbers of the columns themselves.
+    rows = set(itertools.permutations((1, 2, None))) | set(itertools.permutations((0, None, None)))
+    numbered = [(*row, number) for number, row in enumerate(rows)]
+    frame = spark.createDataFrame(numbered, f"{schema.ddl()}, {PARTITION} int")
+    assert len(set(checksums_by_partition(frame, schema).values())) == len(rows) == 9
+
+
+def test_a_checksum_of_the_first_form_is_refused_by_its_name_and_never_taken_for_the_producers_own() -> None:
+    with pytest.raises(MarkerConflictError, match="the marker gives the checksum 51d0bd7a9c5e0f6b, in the first form"):
+        promised_checksum("51d0bd7a9c5e0f6b", "the marker")
+    assert promised_checksum("crc64:51d0bd7a9c5e0f6b", "the marker") is None
 
 
 def marked(world: World, checksums: Mapping[int, str | None]) -> World:
@@ -236,12 +254,12 @@ def test_a_checksum_of_another_form_is_its_producers_own_and_costs_nothing(world
 
 def test_a_partition_without_records_has_a_checksum_too(world: World) -> None:
     planes(world)
-    for partition, checksum in ((0, "0" * 16), (1, "0" * 15 + "1")):
+    for partition, checksum in ((0, NOTHING), (1, NOTHING[:-1] + "1")):
         world.streams.append_markers(
             "planes", "v1", producer="p", sequence=partition + 1, partitions=[partition], checksum=checksum
         )
     source = opened(world)
-    with pytest.raises(MarkerConflictError, match=r"lake\.planes\.1 expects records with the checksum 0{15}1"):
+    with pytest.raises(MarkerConflictError, match=r"lake\.planes\.1 expects records with the checksum r2-0{15}1"):
         source.check(delivered(source), no_spark)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -67,12 +67,15 @@ def test_a_digest_does_not_depend_on_the_order_of_rows(spark: SparkSession, stor
     assert [f.digest for f in other] != [digest for _, _, digest in facts[0]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [("string", "555"), ("int", 2)], ids=["a text", "the number of the column it moves to"]
+)
 def test_a_value_that_moves_from_one_column_to_another_changes_the_digest(
-    spark: SparkSession, store: LocalStore
+    spark: SparkSession, store: LocalStore, kind: str, value: Any
 ) -> None:
-    layout = BucketLayout(Schema.of(k="string", home="string", work="string"), (), 1, key=("k",))
+    layout = BucketLayout(Schema.of(k="string", home=kind, work=kind), (), 1, key=("k",))
     digests = []
-    for attempt, row in enumerate([("Ada", "555", None), ("Ada", None, "555")]):
+    for attempt, row in enumerate([("Ada", value, None), ("Ada", None, value)]):
         frame = spark.createDataFrame([row], layout.ddl)
         digests.append(
             write_buckets(frame, store, f"d/data/{attempt}", layout, WriteOptions("d"), order_by=[])[0].digest
