@@ -58,6 +58,10 @@ _PLANS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.ui.showConsoleProgress": "false",
+    # Our workers are forked from a process that has imported what they need (resources/worker_daemon.py).
+    "spark.python.daemon.module": "resources.worker_daemon",
+    # Spark would look up the line of Python behind every column expression: most of the driver's work in a small batch.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 
