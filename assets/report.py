@@ -14,6 +14,9 @@ from assets.manifest import Decision, Verdict
 if TYPE_CHECKING:
     from resources.schema import Schema
 
+REJECT = "reject"
+"""The stage in which a version that was refused is kept aside, in place of seal and switch."""
+
 Action = Literal[
     "sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "rewound", "up-to-date", "stale"
 ]
@@ -23,7 +26,7 @@ Action = Literal[
 class StageEvent:
     """One stage of a dataset's advance has ended; `version` is the delivered name, None where there is none yet.
 
-    `detail` says how far a bootstrap is.
+    `detail` says how far a bootstrap is, what validators found, or why a version was rejected.
     """
 
     dataset: str
@@ -36,7 +39,8 @@ class StageEvent:
         """Return the event in one line, for logs."""
         version = f", version {self.version}" if self.version else ""
         detail = f": {self.detail}" if self.detail else ""
-        return f"dataset {self.dataset}{version}: {self.stage} took {self.seconds:.2f} s{detail}"
+        said = "rejected and kept aside" if self.stage == REJECT else self.stage
+        return f"dataset {self.dataset}{version}: {said} took {self.seconds:.2f} s{detail}"
 
 
 OnStage = Callable[[StageEvent], None]
@@ -52,11 +56,13 @@ class AdvanceReport:
 
     `version` is the id now served (None before the first), `sealed` the ids made by this call, oldest first, and
     `rejected` those that it refused. `verdicts` are what the validators said of `evaluated`, the version looked at
-    last. `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters`
-    are of this call: records read, superseded or redelivered, keys that ended deleted, changes applied. `offsets`
-    are the next ones to read, by stream partition; of an unbounded dataset, `lag` is how many offsets of the stream,
-    as this call found it, are still before it, and `decision` what was decided about recovery. `waiting` names the
-    markers that the next version lacks, `waiting_since` when its first one was seen. `seconds` is wall time by stage.
+    last; `warnings` what validators of severity "warn" found wrong with any version of this call, a text each.
+    `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters` are
+    of this call: records read, superseded or redelivered, keys that ended deleted, changes applied. `offsets` are
+    the next ones to read, by stream partition; of an unbounded dataset, `lag` is how many offsets of the stream, as
+    this call found it, are still before it, and `decision` what was decided about recovery. `waiting` names the
+    markers that the next version lacks, `waiting_since` when its first one was seen. `seconds` is wall time by
+    stage.
     """
 
     dataset: str
@@ -67,6 +73,7 @@ class AdvanceReport:
     rejected: tuple[str, ...] = ()
     evaluated: str | None = None
     verdicts: tuple[Verdict, ...] = ()
+    warnings: tuple[str, ...] = ()
     rows: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     offsets: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +97,7 @@ class AdvanceReport:
         said += [f"version {self.version}"] if self.version else []
         said += [f"{self.rows:,} rows"] if self.rows is not None else []
         said += [part for part in (counted, self.note) if part]
+        said += [f"warning: {warning}" for warning in self.warnings]
         return "; ".join(said)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,9 +110,17 @@ class AdvanceReport:
         values["decision"] = None if self.decision is None else self.decision.model_dump(mode="json")
         for name in ("counters", "offsets", "lag"):
             values[name] = dict(values[name])
-        for name in ("sealed", "rejected", "waiting"):
+        for name in ("sealed", "rejected", "waiting", "warnings"):
             values[name] = list(values[name])
         return values
+
+
+@dataclass(slots=True)
+class Stage:
+    """A stage that is under way: what it turns out to be, and what there is to say of it when it has ended."""
+
+    name: str
+    detail: str = ""
 
 
 class Stages:
@@ -115,11 +131,15 @@ class Stages:
         self._dataset, self._on_stage = dataset, on_stage
 
     @contextmanager
-    def __call__(self, stage: str, version: str | None = None) -> Iterator[None]:
+    def __call__(self, stage: str, version: str | None = None) -> Iterator[Stage]:
         began = time.perf_counter()
+        running = Stage(stage)
         try:
-            yield
+            yield running
+        except BaseException as error:
+            running.detail = f"it ended with {type(error).__name__}"
+            raise
         finally:
             took = time.perf_counter() - began
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + took
-            self._on_stage(StageEvent(self._dataset, version, stage, took))
+            self.seconds[running.name] = self.seconds.get(running.name, 0.0) + took
+            self._on_stage(StageEvent(self._dataset, version, running.name, took, running.detail))

@@ -137,6 +137,19 @@ def mistakes_reported(context: AssetExecutionContext, keys: Mapping[str, AssetKe
         raise
 
 
+def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
+    """Return the metadata of the event that a version was rejected."""
+    failed = [each.model_dump(mode="json") for each in ref.verdicts if not each.passed]
+    return {
+        "adjunct/action": "rejected",
+        "adjunct/rejected_version": ref.id,
+        "adjunct/name": ref.name or "",
+        "adjunct/reason": ref.reason,
+        "adjunct/served": served or "none",
+        "adjunct/verdicts": MetadataValue.json(failed),
+    }
+
+
 def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> str:
     """Return what an operator needs to know of a version that was rejected, and what can be done about it."""
     stays = f"version {served} stays served" if served else "there is no version to serve"

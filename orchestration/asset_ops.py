@@ -4,18 +4,11 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dagster import (
-    AssetExecutionContext,
-    AssetKey,
-    AssetsDefinition,
-    AssetSpec,
-    DataVersion,
-    MaterializeResult,
-    multi_asset,
-)
+from dagster import AssetExecutionContext, AssetKey, AssetsDefinition, AssetSpec, multi_asset
 
+from orchestration.asset_events import AssetEvent, told
 from orchestration.dataset_ops import observe, report_served
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
@@ -44,7 +37,7 @@ def outputs_asset(
 
     `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
     than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
-    Before the first batch there is no output to materialise.
+    Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
     """
 
     @multi_asset(
@@ -55,7 +48,7 @@ def outputs_asset(
     )
     def step(
         context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource
-    ) -> Iterator[MaterializeResult[Any]]:
+    ) -> Iterator[AssetEvent]:
         from orchestration.advancing import follow_meanwhile
         from orchestration.catalog import systems_for
         from orchestration.run import plan_application
@@ -98,9 +91,10 @@ def outputs_asset(
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
             return
-        version = DataVersion(hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16])
+        version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
+        said = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
         for node, spec in outputs.items():
             metadata = step_metadata(report) | output_metadata(report, node.name) | (described[node] or {})
-            yield MaterializeResult(asset_key=spec.key, metadata=metadata, data_version=version)
+            yield from told(context, spec.key, version, metadata, said)
 
     return step

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster import (
     AssetCheckResult,
@@ -12,12 +12,18 @@ from dagster import (
     AssetObservation,
     AssetsDefinition,
     AssetSpec,
-    DataVersion,
-    MaterializeResult,
     multi_asset,
 )
 
-from orchestration.asset_checks import check_results, check_specs, judgement_of, mistakes_reported, rejection_warning
+from orchestration.asset_checks import (
+    check_results,
+    check_specs,
+    judgement_of,
+    mistakes_reported,
+    rejection_metadata,
+    rejection_warning,
+)
+from orchestration.asset_events import AssetEvent, check_outputs, known_version, passed_on, told
 from orchestration.bootstrap_check import bootstrap_results, bootstrap_specs, unfinished_reported
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
 
 # Another run that was faster leaves nothing to do, or less: decide again.
 RETRIED = (TransientError, CommitConflict)
-Results = Iterator[MaterializeResult[Any] | AssetMaterialization | AssetCheckResult]
+Results = Iterator[AssetEvent | AssetCheckResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,9 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     """Return the asset that brings a dataset up to date with its input, or those of a version set, in one op.
 
     Without a version there is nothing to materialise: the run then says which markers are awaited, and what
-    needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before. Where a
-    version is rejected, the one before is reported again, with a failed check. Members of a version set are
+    needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before. Where the version
+    served is the one that Dagster knows of, it is observed, and what is downstream runs. A version that is rejected is
+    an observation of its own, and a failed check. Members of a version set are
     published together, whichever of them are selected. With only checks selected, nothing advances: they are
     reported again. The check `bootstrapped` of a change stream's table holds back what is downstream. Startpoints that
     the `applications` which declare a dataset have for its stream are applied first.
@@ -122,6 +129,8 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                 for result in _results(context, lake, systems, member, reports.get(member.dataset.name))
             ]
         yield from results
+        checks = [each for each in results if isinstance(each, AssetCheckResult)]
+        yield from check_outputs(context, {(each.asset_key, each.check_name) for each in checks})
 
     return advance
 
@@ -138,7 +147,7 @@ def _results(
     store = DatasetStore(lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
-        warn_of_rejected(context, report, manifest)
+        warn_of_rejected(context, member, report, manifest)
         yield from _materialised(context, lake, systems, member, report, manifest)
     yield from bootstrap_results(context, systems, member.dataset, member.key, manifest, report)
     if manifest is not None and member.dataset.kind == "bounded":
@@ -153,7 +162,10 @@ def _materialised(
     report: "AdvanceReport",
     manifest: "DatasetManifest | None",
 ) -> Results:
-    """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run."""
+    """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run.
+
+    A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
+    """
     from assets.unbounded.freshness import lag_of
 
     metadata = dataset_metadata(report, uri_of(lake, member.dataset))
@@ -164,27 +176,34 @@ def _materialised(
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
-        if member.dataset.bootstrap:
-            return
-    else:
-        context.log.info(report.summary())
-    if member.key in context.selected_asset_keys:
-        version = DataVersion(report.version) if report.version else None
-        yield MaterializeResult(asset_key=member.key, metadata=metadata, data_version=version)
-    elif report.version is not None:
-        # A member of the set that was not asked for, and is published with the others all the same.
-        tags = {DATA_VERSION_TAG: report.version}
-        yield AssetMaterialization(member.key, metadata=metadata, tags=tags)
+        if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
+            yield passed_on(context, member.key)
+        return
+    context.log.info(report.summary())
+    always = member.spec.freshness_policy is not None
+    yield from told(context, member.key, report.version, metadata, report.summary(), always=always)
 
 
 def warn_of_rejected(
-    context: AssetExecutionContext, report: "AdvanceReport", manifest: "DatasetManifest | None"
+    context: AssetExecutionContext,
+    member: DatasetAsset,
+    report: "AdvanceReport",
+    manifest: "DatasetManifest | None",
 ) -> None:
-    """Say in the run's log what was rejected, why, and what can be done about it."""
+    """Say what was rejected, why, and what can be done about it: in the run's log, and as an event of the asset.
+
+    So is told what validators warn of, in the log.
+    """
+    for warning in report.warnings:
+        context.log.warning(f"dataset {report.dataset}: {warning}")
     for version in report.rejected:
         ref = manifest.ref(version) if manifest else None
         if ref is not None:
-            context.log.warning(rejection_warning(report.dataset, ref, report.version))
+            said = rejection_warning(report.dataset, ref, report.version)
+            context.log.warning(said)
+            metadata = rejection_metadata(ref, report.version)
+            partition = ref.name if member.dataset.versions is not None else None
+            context.log_event(AssetObservation(member.key, partition=partition, description=said, metadata=metadata))
 
 
 def observe(
@@ -207,9 +226,7 @@ def report_served(context: AssetExecutionContext, lake: "Lake", dataset: "Adjunc
     manifest = DatasetStore(lake, dataset).manifest()
     if manifest is None or manifest.version is None:
         return
-    known = context.instance.get_latest_materialization_event(key)
-    told = known.asset_materialization.tags if known and known.asset_materialization else None
-    if (told or {}).get(DATA_VERSION_TAG) != manifest.version.id:
+    if known_version(context, key) != manifest.version.id:
         tags = {DATA_VERSION_TAG: manifest.version.id}
         metadata = served_metadata(manifest, uri_of(lake, dataset))
         context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))

@@ -20,6 +20,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from orchestration.asset_events import known_version
 from orchestration.dataset_ops import DatasetAsset, uri_of
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
@@ -140,7 +141,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         if note := kept_beside(after):
             context.log.warning(f"dataset {config.dataset}: {note}.")
         for member, manifest in told:
-            context.log_event(_served_event(member, manifest, uri_of(lake, member.dataset)))
+            context.log_event(_served_event(context, member, manifest, uri_of(lake, member.dataset)))
 
     @job(
         name=name,
@@ -179,10 +180,14 @@ def _apply(store: "DatasetStore", config: VersionActionConfig, *, by: str) -> "D
 
 
 def _served_event(
-    member: DatasetAsset, manifest: "DatasetManifest", uri: str
+    context: OpExecutionContext, member: DatasetAsset, manifest: "DatasetManifest", uri: str
 ) -> AssetMaterialization | AssetObservation:
-    """Return what tells Dagster of the version served now; a partition's own version has not changed by it."""
+    """Return what tells Dagster of the version served now: an observation where it knows of it.
+
+    A partition's own version has not changed by it.
+    """
     metadata: dict[str, Any] = served_metadata(manifest, uri)
-    if manifest.version is None or member.dataset.versions is not None:
+    partitioned = member.dataset.versions is not None
+    if manifest.version is None or partitioned or known_version(context, member.key) == manifest.version.id:
         return AssetObservation(member.key, metadata=metadata)
     return AssetMaterialization(member.key, metadata=metadata, tags={DATA_VERSION_TAG: manifest.version.id})

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from assets.policies import natural_order
 from orchestration.asset_checks import check_results, check_specs, judgement_of, mistakes_reported
+from orchestration.asset_events import AssetEvent, check_outputs, passed_on
 from orchestration.dataset_ops import RETRIED, DatasetAsset, observe, uri_of, warn_of_rejected
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from resources.objects import Lake
     from resources.streams import StreamSystem
 
-Results = Iterator[MaterializeResult[Any] | AssetMaterialization]
+Results = Iterator[AssetEvent]
 
 
 class PartitionRun(Config):
@@ -91,6 +92,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
                     build.judge(wanted)
             finally:
                 build.report_checks()
+            yield from check_outputs(context, set())
 
     return advance
 
@@ -118,6 +120,7 @@ class _Build:
     store: "DatasetStore"
     config: PartitionRun
     judged: dict[str, list[AssetCheckResult]] = field(default_factory=dict)
+    yielded: bool = False
 
     def run(self, wanted: list[str]) -> Results:
         context, dataset = self.context, self.member.dataset
@@ -127,7 +130,7 @@ class _Build:
         for partition in asked:
             report = self._advance(partition)
             manifest = self.store.require_manifest()
-            warn_of_rejected(context, report, manifest)
+            warn_of_rejected(context, self.member, report, manifest)
             context.log.info(report.summary())
             for name in self._published(report, manifest, wanted if partition is None else [partition]):
                 result = self._materialised(name, report, manifest, alone=len(wanted) == 1 and name in wanted)
@@ -135,6 +138,8 @@ class _Build:
                     done.append(name)
                     yield result
                 self.judge([name])
+        if done and not self.yielded:
+            yield passed_on(context, self.member.key)
         for name in set(wanted) - set(done):
             context.log.warning(f"Partition {name} of {dataset.name} is not materialised: {self._why_not(name)}.")
 
@@ -207,7 +212,8 @@ class _Build:
         if ref.rows is not None:
             metadata["dagster/partition_row_count"] = ref.rows
         if alone:
-            # What is downstream in the same run goes on from an output; one result would stamp all of a backfill's.
+            # One result would stamp all partitions of a backfill with its version: their output is passed on alone.
+            self.yielded = True
             return MaterializeResult(asset_key=self.member.key, metadata=metadata, data_version=DataVersion(ref.id))
         tags = {DATA_VERSION_TAG: ref.id}
         return AssetMaterialization(self.member.key, partition=name, metadata=metadata, tags=tags)

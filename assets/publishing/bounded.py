@@ -130,6 +130,7 @@ class Member:
     sealed: list[str] = field(default_factory=list)
     rejected: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     committed: DatasetManifest | None = None
     last: Built | None = None
@@ -255,6 +256,9 @@ class _Cycle:
         for ref in (manifest.ref(rejected) for rejected in member.rejected):
             if ref is not None:
                 notes.append(_rejected(member, ref))
+        newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
+        if newest is not None and newest.state == "rejected" and not member.rejected:
+            notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
         awaited = member.others or manifest.awaited
         waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
         if idle:
@@ -277,6 +281,7 @@ class _Cycle:
             rejected=tuple(member.rejected),
             evaluated=looked_at.id if looked_at else None,
             verdicts=looked_at.verdicts if looked_at else (),
+            warnings=tuple(member.warnings),
             rows=None if version is None else version.rows,
             counters=member.counters,
             offsets=manifest.offsets,

@@ -90,7 +90,7 @@ def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], Spar
     manifest = member.manifest
     log = member.log
     fingerprint = _fingerprint(member, delivery)
-    with member.stages("build", delivery.version):
+    with member.stages("build", delivery.version) as building:
         found = _finished(member, delivery, fingerprint)
         if found is not None:
             built = found
@@ -101,7 +101,7 @@ def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], Spar
                 try:
                     built.version = _build(member, delivery, attempt, spark)
                 except REFUSED as error:
-                    built.problem = f"{type(error).__name__}: {error.problem}"
+                    built.problem = building.detail = f"{type(error).__name__}: {error.problem}"
                 else:
                     if fingerprint is not None:
                         renewal.finish({"fingerprint": fingerprint, "version": built.version.model_dump(mode="json")})
@@ -119,7 +119,7 @@ def validate_candidate(built: Built, spark: Callable[[], SparkSession]) -> None:
     member, version = built.member, built.version
     if version is None or built.unchanged or built.problem:
         return
-    with member.stages("validate", built.delivery.version):
+    with member.stages("validate", built.delivery.version) as validating:
         store, name, current = member.log.lake.store, member.spec.name, member.manifest.version
         verdicts = evaluate(
             member.spec.validators,
@@ -128,8 +128,12 @@ def validate_candidate(built: Built, spark: Callable[[], SparkSession]) -> None:
             ),
         )
         built.version = version.model_copy(update={"verdicts": verdicts})
-        failed = [verdict for verdict in verdicts if not verdict.passed and verdict.severity == "error"]
-        built.problem = "; ".join(f"{verdict.name}: {verdict.message}" for verdict in failed)
+        failed = [verdict for verdict in verdicts if not verdict.passed]
+        wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
+        odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
+        built.problem = "; ".join(wrong)
+        member.warnings += [f"version {built.delivery.version!r}: {warning}" for warning in odd]
+        validating.detail = "; ".join([*wrong, *(f"warning: {warning}" for warning in odd)])
 
 
 def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable[[], SparkSession]) -> SealedVersion:

@@ -15,6 +15,7 @@ from assets.manifest import FACTS_KEPT, NAMES_KEPT, Awaited, Change, DatasetMani
 from assets.policies import natural_order
 from assets.publishing.build import add
 from assets.publishing.operations import serve
+from assets.report import REJECT
 from resources.errors import AdjunctError, CommitConflict
 
 if TYPE_CHECKING:
@@ -29,15 +30,16 @@ _TRIES = 20
 def publish(
     commit: Commit | None, members: Sequence[Member], built: Sequence[Built], *, by: str, make_current: bool
 ) -> Commit:
-    """Commit these versions together: all published, or all kept aside when one of them is refused."""
+    """Commit these versions together: all published, or all kept aside when one of them is refused.
+
+    The stages say which: "seal" and "switch", "keep" where what is served stays, "unchanged" or "reject".
+    """
     refused = next((each for each in built if each.problem), None)
-    documents = {}
-    for each in built:
-        if each.version is not None and (refused is not None or not each.unchanged):
-            with each.member.stages("seal", each.delivery.version):
-                documents[each.id] = each.member.log.write_version(each.version)
+    documents = {} if refused is not None else _sealed(built)
     first = built[0].member
-    with first.stages("switch", built[0].delivery.version):
+    with first.stages("switch" if refused is None else REJECT, built[0].delivery.version) as switching:
+        if refused is not None:
+            documents = {each.id: each.member.log.write_version(each.version) for each in built if each.version}
         for tried in range(_TRIES):
             after = {
                 each.member.spec.name: _after(each, documents.get(each.id), refused, make_current) for each in built
@@ -56,7 +58,27 @@ def publish(
                     raise
         for each in built:
             _note(each, after[each.member.spec.name])
+        switching.detail = refused.problem if refused is not None else ""
+        if refused is None and all(each.unchanged for each in built):
+            switching.name = "unchanged"
+        elif refused is None and not any(_is_served(each) for each in built):
+            switching.name, switching.detail = "keep", "what is served stays"
     return done
+
+
+def _sealed(built: Sequence[Built]) -> dict[str, str]:
+    """Write what describes each version that is not there yet; return the objects by the versions' ids."""
+    documents = {}
+    for each in built:
+        if each.version is not None and not each.unchanged:
+            with each.member.stages("seal", each.delivery.version):
+                documents[each.id] = each.member.log.write_version(each.version)
+    return documents
+
+
+def _is_served(built: Built) -> bool:
+    served = built.member.manifest.version
+    return served is not None and served.id == built.id
 
 
 def leave(

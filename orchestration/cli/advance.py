@@ -8,7 +8,7 @@ import click
 
 from assets.report import StageEvent, ignore
 from orchestration.cli.load import load_application
-from orchestration.cli.output import as_json, lake_url, show_json, show_line
+from orchestration.cli.output import as_json, fail_if_rejected, lake_url, show_json, show_line
 from orchestration.cli.versions import who
 from resources.errors import ConfigurationError
 
@@ -44,7 +44,8 @@ def advance(
 ) -> None:
     """Bring the dataset NAME that an application declares up to date, and with it all of its version set.
 
-    Startpoints that the application has for the dataset's stream are applied first.
+    Startpoints that the application has for the dataset's stream are applied first. The exit code is 3 where a version
+    was refused.
     """
     from assets import advance_dataset
     from orchestration.advancing import advance_together
@@ -80,9 +81,10 @@ def advance(
             ]
     if json_output:
         show_json([report.to_json() for report in reports])
-        return
-    for report in reports:
-        show_line(report.summary())
+    else:
+        for report in reports:
+            show_line(report.summary())
+    fail_if_rejected(reports)
 
 
 def has_datasets_only(app: Application) -> bool:

@@ -14,7 +14,16 @@ import click
 from orchestration.cli import checkpoints, datasets, startpoints, streams, tables
 from orchestration.cli.advance import advance_all, bootstraps_shown, has_datasets_only
 from orchestration.cli.load import load_application
-from orchestration.cli.output import as_json, console, guarded, lake_url, show_json, show_line, show_table
+from orchestration.cli.output import (
+    as_json,
+    console,
+    fail_if_rejected,
+    guarded,
+    lake_url,
+    show_json,
+    show_line,
+    show_table,
+)
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,7 +74,10 @@ def plan(reference: str, lake_url: str | None, json_output: bool) -> None:
 @click.option("--max-batches", type=click.IntRange(1), help="Stop after so many batches.")
 @as_json
 def run(reference: str, lake_url: str | None, master: str | None, max_batches: int | None, json_output: bool) -> None:
-    """Bring the datasets of an application up to date and run its step until it has caught up."""
+    """Bring the datasets of an application up to date and run its step until it has caught up.
+
+    The exit code is 3 where a dataset has refused a version; batches went on with the one served before.
+    """
     from orchestration.catalog import systems_for
     from orchestration.run import run_application
     from orchestration.session_scope import session_scope
@@ -90,11 +102,12 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
         )
     if json_output:
         show_json(report.to_json())
-        return
-    for name, counters in report.step.counters.items():
-        show_table(name, ["counter", "value"], list(counters.items()))
-    where = "caught up" if report.step.caught_up else "stopped at the limit"
-    console.print(f"{report.step.batches} batches, {where}.")
+    else:
+        for name, counters in report.step.counters.items():
+            show_table(name, ["counter", "value"], list(counters.items()))
+        where = "caught up" if report.step.caught_up else "stopped at the limit"
+        console.print(f"{report.step.batches} batches, {where}.")
+    fail_if_rejected(report.datasets)
 
 
 def _advance_only(
@@ -110,10 +123,12 @@ def _advance_only(
     reports, partitioned = advance_all(lake, app, spark, by=run, on_report=say, on_stage=shown)
     if json_output:
         show_json({"datasets": [report.to_json() for report in reports], "step": None})
-        return
-    for name in partitioned:
-        show_line(f"dataset {name}: made by partitions; adjunct dataset advance {name} {reference} --partition VERSION")
-    show_line(f"Application {app.name} has datasets only: there are no batches to run.")
+    else:
+        for name in partitioned:
+            command = f"adjunct dataset advance {name} {reference} --partition VERSION"
+            show_line(f"dataset {name}: made by partitions; {command}")
+        show_line(f"Application {app.name} has datasets only: there are no batches to run.")
+    fail_if_rejected(reports)
 
 
 @root.command()

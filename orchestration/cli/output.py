@@ -6,10 +6,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from resources.errors import AdjunctError
+
+if TYPE_CHECKING:
+    from assets import AdvanceReport
 
 console = Console()
 _errors = Console(stderr=True)
@@ -28,6 +31,16 @@ lake_url = click.option(
     metavar="URL",
     help="The lake: s3://bucket/prefix or a folder. Default: ADJUNCT_LAKE, else .adjunct/lake.",
 )
+
+
+REJECTED = 3
+"""The exit code of a command that has refused a version: what was served stays, and nothing else is wrong."""
+
+
+def fail_if_rejected(reports: Iterable[AdvanceReport]) -> None:
+    """End the command with an exit code of its own where a dataset has refused a version."""
+    if any(report.rejected for report in reports):
+        raise click.exceptions.Exit(REJECTED)
 
 
 def show_json(value: Any) -> None:

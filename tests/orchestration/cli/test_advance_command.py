@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from assets import DatasetStore, bounded_dataset, unbounded_dataset, version_set
+from assets import DatasetStore, advance_dataset, bounded_dataset, unbounded_dataset, version_set
+from assets.checking.validators import min_rows, row_count_within
 from assets.policies import VersionPartitions
+from assets.report import StageEvent
 from assets.sources.delivery import Delivery
 from assets.sources.inputs import QuerySource
 from assets.sources.query_source import QueryVersions
@@ -142,3 +144,51 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     assert "dataset stock: up-to-date" in text
     assert "adjunct dataset advance daily shop:alone --partition VERSION" in text
     assert "has datasets only" in text
+
+
+def test_a_refused_version_has_an_exit_code_of_its_own_and_never_a_switch_in_its_stages(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = bounded_dataset(
+        "stock",
+        input="lake.stock",
+        key="item",
+        partitions=2,
+        validators=[min_rows(2), row_count_within(0.2, severity="warn")],
+    )
+    app = Application("judged")
+    app.table(judged)
+    monkeypatch.setattr(sys.modules["shop"], "judged", app, raising=False)
+    world.send("stock", [("a", 1), ("b", 2)], version="v1")
+    assert invoke(world, "dataset", "advance", "stock", "shop:judged").exit_code == 0
+    world.send("stock", [("a", 1), ("b", 2), ("c", 3)], version="v2")
+    warned = invoke(world, "dataset", "advance", "stock", "shop:judged")
+    assert warned.exit_code == 0
+    assert "warning: version 'v2': row_count_within: 3 rows, +50.0% of the 2" in warned.output
+
+    world.send("stock", [("a", 1)], version="v3")
+    world.send("stock", [("b", 1)], version="v4")
+    refused = invoke(world, "dataset", "advance", "stock", "shop:judged")
+    assert refused.exit_code == 3
+    assert refused.output.count("is rejected: min_rows: 1 rows, expected 2 or more") == 2
+    assert served(world, "stock") == "v2"
+    later = invoke(world, "dataset", "advance", "stock", "shop:judged")
+    assert later.exit_code == 0, "nothing was refused by this one"
+    assert "version 'v4' (v000004-" in later.output, "and it says what the state of things is"
+
+    world.send("stock", [("c", 1)], version="v5")
+    by_run = invoke(world, "run", "shop:judged", "--json")
+    assert by_run.exit_code == 3
+    assert json.loads(by_run.output)["datasets"][0]["action"] == "rejected"
+
+    events: list[StageEvent] = []
+    world.send("stock", [("c", 1)], version="v6")
+    advance_dataset(world.lake, world.systems, judged, no_session, by="ada", on_stage=events.append)
+    told = {event.stage: event.summary() for event in events if event.version == "v6"}
+    assert "rejected and kept aside" in told["reject"]
+    assert "min_rows: 1 rows, expected 2 or more" in told["reject"]
+    assert not {"seal", "switch"} & told.keys()
+    world.send("stock", [("c", 3), ("b", 2), ("a", 1)], version="v7")
+    events.clear()
+    advance_dataset(world.lake, world.systems, judged, no_session, by="ada", on_stage=events.append)
+    assert "switch" not in {event.stage for event in events}, "it equals the one served"

@@ -133,6 +133,18 @@ class Said:
         return {named(each): plain(each.metadata) for each in found}
 
     @property
+    def rejections(self) -> list[tuple[str | None, dict[str, Any]]]:
+        """The events of versions that were rejected: what they say, and their metadata."""
+        found = [
+            event.asset_observation_data.asset_observation
+            for event in self.events
+            if event.event_type_value == "ASSET_OBSERVATION"
+        ]
+        return [
+            (each.description, plain(each.metadata)) for each in found if "adjunct/rejected_version" in each.metadata
+        ]
+
+    @property
     def checks(self) -> dict[str, Any]:
         """The evaluations of this run by "dataset check"."""
         found = [

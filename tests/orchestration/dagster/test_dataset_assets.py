@@ -65,9 +65,19 @@ def test_a_rejected_version_fails_its_check_and_what_is_downstream_goes_on_with_
     assert said.passed["items adjunct_accepted"] is False
     assert said.checks["items min_rows"].severity.value == "ERROR"
     assert said.checks["items row_count_within"].severity.value == "WARN"
-    items = said.made["items"]
-    assert (items["adjunct/action"], items["adjunct/version"], items["data version"]) == ("rejected", first, first)
+    assert "items" not in said.made, "nothing about it is fresh"
+    items = said.observed["items"]
+    assert (items["adjunct/action"], items["adjunct/version"]) == ("rejected", first)
     (rejected,) = items["adjunct/rejected"]
+    ((told, event),) = said.rejections
+    assert told is not None
+    assert told.startswith(
+        f"dataset items: version 'v2' ({rejected['id']}) is rejected, version {first} stays served: "
+    )
+    assert (event["adjunct/rejected_version"], event["adjunct/served"]) == (rejected["id"], first)
+    assert [each["name"] for each in event["adjunct/verdicts"]] == ["min_rows"]
+    assert "switch took" not in said.log
+    assert "version v2: rejected and kept aside took" in said.log
     assert rejected["name"] == "v2"
     assert f"adjunct dataset force items {rejected['id']} --reason" in said.log
     assert f"adjunct dataset diff items {first} {rejected['id']}" in said.log
@@ -85,6 +95,42 @@ def test_a_rejected_version_stays_on_the_checks_until_it_is_dropped_or_a_better_
     assert lab.advance(ITEMS).passed["items min_rows"] is False
     lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v4")
     assert set(lab.advance(ITEMS).passed.values()) == {True}
+
+
+def test_each_of_several_rejected_versions_is_an_event_of_its_own_also_where_a_better_one_follows(lab: Lab) -> None:
+    lab.deliver("items", APPLES[:1], "v1")
+    lab.deliver("items", APPLES[1:], "v2")
+    lab.deliver("items", APPLES, "v3")
+    said = lab.advance(ITEMS)
+    assert [event["adjunct/name"] for _, event in said.rejections] == ["v1", "v2"]
+    assert said.made["items"]["adjunct/name"] == "v3"
+
+
+def test_a_dataset_that_has_not_changed_is_observed_and_what_is_downstream_in_the_run_goes_on(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    first = lab.advance(ITEMS)
+    lab.deliver("items", list(reversed(APPLES)), "v2")
+    for action in ("unchanged", "up-to-date"):
+        said = lab.advance(ITEMS)
+        assert set(said.made) == {"report"}
+        assert said.observed["items"]["adjunct/action"] == action
+        assert said.passed["items adjunct_accepted"] is True
+        made = lab.instance.get_latest_materialization_event(key_of(ITEMS))
+        assert made is not None
+        assert made.run_id == first.result.run_id
+        used = lab.instance.get_latest_materialization_event(AssetKey("report"))
+        assert used is not None
+        assert used.asset_materialization is not None
+        tags = used.asset_materialization.tags or {}
+        assert tags["dagster/input_data_version/datasets/items"] == first.made["items"]["data version"]
+
+
+def test_what_a_validator_warns_of_is_in_the_runs_log(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    lab.deliver("items", [*APPLES, *[(str(number), "", 1) for number in range(9)]], "v2")
+    said = lab.advance(ITEMS)
+    assert "30 dataset items: version 'v2': row_count_within: 11 rows, +450.0% of the 2 of version" in said.log
+    assert said.made["items"]["adjunct/name"] == "v2"
 
 
 def test_a_first_version_that_is_rejected_materialises_nothing_and_skips_what_is_downstream(lab: Lab) -> None:
@@ -115,6 +161,7 @@ def test_waiting_names_the_markers_and_since_when(lab: Lab) -> None:
     assert lab.advance(ITEMS).observed["items"]["adjunct/waiting_since"] == since
     assert said.checks == {}
     assert said.made == {}
+    assert "did not yield" not in said.log
 
 
 def test_each_stage_is_logged_with_its_duration(lab: Lab) -> None:
@@ -135,7 +182,7 @@ def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
     assert (said.made["items"]["data version"], said.made["items"]["adjunct/name"]) == (versions[0], "v1")
     lab.store("items").pin("v1", **WHY)
     lab.deliver("items", APPLES, "v3")
-    pinned = lab.advance(ITEMS).made["items"]
+    pinned = lab.advance(ITEMS).observed["items"]
     assert (pinned["adjunct/version"], pinned["adjunct/retained"]) == (versions[0], 3)
     assert (pinned["adjunct/pin"]["reason"], pinned["adjunct/pin"]["by"]) == ("ticket 7", "ada")
     assert pinned["adjunct/head"].startswith("v000003-")

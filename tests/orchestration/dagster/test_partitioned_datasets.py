@@ -123,6 +123,7 @@ def test_a_backfill_is_one_run_that_builds_its_partitions_in_order(lab: Lab, ans
     assert len({facts["data version"] for facts in said.made.values()}) == 3
     assert served(lab) == DAYS[2]
     assert said.checks["items min_rows"].metadata["adjunct/partitions"].value == DAYS[:3]
+    assert "did not yield" not in said.log
 
 
 def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers: Answers) -> None:

@@ -156,8 +156,8 @@ def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(l
     assert (check.passed, check.severity.value) == (False, "WARN")
     assert "the stream holds nothing before" in check.description
     assert facts(said)["adjunct/decision"]["action"] == "serve-stale"
-    assert said.made["prices"]["adjunct/version"] == first
-    made = said.made["prices"]
+    made = said.observed["prices"]
+    assert made["adjunct/version"] == first
     assert made["adjunct/lost_offsets"] == sum(lag["lost"] for lag in made["adjunct/lag"].values()) == 12
     assert "report" in said.made
 
@@ -212,6 +212,17 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
     short.table(replace(PRICES, following=Following(freshness=timedelta(seconds=30))))
     with pytest.raises(ConfigurationError, match=r"'prices' declares freshness=0:00:30, and Dagster's shortest"):
         build_definitions(short)
+
+
+def test_a_table_with_a_freshness_policy_is_materialised_by_each_look_and_others_are_observed(lab: Lab) -> None:
+    fresh = replace(PRICES, following=Following(freshness=timedelta(minutes=30)))
+    lab.deliver("prices", MORE, None)
+    first = lab.advance(fresh).made["prices"]["data version"]
+    assert lab.advance(fresh).made["prices"]["data version"] == first
+    said = lab.advance(PRICES)
+    assert "prices" not in said.made
+    assert said.observed["prices"]["adjunct/lag_records"] == 0
+    assert "report" in said.made
 
 
 def test_a_table_of_one_run_is_shown_and_not_made(lab: Lab) -> None:

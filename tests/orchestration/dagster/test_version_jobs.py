@@ -73,7 +73,7 @@ def test_an_older_version_is_forced_beside_the_one_served_or_in_its_place(lab: L
         lab.deliver("items", rows, version)
     lab.run(defs, key_of(strict))
     beside = act(lab, defs, action="force", version="v1")
-    assert beside.made["items"]["adjunct/name"] == "v2"
+    assert beside.observed["items"]["adjunct/name"] == "v2"
     assert "adjunct dataset rollback items" in beside.log
     lab.deliver("items", [*APPLES, ("c", "Cheese", 2)], "v4")
     lab.run(defs, key_of(strict))
