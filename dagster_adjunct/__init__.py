@@ -102,6 +102,7 @@ from orchestration import (  # noqa: E402
 from orchestration.offsets.checkpoints import Checkpoint, CheckpointChange, CheckpointManager  # noqa: E402
 from orchestration.offsets.request import StartpointRequest  # noqa: E402
 from orchestration.offsets.startpoints import StartpointManager  # noqa: E402
+from orchestration.startpoints import Startpoints  # noqa: E402
 from resources.backends import PostgresTable, SqliteTable, register_backend  # noqa: E402
 from resources.errors import (  # noqa: E402
     AdjunctError,
@@ -286,6 +287,7 @@ __all__ = [
     "StartpointSpecific",
     "StartpointTimestamp",
     "StartpointUpcoming",
+    "Startpoints",
     "StepEvent",
     "StepReport",
     "StreamExistsError",

@@ -1,8 +1,7 @@
 """A job for people at the launchpad: ask for startpoints, look at what they would do, take them back."""
 
-from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
 from pydantic import Field
@@ -12,9 +11,7 @@ from orchestration.lake_resource import LakeResource
 
 if TYPE_CHECKING:
     from orchestration.application import Application
-    from orchestration.offsets.request import StartpointRequest
-    from resources.objects import Lake
-    from resources.streams import StreamSystem
+    from orchestration.startpoints import Startpoints
 
 
 class StartpointAction(Enum):
@@ -83,16 +80,12 @@ def startpoint_job(app: "Application") -> JobDefinition:
     # An op's name must differ from its job's, which stands for a graph.
     @op(name=f"startpoint_{name}")
     def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
-        from orchestration.catalog import systems_for
+        from orchestration.startpoints import Startpoints
 
         with clear_failures(context):
-            lake = adjunct_lake.open()
-            systems = systems_for(app, lake)
-            by = config.by or context.run.run_id
-            if config.action is StartpointAction.clear:
-                _clear(context, lake, systems, app, config, by)
-            else:
-                _set(context, lake, systems, app, config, by)
+            startpoints = Startpoints(adjunct_lake.open(), app)
+            do = _take_back if config.action is StartpointAction.clear else _request
+            do(context, startpoints, config, config.by or context.run.run_id)
 
     @job(
         name=f"{name}_startpoint",
@@ -106,35 +99,8 @@ def startpoint_job(app: "Application") -> JobDefinition:
     return asking
 
 
-def _set(
-    context: OpExecutionContext,
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
-    app: "Application",
-    config: StartpointConfig,
-    by: str,
-) -> None:
-    from orchestration.offsets.requesting import ask
-
-    requests = _requests(systems, app, config, by)
-    asked = ask(lake, systems, app, requests, replace=config.replace, dry_run=config.dry_run)
-    for each in asked.previews:
-        tasks = ", ".join(each.tasks) or "no task"
-        context.log.info(f"{each.request.ssp} ({tasks}): from {each.start or 'nowhere'}; {each.effect}")
-    for held in asked.replaced:
-        context.log.info(f"takes the place of: {held.summary()}")
-    if asked.written:
-        sensor = f"{app.name.replace('-', '_')}_startpoints"
-        context.log.info(f"asked for; the sensor {sensor}, or the next run of {app.name}, applies it.")
-    else:
-        context.log.info("dry run: nothing is written.")
-    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
-
-
-def _requests(
-    systems: "Mapping[str, StreamSystem]", app: "Application", config: StartpointConfig, by: str
-) -> "list[StartpointRequest]":
-    from orchestration.offsets.asking import expand_partitions, parse_position, startpoint_requests
+def _request(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:
+    from orchestration.offsets.asking import parse_position
     from resources.errors import ConfigurationError
 
     if config.position is None:
@@ -145,36 +111,38 @@ def _requests(
         raise ConfigurationError(
             f"until_value is {config.until_value!r}, and until is not given.", "Set until to timestamp or offset."
         )
-    return startpoint_requests(
-        expand_partitions(app, systems, config.partitions),
-        parse_position(config.position.value, config.value),
-        parse_position(config.until.value, config.until_value) if config.until is not None else None,
-        task=config.task or None,
-        by=by,
-        reason=config.reason,
-        on_unresolved=config.on_unresolved.value,
-        force=config.force,
-    )
+    position = parse_position(config.position.value, config.value)
+    wanted: dict[str, Any] = {
+        "until": parse_position(config.until.value, config.until_value) if config.until is not None else None,
+        "task": config.task or None,
+        "on_unresolved": config.on_unresolved.value,
+        "force": config.force,
+    }
+    if config.dry_run:
+        asked = startpoints.preview(config.partitions, position, **wanted)
+    else:
+        wanted |= {"replace": config.replace, "by": by, "reason": config.reason}
+        asked = startpoints.request(config.partitions, position, **wanted)
+    for each in asked.previews:
+        tasks = ", ".join(each.tasks) or "no task"
+        context.log.info(f"{each.request.ssp} ({tasks}): from {each.start or 'nowhere'}; {each.effect}")
+    for held in asked.replaced:
+        context.log.info(f"takes the place of: {held.summary()}")
+    if asked.written:
+        name = startpoints.app.name
+        sensor = f"{name.replace('-', '_')}_startpoints"
+        context.log.info(f"asked for; the sensor {sensor}, or the next run of {name}, applies it.")
+    else:
+        context.log.info("dry run: nothing is written.")
+    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
 
 
-def _clear(
-    context: OpExecutionContext,
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
-    app: "Application",
-    config: StartpointConfig,
-    by: str,
-) -> None:
-    from orchestration.offsets.asking import expand_partitions
-    from orchestration.offsets.requesting import take_back
+def _take_back(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:
     from resources.errors import ConfigurationError
 
     if config.dry_run:
         raise ConfigurationError("a dry run takes nothing back.", "See what waits: adjunct startpoint list MODULE:APP.")
-    ssps = expand_partitions(app, systems, config.partitions)
-    if not ssps:
-        raise ConfigurationError("clear names no partition.", "Name streams for all of their partitions.")
-    taken = take_back(lake, app, ssps, task=config.task or None, by=by, reason=config.reason)
+    taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
     for each in taken.startpoints:
         context.log.info(each.taken_back())
     for unread in taken.unreadable:

@@ -41,7 +41,7 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
     lake = open_lake(lake_url)
     app = load_application(name) if ":" in name else None
     application = name if app is None else app.name
-    found = CheckpointManager(lake, application).read_last_checkpoint()
+    found = CheckpointManager(lake, app or application).read_last_checkpoint()
     if found is None:
         raise _unknown(lake, application)
     ends = {} if app is None else _ends(lake, app, found)
@@ -111,18 +111,18 @@ def abandon(
 
     For a batch that can't end. Its records are read again in another batch; with --skip they are passed over.
     """
-    from orchestration.batchlog import BatchLog
+    from orchestration.offsets.checkpoints import CheckpointManager
     from resources.objects import open_lake
 
     lake = open_lake(lake_url)
-    log = BatchLog(lake, name)
-    commit, state = log.read()
-    if commit is None:
+    checkpoints = CheckpointManager(lake, name)
+    found = checkpoints.read_last_checkpoint()
+    if found is None:
         raise _unknown(lake, name)
-    if state.open is not None and not yes:
-        show_explained(state.open, skip=skip)
-        click.confirm(f"{'Skip' if skip else 'Abandon'} batch {state.open.batch} of {name}?", abort=True, err=True)
-    intent = log.abandon(reason=reason, by=who(by), skip=skip)
+    if found.open is not None and not yes:
+        show_explained(found.open, skip=skip)
+        click.confirm(f"{'Skip' if skip else 'Abandon'} batch {found.open.batch} of {name}?", abort=True, err=True)
+    intent = checkpoints.abandon(reason=reason, by=who(by), skip=skip)
     if json_output:
         show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
         return
@@ -214,9 +214,10 @@ def _ends(lake: Lake, app: Application, found: Checkpoint) -> dict[SystemStreamP
 
 def _unknown(lake: Lake, application: str) -> ConfigurationError:
     from orchestration.batchlog import list_applications
+    from orchestration.known_applications import nearest
 
-    known = list_applications(lake)
+    known = nearest(application, list_applications(lake))
     return ConfigurationError(
-        f"application {application!r} has no checkpoint in {lake.url}; there are: {', '.join(known) or 'none'}.",
+        f"application {application!r} has no checkpoint in {lake.url}; {known}.",
         "Check the name and the lake; a first run stores one.",
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, cast
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,8 @@ from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from orchestration.application import Application
-    from orchestration.offsets.request import OnUnresolved
     from orchestration.offsets.requesting import Asked
+    from orchestration.startpoints import Startpoints
     from resources.streams.startpoint import Startpoint
 
 _TIME = "The first record at or after it: ISO 8601 with its zone, a date (UTC), or ms since 1970."
@@ -76,26 +76,15 @@ def set_startpoint(
     The next run of the application begins there, once. With an --until… option it reads that part again beside its
     position, which stays.
     """
-    from orchestration.catalog import systems_for
-    from orchestration.offsets.asking import expand_partitions, startpoint_requests
-    from orchestration.offsets.requesting import ask
-    from resources.objects import open_lake
-
     position = _position({"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
     until = _until({"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset})
-    app, lake = load_application(reference), open_lake(lake_url)
-    systems = systems_for(app, lake)
-    requests = startpoint_requests(
-        expand_partitions(app, systems, partitions),
-        position,
-        until,
-        task=task,
-        by=who(by),
-        reason=reason,
-        on_unresolved=cast("OnUnresolved", on_unresolved),
-        force=force,
-    )
-    asked = ask(lake, systems, app, requests, replace=replace, dry_run=dry_run)
+    startpoints = _startpoints(reference, lake_url)
+    app = startpoints.app
+    wanted: dict[str, Any] = {"until": until, "task": task, "on_unresolved": on_unresolved, "force": force}
+    if dry_run:
+        asked = startpoints.preview(partitions, position, **wanted)
+    else:
+        asked = startpoints.request(partitions, position, **wanted, replace=replace, by=who(by), reason=reason)
     if json_output:
         show_json({**asked.to_json(), "next": _next(app, reference)} if asked.written else asked.to_json())
         return
@@ -112,12 +101,8 @@ def set_startpoint(
 @as_json
 def list_startpoints(reference: str, lake_url: str | None, json_output: bool) -> None:
     """List what waits, what was handed to tasks, the bounded replays under way, and what was applied last."""
-    from orchestration.catalog import systems_for
-    from orchestration.offsets.listing import list_startpoints as listed
-    from resources.objects import open_lake
-
-    app, lake = load_application(reference), open_lake(lake_url)
-    facts = listed(lake, systems_for(app, lake), app, datetime.now(UTC))
+    startpoints = _startpoints(reference, lake_url)
+    facts = startpoints.list()
     if json_output:
         show_json(facts)
         return
@@ -125,7 +110,7 @@ def list_startpoints(reference: str, lake_url: str | None, json_output: bool) ->
         if facts[what]:
             show_table(title, columns, [[each[name.replace(" ", "_")] for name in columns] for each in facts[what]])
     if not any(facts.values()):
-        show_line(f"Application {app.name}: no startpoint waits, and none was ever applied.")
+        show_line(f"Application {startpoints.app.name}: no startpoint waits, and none was ever applied.")
 
 
 @startpoint.command()
@@ -147,19 +132,13 @@ def clear(
     json_output: bool,
 ) -> None:
     """Take back what was asked for at PARTITIONs and is not applied, and stop bounded replays there."""
-    from orchestration.catalog import systems_for
-    from orchestration.offsets.asking import expand_partitions
-    from orchestration.offsets.requesting import take_back
-    from resources.objects import open_lake
-
     if everything == bool(partitions):
         raise ConfigurationError(
             f"{'PARTITIONs and --all are both given' if everything else 'nothing is named'}: what is to be taken back?",
             "Name partitions, as in lake.flights.3, or give --all.",
         )
-    app, lake = load_application(reference), open_lake(lake_url)
-    ssps = None if everything else expand_partitions(app, systems_for(app, lake), partitions)
-    done = take_back(lake, app, ssps, task=task, by=who(by), reason=reason)
+    startpoints, why = _startpoints(reference, lake_url), {"by": who(by), "reason": reason}
+    done = startpoints.clear(task=task, **why) if everything else startpoints.take_back(partitions, task=task, **why)
     if json_output:
         show_json(done.to_json())
         return
@@ -175,7 +154,7 @@ def clear(
     for unread in done.unreadable:
         show_line(f"taken back unread: {unread.ssp}: {unread.error}")
     if not (done.startpoints or done.replays or done.left or done.unreadable):
-        show_line(f"Application {app.name}: nothing is asked for.")
+        show_line(f"Application {startpoints.app.name}: nothing is asked for.")
 
 
 _TABLES = {
@@ -191,6 +170,13 @@ _TABLES = {
     ),
     "unreadable": ("waiting, and can't be read", ("partition", "task", "error")),
 }
+
+
+def _startpoints(reference: str, lake_url: str | None) -> Startpoints:
+    from orchestration.startpoints import Startpoints
+    from resources.objects import open_lake
+
+    return Startpoints(open_lake(lake_url), load_application(reference))
 
 
 def _position(given: dict[str, str | bool | None]) -> Startpoint:

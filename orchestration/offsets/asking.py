@@ -6,9 +6,7 @@ Shared by the command line and the job in Dagster. Nothing here writes, and `pre
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -96,11 +94,11 @@ def startpoint_requests(
     on_unresolved: OnUnresolved = "fail",
     force: bool = False,
 ) -> list[StartpointRequest]:
-    """Return a request for each partition, each with a startpoint of its own id. Raises ConfigurationError."""
+    """Return a request for each partition, each a wish of its own that is made now. Raises ConfigurationError."""
     return [
         StartpointRequest(
             ssp=ssp,
-            startpoint=replace(position, id=uuid.uuid4().hex),
+            startpoint=position.again(),
             until=until,
             task=task,
             by=by,

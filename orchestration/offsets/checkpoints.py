@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from orchestration.batchlog import ApplicationState, BatchLog
+from orchestration.known_applications import check_known
 from resources.streams.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
+    from orchestration.application import Application
     from orchestration.batchlog import Intent
     from orchestration.offsets.state import AppliedStartpoint, Replay, ResolvedStartpoint
     from resources.objects import Commit, Lake
@@ -99,15 +101,21 @@ class CheckpointChange:
 
 
 class CheckpointManager:
-    """The checkpoint of one application in one lake. It only reads: a checkpoint is moved by a startpoint."""
+    """The checkpoint of one application, or of that of a name, in one lake. It is moved by startpoints.
 
-    def __init__(self, lake: Lake, application: str) -> None:
-        self._log = BatchLog(lake, application)
+    A name that the lake does not know, where it knows others, raises ConfigurationError, which says what is near.
+    """
+
+    def __init__(self, lake: Lake, application: Application | str) -> None:
+        self._lake, self._name = lake, application if isinstance(application, str) else application.name
+        self._is_known = not isinstance(application, str)
+        self._log = BatchLog(lake, self._name)
 
     def read_last_checkpoint(self) -> Checkpoint | None:
         """Return where the application goes on, or None where it never ran. Raises MalformedDocumentError."""
         commit, state = self._log.read()
         if commit is None:
+            self._check_name()
             return None
         last = next(self.history(1), None)
         number, at, by = (last.number, last.at, last.by) if last else (commit.number, commit.created_at, commit.by)
@@ -132,6 +140,8 @@ class CheckpointManager:
         Reads one commit after the other, as far as it has to. Raises MalformedDocumentError.
         """
         count = 0
+        if self._log.read()[0] is None:
+            self._check_name()
         for (commit, after), before in _steps(self._log.history(None)):
             change = _change(commit, before, after)
             if change is None or (partition is not None and not change.concerns(partition)):
@@ -140,6 +150,21 @@ class CheckpointManager:
             count += 1
             if count == limit:
                 return
+
+    def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
+        """Give up the open batch, so that the next run plans anew; return what it was going to do.
+
+        Outputs that hold records of it already get those that are read again, under another number, so twice. With
+        `skip`, its ranges count as read, and what no output has yet is passed over. Raises ConfigurationError where no
+        batch is open, and CommitConflict.
+        """
+        if self._log.read()[0] is None:
+            self._check_name()
+        return self._log.abandon(reason=reason, by=by, skip=skip)
+
+    def _check_name(self) -> None:
+        if not self._is_known:
+            check_known(self._lake, self._name)
 
 
 def _steps(

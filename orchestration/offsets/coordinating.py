@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def startpoints_of(lake: Lake, app: Application) -> StartpointManager:
     """Return the startpoints of an application, which expire as it says."""
-    return StartpointManager(MetadataStore(lake), app.name, expires_after=app.startpoints_expire_after)
+    return StartpointManager(MetadataStore(lake), app)
 
 
 def fan_out_requests(

@@ -67,6 +67,7 @@ class StartpointRequest:
         return now_ms - self.startpoint.creation_timestamp_ms >= expiry_ms
 
     def to_json(self) -> dict[str, Any]:
+        """Return the stored form, of JSON-able values."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             **named,
@@ -75,6 +76,11 @@ class StartpointRequest:
             "startpoint": self.startpoint.to_json(),
             "until": None if self.until is None else self.until.to_json(),
         }
+
+    @staticmethod
+    def from_json(value: object) -> StartpointRequest:
+        """Return what `to_json` returned. Raises MalformedDocumentError."""
+        return request_from_json(value, "startpoint request")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestration.offsets.fan_out import Decision, FanOut, FanOutState, Requests, TaskFanOut, decide_fan_out, without
 from orchestration.offsets.request import (
@@ -29,6 +29,7 @@ from resources.errors import ConfigurationError, MalformedDocumentError
 from resources.streams.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
+    from orchestration.application import Application
     from resources.metadata import MetadataStore, Snapshot
     from resources.streams.startpoint import Startpoint
 
@@ -40,27 +41,34 @@ _MS = timedelta(milliseconds=1)
 
 
 class StartpointManager:
-    """The startpoints of one application. Safe to use from threads and from many processes.
+    """The startpoints of one application, as they are stored: nothing here looks whether they can be followed.
 
-    A request expires `expires_after` its startpoint was created, by `clock`; what was fanned out does not expire.
+    Whoever asks for startpoints uses `Startpoints`, which does. Safe to use from threads and from many processes.
+    A request expires `expires_after` its startpoint was created, by `clock`; what was fanned out does not expire. With
+    the Application, that is as it says (12 hours for a name). A name that the lake does not know, where it knows
+    others, raises ConfigurationError when it is first used.
     """
 
     def __init__(
         self,
         store: MetadataStore,
-        application: str,
+        application: Application | str,
         *,
         clock: Callable[[], datetime] | None = None,
-        expires_after: timedelta = EXPIRES_AFTER,
+        expires_after: timedelta | None = None,
     ) -> None:
+        name = application if isinstance(application, str) else application.name
+        if expires_after is None:
+            expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
         if expires_after < _MS:
             raise ConfigurationError(
-                f"startpoints of {application!r} expire after {expires_after}: expected at least a millisecond.",
+                f"startpoints of {name!r} expire after {expires_after}: expected at least a millisecond.",
                 f"Leave it out for {EXPIRES_AFTER}.",
             )
-        self.application = application
-        self._requests = store.namespace(REQUESTS, application)
-        self._fan_outs = store.namespace(FAN_OUTS, application)
+        self.application = name
+        self._lake, self._is_known = store.lake, not isinstance(application, str)
+        self._requests = store.namespace(REQUESTS, name)
+        self._fan_outs = store.namespace(FAN_OUTS, name)
         self._clock = clock or _now
         self._expiry_ms = expires_after // _MS
 
@@ -98,6 +106,7 @@ class StartpointManager:
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
             changes = {}
+            self._checked(snapshot)
             for key, request in wanted.items():
                 before = snapshot.get(key)
                 stored = replace(request, sequence=snapshot.version + 1).to_json()
@@ -110,7 +119,7 @@ class StartpointManager:
     def read_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
         """Return the startpoint asked for at exactly this target; None if there is none, or it has expired."""
         key = _request_key((ssp, task))
-        found = self._requests.read().get(key)
+        found = self._checked(self._requests.read()).get(key)
         if found is None:
             return None
         request = self._request(key, found)
@@ -122,19 +131,20 @@ class StartpointManager:
         Those that this version can't read are left out: see `unreadable`.
         """
         now = self._now_ms()
-        live = [each for each in self._requests_in(self._requests.read())[0] if not each.expired(now, self._expiry_ms)]
+        found = self._requests_in(self._checked(self._requests.read()))[0]
+        live = [each for each in found if not each.expired(now, self._expiry_ms)]
         return sorted(live, key=lambda each: (each.sequence, each.ssp, each.task or ""))
 
     def unreadable(self) -> list[UnreadableRequest]:
         """Return the requests that this version of Adjunct can't read; `delete_startpoint` takes them back, too."""
-        return self._requests_in(self._requests.read())[1]
+        return self._requests_in(self._checked(self._requests.read()))[1]
 
     def delete_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> bool:
         """Take back the request for exactly this target, also one that can't be read; return whether there was one.
 
         What is fanned out already stays so: see `remove_fan_out_for_task`.
         """
-        found = self._requests.read().get(_request_key((ssp, task)))
+        found = self._checked(self._requests.read()).get(_request_key((ssp, task)))
         return found is not None and bool(self._take_back({(ssp, task): _sequence(found)}, by="delete"))
 
     def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
@@ -171,7 +181,7 @@ class StartpointManager:
             before = self._state_in(snapshot)
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
             # before they were read. The swap then makes sure that they have not changed since.
-            requests, unreadable = self._requests_in(self._requests.read())
+            requests, unreadable = self._requests_in(self._checked(self._requests.read()))
             decision = decide_fan_out(before, requests, reading, self._now_ms(), self._expiry_ms, reserved)
             report = replace(decision.report, unreadable=tuple(unreadable))
             return _difference(before, decision.state), replace(decision, report=report)
@@ -183,32 +193,48 @@ class StartpointManager:
     def get_fan_out_for_task(self, task: str) -> Requests:
         """Return what the task has to apply, by partition."""
         key = _task_key(task)
-        return self._task_in(key, self._fan_outs.read().get(key)).pending
+        return self._task_in(key, self._checked(self._fan_outs.read()).get(key)).pending
 
     def get_fan_outs(self) -> dict[str, Requests]:
         """Return what every task has to apply, by task and partition: all of it in one look."""
-        tasks = self._state_in(self._fan_outs.read()).tasks
+        tasks = self._state_in(self._checked(self._fan_outs.read())).tasks
         return {task: held.pending for task, held in tasks.items() if held.pending}
 
     def remove_fan_out_for_task(
         self,
         task: str,
-        ssps: Iterable[SystemStreamPartition] | None = None,
+        ssps: Iterable[SystemStreamPartition] | Literal["all"] = "all",
         *,
         ids: Mapping[SystemStreamPartition, str] | None = None,
     ) -> None:
-        """Remove what the task has to apply: all of it, or that of the given partitions.
+        """Remove what the task has to apply: all of it when given the task alone, else that of these partitions.
 
         With `ids`, only where the startpoint is still the one with this id. Whoever has applied startpoints names
         them so: one that joined meanwhile stays.
         """
-        self._remove({task: (None if ssps is None else frozenset(ssps), ids)})
+        if ssps is None or (isinstance(ssps, str) and ssps != "all"):
+            raise ConfigurationError(
+                f"the partitions to remove from task {task!r} of application {self.application!r} are {ssps!r}: "
+                "expected SystemStreamPartitions.",
+                'Name them; or leave them out (or write "all") to remove all that the task has to apply.',
+            )
+        self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
         """Remove the startpoints that were applied, given by task and partition with their ids, in one commit."""
         self._remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
 
     # -- inside
+
+    def _checked(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot; an empty one may be that of a mistyped name."""
+        if not self._is_known and snapshot.version == 0:
+            from orchestration.known_applications import check_known  # by way of the batch log it needs this package
+
+            if self._requests.read().version == 0:
+                check_known(self._lake, self.application)
+            self._is_known = True
+        return snapshot
 
     def _remove(
         self,

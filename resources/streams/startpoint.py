@@ -10,9 +10,9 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
 
@@ -74,9 +74,18 @@ class Startpoint(ABC):
     def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
         """Return what the visitor's method for this kind makes of `given` and this startpoint."""
 
+    def again(self) -> Self:
+        """Return the same position as a wish of its own: made now, with another id, so that it is applied again."""
+        return replace(self, creation_timestamp_ms=_now_ms(), id=_new_id())
+
     def to_json(self) -> dict[str, Any]:
         """Return the stored form: `version`, `kind`, and the fields by name."""
         return {"version": VERSION, "kind": self.kind, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+    @staticmethod
+    def from_json(value: object) -> Startpoint:
+        """Return what `to_json` returned, of any kind. Raises MalformedDocumentError."""
+        return startpoint_from_json(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,13 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
     ("config", "problem"),
     [
         ({"position": "oldest", "partitions": ["lake.nothing"]}, "does not read lake.nothing"),
-        ({"position": "oldest", "partitions": []}, "is asked for at no partition"),
+        ({"position": "oldest", "partitions": []}, "no partition is named"),
         ({"partitions": ["lake.orders"]}, "a startpoint without a position"),
         ({"partitions": ["lake.orders"], "position": "timestamp"}, "position timestamp needs a value"),
         ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "until is not given"),
         ({"partitions": ["lake.orders"], "position": "offset", "value": "999"}, "nothing is written"),
         ({"partitions": ["lake.orders"], "action": "clear", "dry_run": True}, "a dry run takes nothing back"),
-        ({"partitions": [], "action": "clear"}, "clear names no partition"),
+        ({"partitions": [], "action": "clear"}, "no partition is named"),
         ({"partitions": ["lake.orders"], "position": "oldest", "reason": " "}, "reason=' '"),
     ],
 )

@@ -137,7 +137,7 @@ class StartpointMachine(RuleBasedStateMachine):
 
     @rule(task=NAMED, ssps=st.one_of(st.none(), st.sets(PARTITIONS)), fault=FAULTS)
     def remove(self, task: str, ssps: set[str] | None, fault: Any) -> None:
-        given = None if ssps is None else [SystemStreamPartition.parse(ssp) for ssp in ssps]
+        given = "all" if ssps is None else [SystemStreamPartition.parse(ssp) for ssp in ssps]
         chosen = dict.fromkeys((task, ssp) for ssp in (SSPS if ssps is None else ssps))
         self.do(lambda manager: manager.remove_fan_out_for_task(task, given), model.remove(chosen), fault)
 

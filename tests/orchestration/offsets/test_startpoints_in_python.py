@@ -1,0 +1,201 @@
+"""Startpoints from Python: what the commands do, with the same checks, and who is not what they seem."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dagster_adjunct import (
+    Application,
+    CheckpointManager,
+    Startpoint,
+    StartpointManager,
+    StartpointRequest,
+    Startpoints,
+)
+from orchestration.offsets.resolving import task_partitions
+from orchestration.run import plan_application
+from resources.errors import ConfigurationError, MalformedDocumentError
+from resources.metadata import MetadataStore
+from resources.streams import LakeStreams, SystemStreamPartition
+from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointTimestamp, StartpointUpcoming
+from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld
+
+WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+    """Stream lake.s with 6 records in 2 partitions."""
+    world = OffsetsWorld(monkeypatch)
+    world.stream("s", 2)
+    world.send("s", *range(6))
+    return world
+
+
+@pytest.fixture
+def app(world: OffsetsWorld) -> Application:
+    app = Application("orders", startpoints_expire_after=timedelta(hours=2))
+    app.input_stream("lake.s", default_offset="oldest")
+    return app
+
+
+def ends(world: OffsetsWorld) -> list[int]:
+    streams = LakeStreams(world.lake)
+    return [int(end) for _, end in sorted(streams.upcoming(streams.partitions("s")).items())]
+
+
+def test_what_would_happen_is_shown_and_nothing_is_written(world: OffsetsWorld, app: Application) -> None:
+    world.run(app)
+    startpoints = Startpoints(world.lake, app)
+    asked = startpoints.preview("lake.s", StartpointOldest())
+    assert [(each.start, each.offsets, each.moved) for each in asked.previews] == [
+        ("0", end, -end) for end in ends(world)
+    ]
+    assert not asked.written
+    assert startpoints.list()["waiting"] == []
+    (wrong,) = startpoints.preview("lake.s.1", StartpointSpecific(offset="99")).previews
+    assert "99 is not on the stream" in str(wrong.error)
+
+
+def test_one_position_is_asked_for_again_and_again_and_followed_each_time(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    startpoints, oldest = Startpoints(world.lake, app), StartpointOldest(creation_timestamp_ms=1)
+    for _ in range(2):
+        assert startpoints.request(SystemStreamPartition("lake", "s", 1), oldest, **WHO).written
+        (batch,) = world.delivered(app)
+        assert batch.read() == {"lake.s.1": ("0", str(ends(world)[1]))}
+        assert world.delivered(app) == []
+    assert [each["partition"] for each in startpoints.list()["applied"]] == ["lake.s.1"]
+
+
+def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
+    world: OffsetsWorld, app: Application
+) -> None:
+    startpoints = Startpoints(world.lake, app)
+    startpoints.request("lake.s.0", StartpointOldest(), **WHO)
+    with pytest.raises(ConfigurationError, match="a bounded replay would take the place"):
+        startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), **WHO)
+    assert [each["partition"] for each in startpoints.list()["waiting"]] == ["lake.s.0"]
+    asked = startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), replace=True, **WHO)
+    assert [held.summary() for held in asked.replaced] == ["lake.s.0: oldest, waiting (ada: ticket 7)"]
+
+
+def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_cancelled(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    startpoints = Startpoints(world.lake, app)
+    startpoints.request(["lake.s.0", "lake.s.1"], StartpointOldest(), **WHO)
+    assert len(startpoints.take_back(["lake.s.1"], **WHO).startpoints) == 1
+    assert [each["partition"] for each in startpoints.list()["waiting"]] == ["lake.s.0"]
+    startpoints.clear(**WHO)
+    startpoints.request("lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO)
+    small = Application("orders", max_batch_records=1)
+    small.input_stream("lake.s")
+    world.run(small, max_batches=1)
+    assert [each["next"] for each in startpoints.list()["replays"]] == ["1"]
+    (cancelled,) = startpoints.clear(**WHO).replays
+    assert (cancelled.ssp, cancelled.next) == ("lake.s.0", "1")
+    assert startpoints.list()["replays"] == []
+    assert world.delivered(app) == []
+
+
+def test_what_can_not_be_followed_is_refused_and_nothing_is_written(world: OffsetsWorld, app: Application) -> None:
+    startpoints = Startpoints(world.lake, app)
+    wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
+        ("lake.other", StartpointOldest(), {}, "does not read lake.other"),
+        ("lake.s.7", StartpointOldest(), {}, "names partition 7"),
+        ("lake.s", StartpointOldest(), {"task": "Partition 9"}, "'Partition 9' is no task"),
+        ("lake.s", "oldest", {}, "position is 'oldest'"),
+        ("lake.s", StartpointOldest(), {"until": "2"}, "until is '2'"),
+        ([], StartpointOldest(), {}, "no partition is named"),
+        (3, StartpointOldest(), {}, "partitions are 3"),
+        ([3], StartpointOldest(), {}, r"partitions are \[3\]"),
+    ]
+    for partitions, position, how, said in wrong:
+        with pytest.raises(ConfigurationError, match=said):
+            startpoints.request(partitions, position, **how, **WHO)
+    assert startpoints.list()["waiting"] == []
+
+
+# -- names and expiry
+
+
+def test_requests_expire_as_the_application_says(world: OffsetsWorld, app: Application) -> None:
+    world.startpoints(app).write_startpoint(
+        SystemStreamPartition("lake", "s", 0), StartpointOldest(creation_timestamp_ms=world.now_ms), **WHO
+    )
+    manager = StartpointManager(MetadataStore(world.lake), app, clock=lambda: world.now)
+    world.now = BEGIN + app.startpoints_expire_after - timedelta(milliseconds=1)
+    assert len(manager.requests()) == 1
+    world.now += timedelta(milliseconds=1)
+    assert manager.requests() == []
+
+
+def test_a_mistyped_application_is_refused_with_those_that_are_near(world: OffsetsWorld, app: Application) -> None:
+    ssp = SystemStreamPartition("lake", "s", 0)
+    StartpointManager(MetadataStore(world.lake), "first").requests()  # nothing has run here: no name is wrong
+    world.run(app)
+    for name, said in (("order", "called like it: orders"), ("xyz", "there are: orders")):
+        mistyped: Any = name
+        manager = StartpointManager(MetadataStore(world.lake), name)
+        for doing in (
+            lambda manager=manager: manager.write_startpoint(ssp, StartpointOldest(), **WHO),
+            manager.requests,
+            manager.get_fan_outs,
+            lambda manager=manager: manager.delete_startpoint(ssp),
+            CheckpointManager(world.lake, name).read_last_checkpoint,
+            lambda name=name: list(CheckpointManager(world.lake, name).history()),
+            lambda name=name: CheckpointManager(world.lake, name).abandon(**WHO),
+            lambda mistyped=mistyped: Startpoints(world.lake, mistyped),
+        ):
+            with pytest.raises(ConfigurationError, match=said):
+                doing()
+    StartpointManager(MetadataStore(world.lake), "orders").write_startpoint(ssp, StartpointOldest(), **WHO)
+    never_ran = Application("order")
+    never_ran.input_stream("lake.s")
+    assert Startpoints(world.lake, never_ran).request("lake.s", StartpointOldest(), **WHO).written
+    assert len(StartpointManager(MetadataStore(world.lake), "order").requests()) == 2
+
+
+def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, app: Application) -> None:
+    manager = world.startpoints(app)
+    manager.write_startpoint(SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO)
+    manager.fan_out(task_partitions(plan_application(app, world.systems())))
+    nothing: Any = None
+    with pytest.raises(ConfigurationError, match="are None: expected"):
+        manager.remove_fan_out_for_task("Partition 0", nothing)
+    assert manager.get_fan_out_for_task("Partition 0")
+    manager.remove_fan_out_for_task("Partition 0", [])
+    assert manager.get_fan_out_for_task("Partition 0")
+    manager.remove_fan_out_for_task("Partition 0")
+    assert not manager.get_fan_out_for_task("Partition 0")
+
+
+# -- stored forms
+
+
+@pytest.mark.parametrize(
+    "startpoint",
+    [
+        StartpointOldest(),
+        StartpointUpcoming(),
+        StartpointTimestamp(timestamp_ms=7),
+        StartpointSpecific(offset="42"),
+    ],
+    ids=lambda each: each.kind,
+)
+def test_what_was_written_as_json_is_read_from_it(startpoint: Startpoint) -> None:
+    assert Startpoint.from_json(startpoint.to_json()) == startpoint
+    request = StartpointRequest(
+        ssp=SystemStreamPartition("lake", "s", 1), startpoint=startpoint, until=StartpointUpcoming(), task="t", **WHO
+    )
+    assert StartpointRequest.from_json(request.to_json()) == request
+    for read in (Startpoint.from_json, StartpointRequest.from_json):
+        with pytest.raises(MalformedDocumentError):
+            read({"version": 99})
