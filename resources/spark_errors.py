@@ -38,8 +38,14 @@ def wrapped(items: Iterator[T]) -> Iterator[T]:
     try:
         yield from items
     except AdjunctError as error:
-        said = json.dumps([type(error).__name__, error.problem, error.next_step]).encode()
+        said = json.dumps([kind_of(error), error.problem, error.next_step]).encode()
         raise RuntimeError(f"{error} adjunct-error[{base64.b64encode(said).decode()}]") from error
+
+
+def kind_of(error: AdjunctError) -> str:
+    """Return the name by which an error is known again on the other side: its class's, or the nearest public one's."""
+    names = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return next(names)
 
 
 def refusal(kind: type[AdjunctError], problem: Column, next_step: str) -> Column:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
+from resources.backends.per_loop import PerLoop
 from resources.backends.postgres_connection import (
-    ServerUnreachableError,
     check_keywords,
     connect,
     connection_settings,
@@ -45,8 +46,29 @@ if TYPE_CHECKING:
     from resources.backends.postgres_statements import Statements
 
 
+@dataclass(slots=True)
+class _Open:
+    """What one event loop has open; requests use it one after the other."""
+
+    live: tuple[AsyncConnection[Any], RowCodec, Statements] | None = None
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def close(self) -> None:
+        live, self.live = self.live, None
+        if live is not None:
+            await live[0].close()
+
+
+def _finish(left: _Open) -> None:
+    """Close the connection of an event loop that is gone, and can't be waited for."""
+    if left.live is not None:
+        left.live[0].pgconn.finish()
+
+
 class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
-    """Read and write function over one table, with one connection at a time.
+    """Read and write function over one table, with one connection for each event loop that uses it.
+
+    So threads may share it, each through a `BlockingTable` of its own.
 
     Where to connect: `dsn_env` names an environment variable that holds the DSN (read when connecting,
     never stored), `connect` gives libpq's keywords without secrets (`service`, `host`, …), and what
@@ -80,11 +102,7 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"PostgreSQL table {schema}.{table}"
         self._place = ""
-        self._connection: AsyncConnection[Any] | None = None
-        self._statements: Statements | None = None
-        self._codec: RowCodec | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._busy = asyncio.Lock()
+        self._open: PerLoop[_Open] = PerLoop(_Open, _finish)
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
@@ -106,17 +124,19 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         return (_rebuild, (self.to_dict(),))
 
     def is_retriable(self, error: BaseException) -> bool:
-        return isinstance(error, TransientError | ServerUnreachableError)
+        return isinstance(error, TransientError)
 
     async def open(self) -> None:
-        self._enter_loop()
-        async with self._busy:
-            await self._connected()
+        require_driver(self._label)
+        mine = self._open.here()
+        async with mine.busy:
+            await self._connected(mine)
 
     async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        """Close the running event loop's connection, once the requests that use it have ended."""
+        mine = self._open.here()
+        async with mine.busy:
+            await mine.close()
 
     async def get(self, key: Key, *args: object) -> Record | None:
         return (await self.get_all([key], *args)).get(key)
@@ -193,13 +213,9 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         """The open connection, alone, in a transaction; errors leave as Adjunct's."""
         import psycopg
 
-        self._enter_loop()
-        async with self._busy:
-            await self._connected()
-            connection, codec, statements = self._connection, self._codec, self._statements
-            assert connection is not None
-            assert codec is not None
-            assert statements is not None
+        mine = self._open.here()
+        async with mine.busy:
+            connection, codec, statements = await self._connected(mine)
             try:
                 if transaction:
                     async with connection.transaction():
@@ -208,16 +224,16 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
                     yield connection, codec, statements
             except psycopg.Error as error:
                 if connection.closed or connection.broken:
-                    await self.close()
+                    await mine.close()
                 raise translated(error, self._label, self._place) from error
 
-    async def _connected(self) -> None:
+    async def _connected(self, mine: _Open) -> tuple[AsyncConnection[Any], RowCodec, Statements]:
         import psycopg
 
         from resources.backends.postgres_statements import Statements
 
-        if self._connection is not None and not self._connection.closed:
-            return
+        if mine.live is not None and not mine.live[0].closed:
+            return mine.live
         settings = connection_settings(self._label, self.dsn_env, self.connect)
         self._place = where(settings)
         connection = await connect(self._label, settings)
@@ -227,29 +243,15 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
             shape = await read_shape(
                 connection, self._label, self._place, self.schema, self.table, self.key, self._declared
             )
-            self._codec = RowCodec(self._label, self.key, shape.columns, decoders=_DECODERS)
-            self._statements = Statements(self.schema, self.table, self.key, shape)
+            codec = RowCodec(self._label, self.key, shape.columns, decoders=_DECODERS)
+            statements = Statements(self.schema, self.table, self.key, shape)
         except BaseException as error:
             await connection.close()
             if isinstance(error, psycopg.Error):
                 raise translated(error, self._label, self._place) from error
             raise
-        self._connection = connection
-
-    def _enter_loop(self) -> None:
-        """Connections belong to an event loop: forget one whose loop is gone, refuse one in use."""
-        loop = asyncio.get_running_loop()
-        if loop is self._loop:
-            return
-        require_driver(self._label)
-        if self._loop is not None and not self._loop.is_closed() and self._connection is not None:
-            raise ConfigurationError(
-                f"{self._label} is open in another event loop.",
-                "Close it there first, or use it through one BlockingTable.",
-            )
-        if self._connection is not None:
-            self._connection.pgconn.finish()
-        self._connection, self._loop, self._busy = None, loop, asyncio.Lock()
+        mine.live = connection, codec, statements
+        return mine.live
 
 
 def _rebuild(settings: dict[str, Any]) -> PostgresTable:

@@ -32,7 +32,7 @@ _PASSING = {
 }
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
 # A refused login has no SQLSTATE in libpq, only the server's words. Where they are in another language
-# the request is tried again in vain, and then ends as TableAccessError all the same.
+# the request is tried again in vain, as is one to a wrong address: from here that is a server that is down.
 _FOR_GOOD = (
     "password authentication failed",
     "no password supplied",
@@ -42,13 +42,8 @@ _FOR_GOOD = (
     "is not permitted to log in",
     "certificate",
     "definition of service",
-    "could not translate host name",
 )
 _FOR_NOW = ("starting up", "shutting down", "in recovery mode", "too many clients", "remaining connection slots")
-
-
-class ServerUnreachableError(TableAccessError):
-    """No connection came about, for a reason that may pass, such as a server that restarts."""
 
 
 def require_driver(label: str) -> None:
@@ -116,8 +111,8 @@ def where(settings: Mapping[str, Any]) -> str:
 async def connect(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
     """A connection in autocommit mode whose times are UTC.
 
-    TableUnavailableError while the server starts, stops or is full; ServerUnreachableError for what may
-    pass too, but looks like a wrong address; TableAccessError for what needs a change.
+    TableUnavailableError while the server can't be reached, starts, stops or is full, however long that takes;
+    TableAccessError for what needs a change, such as a login.
     """
     import psycopg
 
@@ -159,9 +154,9 @@ def _no_connection(error: psycopg.Error, label: str, settings: Mapping[str, Any]
             f"{label}: PostgreSQL at {place} refused the login ({said}).",
             "Check user, password and database of the connection, and the server's pg_hba.conf.",
         )
-    return ServerUnreachableError(
+    return TableUnavailableError(
         f"{label}: can't connect to PostgreSQL at {place} ({said}).",
-        "Check that the server runs, listens on this address, and can be reached from here.",
+        "Check that the server runs, listens on this address, and can be reached from here; then run it again.",
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from resources.backends.per_loop import PerLoop
 from resources.backends.rows import (
     Key,
     Record,
@@ -35,6 +37,25 @@ from resources.tables.update import UpdateMessage
 T = TypeVar("T")
 
 
+class _Open:
+    """What one event loop has open: a connection that nobody but its thread touches."""
+
+    def __init__(self, name: str) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self.live: tuple[sqlite3.Connection, RowCodec] | None = None
+
+    def end(self) -> Future[None]:
+        """Close the connection after the requests that wait, and end the thread then."""
+        closed = self.thread.submit(self._close)
+        self.thread.shutdown(wait=False)
+        return closed
+
+    def _close(self) -> None:
+        live, self.live = self.live, None
+        if live is not None:
+            live[0].close()
+
+
 class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
     """Read and write function over one table of an SQLite file; every request is one transaction.
 
@@ -42,8 +63,8 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
     `columns` gives the columns' types (see `resources.backends.values`, and `sqlite_values` for how each
     is stored); without it they are read from the table. `create` makes file and table where they are
     missing, and needs `columns`. The file is kept in write-ahead mode, which needs a local disk. A writer
-    waits up to `busy_timeout` seconds for others; then TableUnavailableError, which retries. Extra
-    arguments of requests have no meaning here.
+    waits up to `busy_timeout` seconds for others; then TableUnavailableError, which retries. Threads may
+    share it, each through a `BlockingTable` of its own. Extra arguments of requests have no meaning here.
     """
 
     def __init__(
@@ -74,9 +95,7 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             )
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"SQLite table {table!r} in {self.path}"
-        self._thread: ThreadPoolExecutor | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._codec: RowCodec | None = None
+        self._open: PerLoop[_Open] = PerLoop(partial(_Open, f"sqlite-{table}"), _Open.end)
 
     def __repr__(self) -> str:
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
@@ -97,56 +116,54 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
         return (_rebuild, ({**self.to_dict(), "path": str(Path(self.path).absolute())},))
 
     async def open(self) -> None:
-        if self._connection is None:
-            await self._in_thread(self._connect)
+        if self._open.here().live is None:
+            await self._in_thread(self._live)
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._in_thread(self._disconnect)
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
+        """Close the running event loop's connection, once its requests have ended."""
+        mine = self._open.take()
+        if mine is not None:
+            await asyncio.wrap_future(mine.end())
 
     async def get(self, key: Key, *args: object) -> Record | None:
         return (await self.get_all([key], *args)).get(key)
 
     async def get_all(self, keys: Sequence[Key], *args: object) -> dict[Key, Record]:
-        return await self._in_thread(lambda: self._get_all(keys))
+        return await self._in_thread(lambda mine: self._get_all(mine, keys))
 
     async def put(self, key: Key, value: Record, *args: object) -> None:
         await self.put_all([(key, value)], *args)
 
     async def put_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> None:
-        await self._in_thread(lambda: self._insert(entries, replace=True))
+        await self._in_thread(lambda mine: self._insert(mine, entries, replace=True))
 
     async def put_if_absent_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> int:
-        return await self._in_thread(lambda: self._insert(entries, replace=False))
+        return await self._in_thread(lambda mine: self._insert(mine, entries, replace=False))
 
     async def delete(self, key: Key, *args: object) -> None:
         await self.delete_all([key], *args)
 
     async def delete_all(self, keys: Sequence[Key], *args: object) -> None:
-        await self._in_thread(lambda: self._delete(keys))
+        await self._in_thread(lambda mine: self._delete(mine, keys))
 
     async def update(self, key: Key, update: Record, *args: object) -> None:
         await self.update_all([(key, update)], *args)
 
     async def update_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> None:
         bare: list[tuple[Key, UpdateMessage[Record, Record]]] = [(k, UpdateMessage(u)) for k, u in entries]
-        await self._in_thread(lambda: self._update(bare))
+        await self._in_thread(lambda mine: self._update(mine, bare))
 
     async def update_with_defaults_all(
         self, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]], *args: object
     ) -> int:
-        return await self._in_thread(lambda: self._update(entries))
+        return await self._in_thread(lambda mine: self._update(mine, entries))
 
-    # What follows runs in the table's own thread, one request after another.
+    # What follows runs in the thread of the event loop that asks, one request after another.
 
-    async def _in_thread(self, request: Callable[[], T]) -> T:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{self.table}")
+    async def _in_thread(self, request: Callable[[_Open], T]) -> T:
+        mine = self._open.here()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, request)
+            return await asyncio.get_running_loop().run_in_executor(mine.thread, request, mine)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         except OverflowError as error:
@@ -154,7 +171,7 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
                 f"{self._label}: an integer does not fit into 64 bits.", "Use a decimal column."
             ) from error
 
-    def _connect(self) -> None:
+    def _connect(self) -> tuple[sqlite3.Connection, RowCodec]:
         path = Path(self.path)
         if self.create:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,23 +193,15 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             connection.close()
             raise
         columns: Sequence[Column] = self._declared or found
-        self._codec = RowCodec(self._label, self.key, columns, encoders=ENCODERS, decoders=DECODERS)
-        self._connection = connection
+        return connection, RowCodec(self._label, self.key, columns, encoders=ENCODERS, decoders=DECODERS)
 
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    def _live(self, mine: _Open) -> tuple[sqlite3.Connection, RowCodec]:
+        if mine.live is None:
+            mine.live = self._connect()
+        return mine.live
 
-    def _live(self) -> tuple[sqlite3.Connection, RowCodec]:
-        if self._connection is None or self._codec is None:
-            self._connect()
-        assert self._connection is not None
-        assert self._codec is not None
-        return self._connection, self._codec
-
-    def _get_all(self, keys: Sequence[Key]) -> dict[Key, Record]:
-        connection, codec = self._live()
+    def _get_all(self, mine: _Open, keys: Sequence[Key]) -> dict[Key, Record]:
+        connection, codec = self._live(mine)
         query = f"SELECT {_listed(codec.names)} FROM {quoted(self.table)} WHERE {_is_key(self.key)}"
         found: dict[Key, Record] = {}
         with _transaction(connection, "DEFERRED"):
@@ -202,8 +211,8 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
                     found[key] = codec.record(row)
         return found
 
-    def _insert(self, entries: Sequence[tuple[Key, Record]], *, replace: bool) -> int:
-        connection, codec = self._live()
+    def _insert(self, mine: _Open, entries: Sequence[tuple[Key, Record]], *, replace: bool) -> int:
+        connection, codec = self._live(mine)
         rows = encode_puts(codec, entries, first=not replace)
         with _transaction(connection, "IMMEDIATE"):
             return connection.executemany(self._insert_statement(codec, replace=replace), rows.values()).rowcount
@@ -218,16 +227,16 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             f"ON CONFLICT ({_listed(self.key)}) DO {action}"
         )
 
-    def _delete(self, keys: Sequence[Key]) -> None:
-        connection, codec = self._live()
+    def _delete(self, mine: _Open, keys: Sequence[Key]) -> None:
+        connection, codec = self._live(mine)
         with _transaction(connection, "IMMEDIATE"):
             connection.executemany(
                 f"DELETE FROM {quoted(self.table)} WHERE {_is_key(self.key)}",
                 [codec.key_row(key) for key in keys],
             )
 
-    def _update(self, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]]) -> int:
-        connection, codec = self._live()
+    def _update(self, mine: _Open, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]]) -> int:
+        connection, codec = self._live(mine)
         updates = encode_updates(codec, entries)
         table, is_key = quoted(self.table), _is_key(self.key)
         look_up = f"SELECT 1 FROM {table} WHERE {is_key}"

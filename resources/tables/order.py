@@ -11,7 +11,8 @@ class KeyOrder:
     """A queue per key. An operation on several keys waits until it is first in all of their queues.
 
     Places in the queues are taken in one step without awaiting, so two operations can never wait
-    for each other. Belongs to one event loop.
+    for each other. Threads with an event loop of their own have queues of their own: nothing says in what
+    order two threads call.
     """
 
     def __init__(self) -> None:
@@ -20,8 +21,9 @@ class KeyOrder:
     @asynccontextmanager
     async def turn(self, keys: Iterable[Hashable]) -> AsyncIterator[None]:
         """Hold the place of `keys`: what came before is over, what comes later waits."""
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        held = list(dict.fromkeys(keys))
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
+        held = [(loop, key) for key in dict.fromkeys(keys)]
         before = {self._last[key] for key in held if key in self._last}
         for key in held:
             self._last[key] = mine

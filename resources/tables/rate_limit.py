@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ class TokenBucket:
         self._rate = rate
         self._clock = clock
         self._credits = 0.0
+        self._taking = threading.Lock()
         self._filled_at = clock.now()
 
     def largest(self, wanted: int) -> int:
@@ -62,9 +64,11 @@ class TokenBucket:
         """Return when `credits` records may be sent. Callers are served in the order they came."""
         if self._rate is None or credits <= 0:
             return
-        now = self._clock.now()
-        earned = (now - self._filled_at) * self._rate
-        self._credits = min(self._rate * BURST_SECONDS, self._credits + earned) - credits
-        self._filled_at = now
-        if self._credits < 0:
-            await self._clock.sleep(-self._credits / self._rate)
+        with self._taking:
+            now = self._clock.now()
+            earned = (now - self._filled_at) * self._rate
+            self._credits = min(self._rate * BURST_SECONDS, self._credits + earned) - credits
+            self._filled_at = now
+            wait = -self._credits / self._rate
+        if wait > 0:
+            await self._clock.sleep(wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -79,6 +80,7 @@ class RemoteTable(Generic[K, V, U]):
 
     def _begin(self) -> None:
         self._metrics = TableMetrics()
+        self._counting = threading.Lock()  # threads may share the table
         self._order = KeyOrder()
         self._reading = TokenBucket(self.rate_limit.reads_per_second, self.clock)
         self._writing = TokenBucket(self.rate_limit.writes_per_second, self.clock)
@@ -299,7 +301,8 @@ class RemoteTable(Generic[K, V, U]):
             raise
 
     def _count(self, **counts: int) -> None:
-        self._metrics += TableMetrics(**counts)
+        with self._counting:
+            self._metrics += TableMetrics(**counts)
 
     def _chunks(self, items: Sequence[A], bucket: TokenBucket) -> Iterator[Sequence[A]]:
         size = bucket.largest(self.batch_size)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from resources import errors
 from resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
+from resources.spark_errors import kind_of
 from resources.tables import TableMetrics, UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def _task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[An
         except AdjunctError as error:
             # As a result and not as an exception: the table's own retries are over, and Spark would try the task
             # again and wrap the error in its own.
-            kind = type(error).__name__ if hasattr(errors, type(error).__name__) else "TableError"
-            counters = json.dumps({"error": kind, "problem": error.problem, "next_step": error.next_step})
+            counters = json.dumps({"error": kind_of(error), "problem": error.problem, "next_step": error.next_step})
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
         yield pa.RecordBatch.from_pydict({"counters": pa.array([counters], pa.string())})

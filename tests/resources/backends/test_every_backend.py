@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
@@ -220,3 +221,26 @@ def test_concurrent_requests_on_one_table_object_do_not_mix(new_store):
             return await table.get_all([f"{kind}{n}" for kind in "km" for n in range(20)])
 
     assert asyncio.run(at_once()) == {f"{k}{n}": record(f"{k}{n}", {"a": n}) for k in "km" for n in range(20)}
+
+
+@pytest.mark.parametrize("own_table", [True, False])
+def test_threads_share_a_store_each_with_a_blocking_table_of_its_own(new_store, own_table):
+    store = new_store()
+    shared = RemoteTable("suite", key="id", read_function=store, write_function=store)
+
+    def work(thread: int) -> None:
+        for turn in range(5):
+            with blocking(store) if own_table else BlockingTable(shared) as table:  # each opens and closes it
+                message = UpdateMessage({"a": turn}, record("same", {}))
+                table.update_messages([("same", message)], UpdateContract.UPDATE_WITH_DEFAULTS)
+                table.put(f"k{thread}.{turn}", record(f"k{thread}.{turn}", {"a": turn}))
+                assert table.get(f"k{thread}.{turn}")["a"] == turn
+
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(work, thread) for thread in range(3)]:
+            done.result()
+    with blocking(store) as table:
+        assert table.get("same") == record("same", {"a": 4})
+        assert len(table.get_all([f"k{thread}.{turn}" for thread in range(3) for turn in range(5)])) == 15
+    if not own_table:
+        assert shared.metrics.writes == 15, "no count of a thread's is lost"
