@@ -34,7 +34,9 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             info = systems[system].info(stream)
         except StreamNotFoundError:
             continue
-        facts[name] = StreamFacts(name, info.partitions, info.key, info.partitioner, info.schema)
+        facts[name] = StreamFacts(
+            name, info.partitions, info.key, info.partitioner, info.schema, systems[system].evolves
+        )
     return facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from assets.sources.entries import schema_of_entries
@@ -11,7 +12,7 @@ from orchestration.counting import JoinCounts
 from orchestration.graph import Filter, Input, Join, Map, Operator, PartitionBy, SendToStream, SendToTable
 from orchestration.physical import check_join
 from resources.columns import bigints, column, quoted
-from resources.errors import PlanningError
+from resources.errors import PlanningError, StreamNotFoundError
 from resources.schema import Schema
 from resources.streams import EPOCH, RECORD_META, AppendResult, OffsetRange, SystemStreamPartition
 from resources.streams.system import PARTITION
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from assets import AdjunctDataset, DatasetView
     from assets.unbounded.transient import TransientView
     from orchestration.step import StepContext
+    from resources.streams import StreamSystem
     from resources.tables import RemoteTable
 
 Counters = dict[str, dict[str, int]]
@@ -50,10 +52,10 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
     streams. `before_output` is called with the output's name before anything is written to it.
     """
-    return _Batch(context, inputs, before_output).run()
+    return Batch(context, inputs, before_output).run()
 
 
-class _Batch:
+class Batch:
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
         self._context, self._inputs, self._before_output = context, inputs, before_output
         self._spark: SparkSession = context.spark()
@@ -148,12 +150,9 @@ class _Batch:
 
         view = self._inputs.views[spec.dataset]
         dataset = self._context.app.dataset(spec.dataset)
-        if view is None:
-            # Held back by nothing and not built yet: an empty dataset of the columns that it will have.
-            schema = self._declared_schema(dataset)
-            entries = self._spark.createDataFrame([], schema.ddl())
-        else:
-            schema, entries = view.schema, view.frame(self._spark)
+        # Held back by nothing and not built yet: an empty dataset of the columns that it will have.
+        schema = self._declared_schema(dataset) if view is None else view.schema
+        entries = self._entries(view, schema)
         selection = spec.selection(schema.names)
         self._check_columns(operator, frame, spec, schema)
         keys = [f"__key_{index}" for index in range(len(spec.on))]
@@ -169,10 +168,19 @@ class _Batch:
         side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
         joined = frame.join(side, condition, spec.how)
         if not dataset.broadcast and view is not None:
-            check_join(joined, operator.id, dataset.name)
-        counts = JoinCounts(operator.id)
+            self._check_plan(joined, operator.id, dataset.name)
+        return self._counted(joined, operator.id).drop(*keys, "__matched")
+
+    def _entries(self, view: DatasetView | TransientView | None, schema: Schema) -> DataFrame:
+        return self._spark.createDataFrame([], schema.ddl()) if view is None else view.frame(self._spark)
+
+    def _check_plan(self, joined: DataFrame, operator: str, dataset: str) -> None:
+        check_join(joined, operator, dataset)
+
+    def _counted(self, joined: DataFrame, operator: str) -> DataFrame:
+        counts = JoinCounts(operator)
         self._joins.append(counts)
-        return counts.observe(joined).drop(*keys, "__matched")
+        return counts.observe(joined)
 
     def _declared_schema(self, dataset: AdjunctDataset) -> Schema:
         if not isinstance(dataset.input, str):
@@ -237,9 +245,9 @@ class _Batch:
         self._before_output(qualified)
         system_name, _, stream = qualified.partition(".")
         system = self._context.systems[system_name]
-        visible = frame.select(*[column(name) for name in frame.columns if not name.startswith("__")])
-        system.create(stream, schema=Schema.from_spark(visible.schema), key=key, partitions=partitions)
-        result = system.append(
+        create = partial(system.create, stream, schema=sent_schema(frame), key=key, partitions=partitions)
+        append = partial(
+            system.append,
             stream,
             frame,
             producer=self._context.app.name,
@@ -248,8 +256,21 @@ class _Batch:
             partitioned=not self._context.plan.exchanges_before(operator.id),
             consumed=self._inputs.consumed,
         )
+        if system.evolves and self._is_in(system, stream):
+            # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
+            result = append()
+            create()
+        else:
+            create()
+            result = append()
         self._counters[qualified] = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
         return result
+
+    def _is_in(self, system: StreamSystem, stream: str) -> bool:
+        try:
+            return system.appended(stream, self._context.app.name, self._inputs.batch) is not None
+        except StreamNotFoundError:
+            return False
 
     def _write(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
         self._before_output(spec.table)
@@ -258,6 +279,13 @@ class _Batch:
         write = TableWrite(table, spec.contract, spec.on_null_key, partitions)
         exchange = bool(self._context.plan.exchanges_before(operator.id))
         self._counters[spec.table] = write_table(frame, write, exchange=exchange, what=operator.id)
+
+
+def sent_schema(frame: DataFrame) -> Schema:
+    """Return the columns of records that an output stream gets."""
+    return Schema.from_spark(
+        frame.select(*[column(name) for name in frame.columns if not name.startswith("__")]).schema
+    )
 
 
 def _with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:

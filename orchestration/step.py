@@ -21,15 +21,18 @@ from orchestration.compile import BatchInputs, run_batch
 from orchestration.offsets.coordinating import startpoints_of
 from orchestration.offsets.manager import OffsetManager, Positions
 from orchestration.offsets.state import AppliedStartpoint, Replay
+from orchestration.output_columns import check_outputs
 from orchestration.planner import ExecutionPlan
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets import AdvanceReport
+    from assets import AdvanceReport, DatasetView
+    from assets.unbounded.transient import TransientView
     from orchestration.application import Application
     from resources.objects import Commit, Lake
+    from resources.schema import Schema
     from resources.streams import StreamSystem
 
 
@@ -136,6 +139,7 @@ class _Step:
         self.versions = BatchVersions(
             context.lake, context.systems, context.app, context.spark, context.run, self._table_changed
         )
+        self._checked: Mapping[str, Schema | None] | None = None
         self.batches = 0
         self._counters: dict[str, dict[str, int]] = {}
         self._versions: dict[str, list[str]] = {}
@@ -162,6 +166,7 @@ class _Step:
             intent = intent.model_copy(update={"run": self._context.run})
             self.versions.hold(intent.versions, reopened=True)
         views = {name: self.versions.view(name, version, self._state) for name, version in intent.versions.items()}
+        self._check_outputs(views)
         held = self._log.open(self._commit, self._state, intent)
         self._commit, self._state = held, self._state.model_copy(update={"open": intent})
         self._event("intent", intent, records=self._records(intent), unit=self._unit, versions=intent.versions)
@@ -197,6 +202,13 @@ class _Step:
         self._add(done, time.monotonic() - worked)
         self._event("batch", intent, records=self._state.records, unit=self._unit, counters=counters)
         return True
+
+    def _check_outputs(self, views: Mapping[str, DatasetView | TransientView | None]) -> None:
+        """Refuse what outputs can't take before a batch is begun over it: once a run, and for other dataset columns."""
+        met = {name: None if view is None else view.schema for name, view in views.items()}
+        if met != self._checked:
+            check_outputs(self._context, views)
+            self._checked = met
 
     @property
     def _unit(self) -> str:

@@ -251,7 +251,7 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
     columns = []
     for field in schema.fields:
         column = table.column(field.name)
-        if not _same_family(column.type, arrow_type(field.type)):
+        if not same_family(column.type, arrow_type(field.type)):
             raise SchemaMismatchError(
                 f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}.",
                 "Cast the column before, so that it is seen what becomes of odd values.",
@@ -267,7 +267,8 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
     return pa.table(columns, schema=schema.to_arrow())
 
 
-def _same_family(found: pa.DataType, expected: pa.DataType) -> bool:
+def same_family(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether values of the first type may become ones of the second, as far as each of them fits."""
     import pyarrow.types as t
 
     if t.is_dictionary(found):

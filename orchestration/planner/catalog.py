@@ -19,7 +19,8 @@ UNKNOWN: Partitioner = "unknown"
 class StreamFacts:
     """A stream as it exists: `name` is "system.stream"; `key` are the columns that choose the partition.
 
-    `schema` holds the record's columns, None where they are not known.
+    `schema` holds the record's columns, None where they are not known; `evolves` says that columns may be added and
+    widened by who writes to it.
     """
 
     name: str
@@ -27,6 +28,7 @@ class StreamFacts:
     key: tuple[str, ...] = ()
     partitioner: Partitioner = UNKNOWN
     schema: Schema | None = None
+    evolves: bool = False
 
     def __post_init__(self) -> None:
         if partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:

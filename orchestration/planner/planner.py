@@ -28,6 +28,7 @@ from orchestration.planner.execution_plan import (
 from orchestration.planner.flow import Flows, follow, requirement
 from orchestration.planner.render import summary
 from orchestration.planner.sinks import exchange_before_sink
+from orchestration.planner.stored import check_stored_columns
 from resources.errors import PlanningError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
         flows, inserted = repartitioned(app, catalog)
     else:
         flows = follow(app, catalog)
+    check_stored_columns(app, catalog)
     groups = join_groups(app, inserted)
     default, default_from = default_count(app, catalog, config)
     open_counts = declared_counts(app, catalog)

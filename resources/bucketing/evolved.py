@@ -1,7 +1,7 @@
 """Files that were written when a layout had fewer or narrower columns, read as it is now.
 
-Only layouts with hidden columns, those of change streams' tables, outlive their files' columns: a version of a bounded
-dataset is written at once. Keys never change.
+Only layouts with hidden columns, those of streams and of change streams' tables, outlive their files' columns: a
+version of a bounded dataset is written at once. Keys never change.
 """
 
 from __future__ import annotations

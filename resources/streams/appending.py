@@ -32,7 +32,10 @@ class NewMarker:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One append whose files are written: `attempt` is their folder, begun at `started` (ms)."""
+    """One append whose files are written: `attempt` is their folder, begun at `started` (ms).
+
+    `seen` is the identity of the stream that they were written for, `columns` the place of the columns in them.
+    """
 
     stream: str
     producer: str
@@ -42,6 +45,8 @@ class Append:
     started: int
     files: tuple[FileEntry, ...] = ()
     marker: NewMarker | None = None
+    seen: str = ""
+    columns: int = 0
     fold: Fold | None = field(default=None, compare=False)
 
 
@@ -51,6 +56,11 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
     Raises ProducerConflict, and CommitConflict when the files were collected meanwhile.
     """
     what = f"sequence {append.sequence} of producer {append.producer!r} in stream {append.stream!r}"
+    if state.id != append.seen:
+        raise CommitConflict(
+            f"{what}: the stream was made anew while its records were written.",
+            "Nothing was added. Append again, if the records belong into the new one.",
+        )
     before = known(state.producers, append.producer, append.sequence)
     if before is not None:
         check_same(before, append.digest, what)
@@ -64,7 +74,7 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
     state = folded(state, append.fold)
     appended = max(now_ms, state.appended)  # a clock that lags must not put segments out of order
     segment = _segment(state, append, appended)
-    sent = Sent(append.sequence, append.digest, segment.base, segment.next, segment.rows)
+    sent = Sent(append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns)
     marked = list(state.marked_until)
     for marker in segment.markers:
         marked[marker.partition] = marker.offset + 1

@@ -97,6 +97,7 @@ def _file_rows(
     for group, least, greatest, _ in groups_of(parquet, ROW):
         if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
             continue
+        # Columns that the file is older than are left out here, and null for who reads them.
         table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE, EPOCH])
         rows = table.column(ROW).to_numpy()
         first, last = np.searchsorted(rows, [low, high])
@@ -104,7 +105,7 @@ def _file_rows(
         when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
         yield pa.table(
             {
-                **{name: table.column(name) for name in columns},
+                **{name: _column(table, name) for name in columns},
                 PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
                 OFFSET: pc.add(table.column(ROW), base),
                 TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
@@ -112,6 +113,12 @@ def _file_rows(
                 EPOCH: _epochs(table),
             }
         )
+
+
+def _column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    import pyarrow as pa
+
+    return table.column(name) if name in table.column_names else pa.nulls(table.num_rows)
 
 
 def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:

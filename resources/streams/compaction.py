@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from resources.bucketing.files import BucketFile
+from resources.bucketing.evolved import as_laid_out
+from resources.bucketing.files import BucketFile, BucketLayout
 from resources.bucketing.writer import BucketFileWriter, WriteOptions
 from resources.errors import ManifestMismatchError
 from resources.streams.arrow_read import open_parquet
@@ -24,7 +25,8 @@ def merge_files(
     """Write the run's records into one file a partition and return the files.
 
     Rows are streamed by row group, so memory does not grow with the run. A timestamp that was the append's is
-    written out, since the segment can't tell the appends apart any more.
+    written out, since the segment can't tell the appends apart any more. Files of before the stream's columns changed
+    are written with those of now.
     """
     folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, range_of=TIMESTAMP)
@@ -37,7 +39,7 @@ def merge_files(
                 for file in segment.files:
                     if file.partition == partition:
                         rows += file.rows
-                        _copy(store, prefix, segment, file, run[0].base[partition], writer)
+                        _copy(store, prefix, segment, file, run[0].base[partition], writer, declaration.layout)
             done = writer.finish()
         finally:
             writer.discard()
@@ -48,12 +50,19 @@ def merge_files(
 
 
 def _copy(
-    store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, base: int, writer: BucketFileWriter
+    store: ObjectStore,
+    prefix: str,
+    segment: Segment,
+    file: FileEntry,
+    base: int,
+    writer: BucketFileWriter,
+    layout: BucketLayout,
 ) -> None:
     parquet = open_parquet(store, prefix, segment, file)
     shift = segment.base[file.partition] - base
     for group in range(parquet.metadata.num_row_groups):
-        writer.write(_moved(parquet.read_row_group(group), shift, segment.appended))
+        rows = _moved(parquet.read_row_group(group), shift, segment.appended)
+        writer.write(as_laid_out(rows, layout))
 
 
 def _moved(table: pa.Table, shift: int, appended_ms: int) -> pa.Table:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from resources.bucketing.files import BucketFile
 from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.columns import quoted
+from resources.columns import column, quoted
 from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import conform
+from resources.schema import Schema, arrow_type, conform, same_family, widens
 from resources.streams.system import EPOCH, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from resources.objects.store import ObjectStore
-    from resources.streams.document import Declaration
+    from resources.streams.document import Declaration, StreamState
 
 MARKS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int"}
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -33,7 +35,7 @@ def write_records(
 ) -> list[BucketFile]:
     """Write records into an attempt's folder, one file a partition; a table without Spark, a frame by its tasks."""
     options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP)
-    if type(data).__module__.startswith("pyarrow"):  # asking for the class itself would import Arrow
+    if _is_table(data):
         if order_by or partitioned:
             raise ConfigurationError(
                 f"{what}: order_by and partitioned are for Spark frames; a table keeps its own order.",
@@ -54,6 +56,70 @@ def write_records(
         partitioned=partitioned,
         digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in frame.columns],
     )
+
+
+def columns_sent(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
+    """Return the place of the newest of the stream's columns, now or before, that these records have; else of now's.
+
+    Who knows only the columns of before goes on: what was added since is null in its records.
+    """
+    if not state.earlier:
+        return 0
+    if _is_table(data):
+        found: dict[str, Any] = {field.name: field.type for field in data.schema}
+    else:
+        found = dict(data.dtypes)
+    names = found.keys() - MARKS.keys()
+    for place in range(len(state.earlier), -1, -1):
+        fields = state.declared_with(place).schema_.fields
+        known = {field.name for field in fields}
+        if known <= names and names - known <= set(order_by) and all(_fits(found[f.name], f.type) for f in fields):
+            return place
+    return len(state.earlier)
+
+
+def _fits(found: Any, kind: str) -> bool:
+    if isinstance(found, str):
+        return found == kind or _widens(found, kind)
+    return same_family(found, arrow_type(kind))
+
+
+def as_before(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
+    """Return the records with the columns that their stream had when they were sent a first time, to be compared.
+
+    A value that does not fit into the type of then is null, or left for who writes it to refuse.
+    """
+    kept = {*before.names, *MARKS, *order_by}
+    if _is_table(data):
+        return _table_before(data.select([name for name in data.column_names if name in kept]), before)
+    found = dict(data.dtypes)
+    narrower = {
+        field.name: field.type
+        for field in before.fields
+        if found.get(field.name, field.type) != field.type and widens(field.type, found[field.name])
+    }
+    return data.select(
+        *[
+            column(name).try_cast(narrower[name]).alias(name) if name in narrower else column(name)
+            for name in data.columns
+            if name in kept
+        ]
+    )
+
+
+def _table_before(table: pa.Table, before: Schema) -> pa.Table:
+    import pyarrow as pa
+
+    for field in before.fields:
+        place = table.schema.get_field_index(field.name)
+        if place >= 0:
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(place, field.name, table.column(place).cast(arrow_type(field.type)))
+    return table
+
+
+def _is_table(data: Any) -> bool:
+    return type(data).__module__.startswith("pyarrow")  # asking for the class itself would import Arrow
 
 
 def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Table:

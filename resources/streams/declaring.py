@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from resources.errors import ConfigurationError, SchemaMismatchError, StreamExistsError
+from resources.evolving import evolved, refused_changes
 from resources.schema import Schema, check_key_types
 from resources.streams.document import CompactionPolicy, Declaration, Retention, StreamState
 from resources.streams.system import StreamInfo
@@ -84,18 +85,34 @@ def check_equal(name: str, stored: Declaration, wanted: Declaration) -> None:
     A time column or policy that is left out asks for none: an application creates its output without knowing what
     somebody configured since.
     """
-    differences = []
     columns = stored.schema_.difference(wanted.schema_)
-    if columns:
-        differences.append(f"columns: {columns}")
-    for part in ("key", "partitions", "timestamp", "retention", "compaction"):
-        old, new = getattr(stored, part), getattr(wanted, part)
-        if new is not None and old != new:
-            differences.append(f"{part} is {new!r}, expected {old!r}")
+    _refuse(name, [*([f"columns: {columns}"] if columns else []), *_differences(stored, wanted)])
+
+
+def evolve(name: str, stored: Declaration, wanted: Declaration) -> Declaration:
+    """Return the stored declaration with the columns that another one adds or widens.
+
+    The order of columns says nothing: records are matched by name. Raises StreamExistsError with what can't change.
+    """
+    fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
+    columns = refused_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
+    _refuse(name, [*columns, *_differences(stored, wanted)])
+    now = evolved(stored.schema_, wanted.schema_)
+    return stored if now == stored.schema_ else stored.model_copy(update={"columns": now})
+
+
+def _differences(stored: Declaration, wanted: Declaration) -> list[str]:
+    parts = ("key", "partitions", "timestamp", "retention", "compaction")
+    values = [(part, getattr(stored, part), getattr(wanted, part)) for part in parts]
+    return [f"{part} is {new!r}, expected {old!r}" for part, old, new in values if new is not None and old != new]
+
+
+def _refuse(name: str, differences: list[str]) -> None:
     if differences:
         raise StreamExistsError(
             f"stream {name!r} is there and declared otherwise: {'; '.join(differences)}.",
-            "Declare it as it is, change its policies with configure, or choose another name.",
+            "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that "
+            "is not needed any more can be null. Policies are changed with configure.",
         )
 
 

@@ -68,10 +68,7 @@ class Declaration(_Part):
     @field_validator("columns")
     @classmethod
     def _columns_are_a_schema(cls, value: Any) -> Schema:
-        try:
-            return value if isinstance(value, Schema) else Schema.from_json(value)
-        except AdjunctError as error:
-            raise ValueError(str(error)) from error
+        return _schema(value)
 
     @field_serializer("columns")
     def _write_columns(self, value: Schema) -> list[dict[str, str]]:
@@ -200,13 +197,17 @@ Entry = Segment | Page
 
 
 class Sent(NamedTuple):
-    """One sequence of a producer: a digest of its contents, its offsets by partition, its records."""
+    """One sequence of a producer: a digest of its contents, its offsets by partition, its records.
+
+    `columns` is the place of the columns that it was written with among all that the stream has had.
+    """
 
     sequence: Count
     digest: str
     first: tuple[int, ...]
     next: tuple[int, ...]
     rows: Count
+    columns: Count = 0
 
 
 class Dropped(NamedTuple):
@@ -220,12 +221,14 @@ class StreamState(_Part):
     """The body of a stream's manifest.
 
     `id` tells the stream from another one that was made under its name later ("" for one made before ids were given).
-    `horizon` (ms): attempts begun before it are lost unless the index lists them. `marked_until` is the offset
-    after each partition's last marker, 0 without one.
+    `earlier` are the columns that it had before those of the declaration, oldest first: files are still written with
+    them by who knows no others. `horizon` (ms): attempts begun before it are lost unless the index lists them.
+    `marked_until` is the offset after each partition's last marker, 0 without one.
     """
 
     declaration: Declaration
     id: str = ""
+    earlier: tuple[Any, ...] = ()
     oldest: tuple[Count, ...]
     next: tuple[Count, ...]
     marked_until: tuple[Count, ...]
@@ -236,6 +239,15 @@ class StreamState(_Part):
     appended: Count = 0
     horizon: Count = 0
     dropped: tuple[Dropped, ...] = ()
+
+    @field_validator("earlier")
+    @classmethod
+    def _earlier_are_schemas(cls, value: tuple[Any, ...]) -> tuple[Schema, ...]:
+        return tuple(_schema(each) for each in value)
+
+    @field_serializer("earlier")
+    def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, str]]]:
+        return [each.to_json() for each in value]
 
     @model_validator(mode="after")
     def _index_is_whole(self) -> StreamState:
@@ -250,6 +262,19 @@ class StreamState(_Part):
         if at != self.next or len(self.marked_until) != n or len(at) != n:
             raise ValueError(f"the index ends at {list(at)}, expected {list(self.next)}")
         return self
+
+    def declared_with(self, columns: int) -> Declaration:
+        """Return the declaration with the columns of this place: those of now stand last."""
+        if columns == len(self.earlier):
+            return self.declaration
+        return self.declaration.model_copy(update={"columns": self.earlier[columns]})
+
+    def with_declaration(self, declaration: Declaration) -> StreamState:
+        """Return the state with another declaration, which keeps the columns of this one among the earlier."""
+        update: dict[str, Any] = {"declaration": declaration}
+        if declaration.schema_ != self.declaration.schema_:
+            update["earlier"] = (*self.earlier, self.declaration.schema_)
+        return self.model_copy(update=update)
 
     def entries(self) -> list[Entry]:
         """Return what the manifest itself lists, oldest first."""
@@ -278,6 +303,13 @@ def parse_entries(level: int, items: list[Any], where: str) -> tuple[Entry, ...]
 
 def data_folder(prefix: str, attempt: str) -> str:
     return f"{prefix}/data/{attempt}"
+
+
+def _schema(value: Any) -> Schema:
+    try:
+        return value if isinstance(value, Schema) else Schema.from_json(value)
+    except AdjunctError as error:
+        raise ValueError(str(error)) from error
 
 
 P = TypeVar("P", bound=_Part)

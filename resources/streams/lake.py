@@ -11,32 +11,29 @@ in between leaves files that no manifest lists, which `maintain` collects.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError, ObjectExistsError, StreamNotFoundError
+from resources.errors import ConfigurationError, ObjectExistsError, ProducerConflict, StreamNotFoundError
 from resources.names import check_name
 from resources.schema import Schema
 from resources.streams.appending import Append, NewMarker, decide_append
 from resources.streams.arrow_read import first_offset_at, read_table
-from resources.streams.content import write_records
-from resources.streams.declaring import StreamDescription, check_equal, declare, described, info_of
+from resources.streams.declaring import StreamDescription, declare, described, evolve, info_of
 from resources.streams.document import (
     KIND,
     CompactionPolicy,
-    FileEntry,
     Retention,
     StreamState,
-    data_folder,
 )
 from resources.streams.index import Fold, Pages, foldable, markers_in, touches, walk
 from resources.streams.numbered import NumberedOffsets, parse_offset
 from resources.streams.producers import check_producer, content_digest, known, result_of
 from resources.streams.ranges import check_ranges, no_partition, one_stream
+from resources.streams.sending import written
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import (
     AppendResult,
@@ -65,6 +62,7 @@ class LakeStreams(NumberedOffsets):
     """
 
     name = "lake"
+    evolves = True
     appends_alone = True
     counts_unread = True
 
@@ -86,8 +84,10 @@ class LakeStreams(NumberedOffsets):
         retention: Retention | None = None,
         compaction: CompactionPolicy | None = None,
     ) -> StreamInfo:
-        """Create a stream, or do nothing if it is there and declared equally; what is left out stays as it is there.
+        """Create a stream, or give one that is there the columns that are added or widened; else nothing changes.
 
+        What is left out (not `key`) stays as it is there. Records that are there are not written again: what is added
+        is null in them, what is widened is cast when they are read.
         `key` gives a record's partition (Spark's hash of it modulo `partitions`; a null key has one, too); a
         stream without key has one partition. `timestamp` names the column with the record's time; without one,
         and where it is null, that is the time of the append.
@@ -99,14 +99,21 @@ class LakeStreams(NumberedOffsets):
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             if commit is None:
                 return StreamState.empty(declaration).body()
-            check_equal(name, self._parse(commit).declaration, declaration)
-            return None
+            state = self._parse(commit)
+            now = evolve(name, state.declaration, declaration)
+            return None if now is state.declaration else state.with_declaration(now).body()
 
         # The name first: a stream that is there is always listed, and a listed name without commit is left out.
         with suppress(ObjectExistsError):
             self.lake.store.put_if_absent(f"{_NAMES}/{name}", b"")
         self.lake.commit_log(prefix, KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
         return self.info(name)
+
+    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+        declaration = declare(name, schema, tuple(key), partitions, None, None, None)
+        commit = self.log(name).current()
+        if commit is not None:
+            evolve(name, self._parse(commit).declaration, declaration)
 
     def list_streams(self) -> list[str]:
         names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{_NAMES}/")]
@@ -210,36 +217,44 @@ class LakeStreams(NumberedOffsets):
     ) -> AppendResult:
         """Add records to all their partitions in one commit, once per producer and sequence.
 
-        `data` has the stream's columns, and may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The
-        records of a partition keep the order of a table, or get that of `order_by` in a frame (columns that only
-        serve the order are left out). A table is written without Spark. `end_of_dataset` ends a version: a marker
-        follows in every partition, with the number of its records since its marker before. `partitioned=True` says
-        that partition i of the frame holds exactly the stream's partition i. `consumed` is not kept here.
+        `data` has the stream's columns, or those that it had before some were added, which then are null. It may have
+        `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition keep the order of a
+        table, or get that of `order_by` in a frame (columns that only serve the order are left out). A table is written
+        without Spark. `end_of_dataset` ends a version: a marker follows in every partition, with the number of its
+        records since its marker before. `partitioned=True` says that partition i of the frame holds exactly the
+        stream's partition i. `consumed` is not kept here.
 
         A retry with the same records is answered with the first result. It must come the same way, as a table
         or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflict,
         and CommitConflict or CommitStateUnknown, after which the same call may be repeated.
         """
         check_producer(producer, sequence)
-        _, state = self.state(stream)
         if end_of_dataset is not None:
             check_name("version", end_of_dataset)
-        started = self._now_ms()
-        attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
-        folder = data_folder(self.lake.stream_prefix(stream), attempt)
-        files = write_records(
-            data, self.lake.store, folder, state.declaration, f"stream {stream!r}", tuple(order_by), partitioned
-        )
-        partitions = tuple(range(state.declaration.partitions))
-        marker = NewMarker(end_of_dataset, partitions, "delivered") if end_of_dataset is not None else None
-        facts = [(f.bucket, f.rows, f.sha256 if f.digest is None else f.digest) for f in files]
-        digest = content_digest(facts, marker.content() if marker else ())
-        entries = tuple(FileEntry.of(file) for file in files)
-        append = Append(stream, producer, sequence, digest, attempt, started, entries, marker)
-        result = self._commit(state, append)
-        if result.duplicate:
-            self.lake.store.delete_many([f"{folder}/{file.name}" for file in files])
-        return result
+        while True:
+            _, state = self.state(stream)
+            append, files = written(
+                self.lake,
+                stream,
+                state,
+                data,
+                producer,
+                sequence,
+                end_of_dataset,
+                order_by,
+                partitioned,
+                self._now_ms(),
+            )
+            try:
+                result = self._commit(state, append)
+            except ProducerConflict:
+                sent = known(self.state(stream)[1].producers, producer, sequence)
+                if sent is None or sent.columns == append.columns:
+                    raise
+                continue  # somebody with other columns came first: with the same records, maybe
+            if result.duplicate:
+                self.lake.store.delete_many(files)
+            return result
 
     def append_markers(
         self,
@@ -269,7 +284,7 @@ class LakeStreams(NumberedOffsets):
         marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum)
         started = self._now_ms()
         digest = content_digest((), marker.content())
-        append = Append(stream, producer, sequence, digest, f"{started:013d}", started, (), marker)
+        append = Append(stream, producer, sequence, digest, f"{started:013d}", started, (), marker, state.id)
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:

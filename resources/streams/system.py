@@ -110,6 +110,8 @@ class StreamSystem(ABC):
     default_offset: Literal["oldest", "upcoming"] | None = None
     # Whether the offsets of an append hold its records and no others, so that reading them gives it back.
     appends_alone: bool = False
+    # Whether `create` takes columns that are added or widened.
+    evolves: bool = False
     # Whether `records_between` answers without reading the records.
     counts_unread: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
@@ -120,8 +122,15 @@ class StreamSystem(ABC):
         """Return the names of all streams, sorted."""
 
     def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
-        """Create a stream, or do nothing if it is there and declared equally. Raises StreamExistsError."""
+        """Create a stream, or do nothing if it is there and declared equally. Raises StreamExistsError.
+
+        A system that `evolves` gives a stream that is there the columns that the declaration adds or widens.
+        """
         raise self._unable("create streams", "Create it with the system's own tools, or send to another system.")
+
+    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+        """Raise what `create` would raise for this declaration, where that can be told without changing anything."""
+        return
 
     @abstractmethod
     def info(self, stream: str) -> StreamInfo: ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from resources.errors import InvalidNameError, StreamExistsError, StreamNotFoundError
 from resources.names import check_name
-from resources.streams.kafka.admin import KafkaAdmin
+from resources.streams.kafka.admin import KafkaAdmin, TopicDescription
 from resources.streams.kafka.consume import TopicRange, count_records, first_at
 from resources.streams.kafka.declared import Declarations, Known
 from resources.streams.kafka.offsets import check_range
@@ -81,15 +81,14 @@ class KafkaStreams(NumberedOffsets):
         its columns and key for other processes. Replication and all else is the cluster's default.
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
-        check_name("stream", name)
-        known = self._declarations.check(name, schema, key, partitions)
-        found = self.admin.describe(known.topic)
-        if found is not None and found.partitions != partitions:
-            raise _wrong_count(self.settings.where, name, known.topic, found.partitions, partitions)
+        known, found = self._checked(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
         if found is None:
             self.admin.create(known.topic, partitions)
         return self.info(name)
+
+    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+        self._checked(name, schema, key, partitions)
 
     def info(self, stream: str) -> StreamInfo:
         facts = self.topic(stream)
@@ -222,6 +221,17 @@ class KafkaStreams(NumberedOffsets):
         return KafkaSnapshot(self, stream)
 
     # -- inside
+
+    def _checked(
+        self, name: str, schema: Schema, key: Sequence[str], partitions: int
+    ) -> tuple[Known, TopicDescription | None]:
+        """Return what a stream would be if it were created so, and its topic, None where there is none yet."""
+        check_name("stream", name)
+        known = self._declarations.check(name, schema, key, partitions)
+        found = self.admin.describe(known.topic)
+        if found is not None and found.partitions != partitions:
+            raise _wrong_count(self.settings.where, name, known.topic, found.partitions, partitions)
+        return known, found
 
     def _located(self, stream: str) -> TopicFacts:
         """Return the stream's topic, without its settings."""

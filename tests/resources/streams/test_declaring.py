@@ -33,7 +33,7 @@ def test_another_declaration_is_refused_with_its_differences(streams: LakeStream
     streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
     with pytest.raises(StreamExistsError) as caught:
         streams.create("s", schema=Schema.of(k="string", v="int"), key=["k"], partitions=8)
-    assert "v is int, expected bigint" in str(caught.value)
+    assert "v is int, was bigint" in str(caught.value)
     assert "partitions is 8, expected 4" in str(caught.value)
 
 

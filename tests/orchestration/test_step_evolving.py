@@ -1,0 +1,105 @@
+"""An application whose outputs get other columns from one deployment to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestration.application import Application
+from orchestration.step import StepEvent
+from resources.errors import PlanningError, ProducerConflict, StreamExistsError
+from tests.orchestration.step_world import StepWorld
+
+pytestmark = pytest.mark.spark
+
+
+class Crash(Exception):
+    """Ends a run where a test wants it to end."""
+
+
+def crash_at(what: str) -> Callable[[StepEvent], None]:
+    def heard(event: StepEvent) -> None:
+        if event.what == what:
+            raise Crash
+
+    return heard
+
+
+def sending(*expressions: str, hidden: Callable[[Any], Any] | None = None) -> Application:
+    app = Application("app")
+    stream = app.input_stream("lake.s")
+    stream = stream.map(hidden) if hidden else stream
+    out = stream.map(*expressions).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    out.map("k", "v").send_to(app.output_stream("lake.on", partitions=2, key="k"))
+    return app
+
+
+def numbers(world: StepWorld) -> None:
+    world.stream("s", "k", 2, k="string", v="int")
+    world.send("s", ("a", 1), ("b", 2))
+
+
+def out(world: StepWorld) -> list[tuple[Any, ...]]:
+    """The output by Spark, which must be what Arrow reads."""
+    streams = world.streams
+    rows = sorted((row["k"], row["v"], row.get("w")) for row in world.rows("out"))
+    frame = streams.read(world.spark(), streams.whole("out"))
+    assert rows == sorted((r["k"], r["v"], r["w"] if "w" in frame.columns else None) for r in frame.collect())
+    return rows
+
+
+def test_an_added_and_a_widened_column_are_taken_and_a_batch_of_before_is_ended(step_world: StepWorld) -> None:
+    numbers(step_world)
+    step_world.run(sending("k", "v"))
+    step_world.send("s", ("c", 3))
+    with pytest.raises(Crash):  # everything is written, nothing committed
+        step_world.run(sending("k", "v"), on_event=crash_at("outputs"))
+    now = sending("k", "v * 2L div 2L as v", "upper(k) as w")
+    report = step_world.run(now)
+    assert report.counters["lake.out"] == {"rows": 1, "duplicate_batches": 1}
+    assert out(step_world) == [("a", 1, None), ("b", 2, None), ("c", 3, None)]
+    step_world.send("s", ("d", 4))
+    step_world.run(now)
+    assert out(step_world)[3:] == [("d", 4, "D")]
+    assert [row["v"] for row in sorted(step_world.rows("on"), key=lambda row: row["k"])] == [1, 2, 3, 4]
+    schema = step_world.streams.info("out").schema
+    assert schema is not None
+    assert [(f.name, f.type) for f in schema.fields] == [("k", "string"), ("v", "bigint"), ("w", "string")]
+    with pytest.raises(PlanningError, match=r"w \(string\) is removed"):
+        step_world.run(sending("k", "cast(v as bigint) as v"))
+
+
+def test_a_batch_of_before_whose_records_would_change_is_a_conflict(step_world: StepWorld) -> None:
+    numbers(step_world)
+    with pytest.raises(Crash):
+        step_world.run(sending("k", "v"), on_event=crash_at("outputs"))
+    with pytest.raises(ProducerConflict):
+        step_world.run(sending("k", "v + 1L as v", "1 as w"))
+    step_world.run(sending("k", "v", "1 as w"))
+    assert out(step_world) == [("a", 1, None), ("b", 2, None)]
+
+
+def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: StepWorld) -> None:
+    numbers(step_world)
+    step_world.run(sending("k", "v"))
+    step_world.send("s", ("c", 3))
+    heard: list[str] = []
+    with pytest.raises(StreamExistsError, match="v is string, was int"):
+        step_world.run(sending("k", "concat(v, 'x') as v"), on_event=lambda event: heard.append(event.what))
+    with pytest.raises(StreamExistsError, match=r"v \(int\) is called V"):
+        step_world.run(sending("*", hidden=lambda frame: frame.withColumnRenamed("v", "V")))
+    assert "intent" not in heard
+    state = step_world.state(sending("k", "v"))
+    assert (state.open, state.batch) == (None, 1)
+    assert "c" not in [row[0] for row in out(step_world)]
+
+
+def test_a_function_that_needs_records_is_checked_when_it_has_them(step_world: StepWorld) -> None:
+    def needs_records(frame: Any) -> Any:
+        return frame.filter(frame["v"] <= frame.agg({"v": "max"}).first()[0] + 0)
+
+    numbers(step_world)
+    step_world.run(sending("k", "v", hidden=needs_records))
+    assert [row[:2] for row in out(step_world)] == [("a", 1), ("b", 2)]
