@@ -29,7 +29,8 @@ class Application:
     `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
     `intermediate_partitions` is the count of intermediate streams that nothing else decides.
     `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. Requests for
-    startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more.
+    startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more. With
+    `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and say so.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Application:
         auto_repartition: bool = False,
         intermediate_partitions: int | None = None,
         max_batch_records: int = 100_000,
+        startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
     ) -> None:
         self.name = check_name("application", name)
@@ -56,6 +58,12 @@ class Application:
                 "Change it.",
             )
         self.max_batch_records = max_batch_records
+        if not isinstance(startpoints, bool):
+            raise ConfigurationError(
+                f"application {self.name!r} has startpoints={startpoints!r}: expected True or False.",
+                "Leave it out for True.",
+            )
+        self.startpoints = startpoints
         if startpoints_expire_after < timedelta(milliseconds=1):
             raise ConfigurationError(
                 f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "

@@ -64,7 +64,8 @@ def build_definitions(
     is enough without it), `<application>_startpoints` when somebody has asked for startpoints, `<application>_restart`
     when it failed before its commit and another run can help, and `<dataset>_delivered` (of a version set,
     `<set>_delivered`) for a bounded dataset alone when a version is delivered whole. `<application>_startpoint` asks
-    for startpoints or takes them back. `<application>_discard` discards in its datasets, also
+    for startpoints or takes them back (the sensor for them is left out where the application has them switched off).
+    `<application>_discard` discards in its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
     on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, withdraws, forces
     or drops one version. A dataset whose versions are partitions is left out of the application's job; it has the
@@ -122,7 +123,7 @@ def build_definitions(
         ],
         sensors=[
             *(new_records_sensor(each, jobs[each.name], own[each.name], rules[each.name]) for each in launched),
-            *(startpoint_sensor(each, jobs[each.name], own[each.name]) for each in movable),
+            *(startpoint_sensor(each, jobs[each.name], own[each.name]) for each in movable if each.startpoints),
             *(restart_sensor(each, jobs[each.name], own[each.name], graph.written(each.name)) for each in launched),
             *(
                 delivered_sensor(unit, jobs[owner])

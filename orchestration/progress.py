@@ -50,11 +50,18 @@ class InputProgress:
 
 def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> InputProgress:
     """Return how far the application has come; a stream that does not exist yet counts for nothing."""
-    state = BatchLog(lake, app.name).read()[1]
+    state = followed_state(app, BatchLog(lake, app.name).read()[1])
     found = [stream_progress(looked_at(systems, name), source, state) for name, source in app.inputs.items()]
     ends = {name: stream_ends(looked_at(systems, name), name) for name in feeding_streams(app)}
     due = (*unfinished(state), *(each.due for each in found if each.due))
     return InputProgress(sum(each.lag for each in found), {**position_of(app, state), "ends": ends}, due)
+
+
+def followed_state(app: Application, state: ApplicationState) -> ApplicationState:
+    """Return what a run follows of an application's state: without startpoints where they are switched off."""
+    if app.startpoints:
+        return state
+    return state.model_copy(update={"offsets": state.offsets.model_copy(update={"resolved": {}, "replays": {}})})
 
 
 def looked_at(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:

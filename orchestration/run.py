@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from orchestration.application import Application
     from resources.objects import Lake
     from resources.streams import StreamSystem
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ def apply_startpoints(
     if not followed(app, only) or not (startpoints.requests() or startpoints.get_fan_outs()):
         return DatasetOutcome()
     planned = plan_application(app, systems) if app.inputs else None
-    handed = fan_out_requests(startpoints, systems, app, planned).tasks
+    fan_out = fan_out_requests(startpoints, systems, app, planned)
+    if fan_out.left_alone:
+        _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(fan_out.left_alone))
+    handed = fan_out.tasks
     return apply_dataset_startpoints(
         lake, systems, app, startpoints, handed, spark, by=by, only=only, on_report=on_report
     )

@@ -104,8 +104,12 @@ def list_startpoints(reference: str, lake_url: str | None, json_output: bool) ->
     startpoints = _startpoints(reference, lake_url)
     facts = startpoints.list()
     if json_output:
-        show_json(facts)
+        show_json({**facts, "switched_off": not startpoints.app.startpoints})
         return
+    if not startpoints.app.startpoints:
+        show_line(
+            f"Startpoints of {startpoints.app.name} are switched off (startpoints=False): runs leave these alone."
+        )
     for what, (title, columns) in _TABLES.items():
         if facts[what]:
             show_table(title, columns, [[each[name.replace(" ", "_")] for name in columns] for each in facts[what]])

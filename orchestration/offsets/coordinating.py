@@ -29,7 +29,11 @@ def fan_out_requests(
     """Fan out to the plan's tasks and to the datasets whose streams can be rewound; return what each has to apply.
 
     Any number of coordinators may do so: sensors, and every run at its start. An application of datasets only has no
-    plan, and one without anything that could start elsewhere has no tasks: nothing is fanned out then.
+    plan, and one without anything that could start elsewhere has no tasks: nothing is fanned out then. Nor is it where
+    the application has startpoints switched off: what is stored stays as it is.
     """
+    if not app.startpoints:
+        handed = (request for held in startpoints.get_fan_outs().values() for request in held.values())
+        return FanOut(left_alone=(*startpoints.requests(), *handed))
     tasks = {**(task_partitions(plan) if plan else {}), **dataset_tasks(app, systems)}
     return startpoints.fan_out(tasks, named_only=named_only(app)) if tasks else FanOut({})

@@ -46,14 +46,16 @@ class FanOut:
     `tasks` holds all that each task has to apply, also from earlier fan-outs that it has not committed. `unknown`
     are requests for a partition that no task reads, or not the task that they name: they stay until they expire.
     `expired` were too old and are gone. `dropped` had been handed to a task that is gone, with nobody to inherit
-    them. `unreadable` are requests of another version of Adjunct: they stay until they are taken back.
+    them. `unreadable` are requests of another version of Adjunct: they stay until they are taken back. `left_alone` are
+    those that wait or were handed out where the application has startpoints switched off: nothing is done with them.
     """
 
-    tasks: Mapping[str, Requests]
+    tasks: Mapping[str, Requests] = field(default_factory=dict)
     unknown: tuple[StartpointRequest, ...] = ()
     expired: tuple[StartpointRequest, ...] = ()
     dropped: tuple[StartpointRequest, ...] = ()
     unreadable: tuple[UnreadableRequest, ...] = ()
+    left_alone: tuple[StartpointRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

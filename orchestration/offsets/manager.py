@@ -50,7 +50,8 @@ class Start:
     """What the start of a run decided, to be stored before anything is read.
 
     `resolved` are the startpoints whose offsets were found now. `done` names those that an earlier commit has taken
-    in and that are still fanned out, by task and partition.
+    in and that are still fanned out, by task and partition. `paused` are replays that stay where they are, since
+    startpoints are switched off.
     """
 
     checkpoint: dict[str, str]
@@ -59,6 +60,7 @@ class Start:
     resolved: tuple[ResolvedStartpoint, ...] = ()
     unresolved: tuple[Unresolved, ...] = ()
     done: Mapping[str, Mapping[SystemStreamPartition, str]] = field(default_factory=dict)
+    paused: tuple[Replay, ...] = ()
 
     def texts(self) -> list[str]:
         """Return in words what was found, a line each."""
@@ -77,6 +79,16 @@ class Start:
         ]
         said += [f"{each.ssp}: a startpoint has expired ({each.by}: {each.reason})" for each in self.fan_out.expired]
         said += [f"{each.ssp}: a startpoint waits that is left alone: {each.error}" for each in self.fan_out.unreadable]
+        said += [
+            f"{each.ssp}: startpoints are switched off: {describe_startpoint(each.startpoint)} is left alone "
+            f"({each.by}: {each.reason})"
+            for each in self.fan_out.left_alone
+        ]
+        said += [
+            f"{each.ssp}: startpoints are switched off: the replay from {each.position} stays at offset {each.next} "
+            f"({each.by}: {each.reason})"
+            for each in self.paused
+        ]
         return said
 
 
@@ -150,14 +162,15 @@ class OffsetManager:
         offsets = known.model_copy(
             update={
                 "resolved": resolved,
-                "begun": known.begun & waiting,
+                "begun": known.begun & waiting if self._app.startpoints else known.begun,
                 "streams": {name: each for name in self._app.inputs if (each := streams.info(name).identity)},
             }
         ).with_replays(replays)
         checkpoint = dict(state.checkpoint)
         for source in self._app.inputs.values():
             checkpoint |= self._checkpoint(source, streams, state, offsets)
-        return Start(checkpoint, offsets, fan_out, tuple(found), tuple(unresolved), done)
+        paused = () if self._app.startpoints else tuple(offsets.replays.values())
+        return Start(checkpoint, offsets, fan_out, tuple(found), tuple(unresolved), done, paused)
 
     def _pending(
         self, fan_out: FanOut, state: ApplicationState
@@ -269,11 +282,13 @@ class OffsetManager:
         return Positions(starts, ends, lost)
 
     def replays(self, state: ApplicationState) -> dict[SystemStreamPartition, Replay]:
-        """Return the bounded replays to go on with: of each partition the one that began first.
+        """Return the bounded replays to go on with: of each partition the one that began first; none if switched off.
 
         Raises OffsetOutOfRangeError for one that the stream does not hold (any more).
         """
         chosen: dict[SystemStreamPartition, Replay] = {}
+        if not self._app.startpoints:
+            return chosen
         for replay in sorted(state.offsets.replays.values(), key=lambda each: (each.epoch, each.id)):
             chosen.setdefault(SystemStreamPartition.parse(replay.ssp), replay)
         streams = Streams(self._systems)

@@ -107,14 +107,16 @@ def ask(
     Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
     task reads a partition; where a startpoint has no offset now, and the request does not go on from the checkpoint
     then; and, without `replace`, where a bounded replay would take the place of a startpoint, or the other way round.
-    With `dry_run` nothing is written, and nothing is refused: the previews say what is wrong.
+    With `dry_run` nothing is written, and nothing is refused: the previews say what is wrong. Where the application has
+    startpoints switched off, both are refused.
     """
     if not requests:
         raise ConfigurationError(
             "a startpoint is asked for at no partition.", "Name one, as in lake.flights.3, or a stream: lake.flights."
         )
-    previews = preview(lake, systems, app, requests)
     startpoints = startpoints_of(lake, app)
+    startpoints.check_on()
+    previews = preview(lake, systems, app, requests)
     _, state = BatchLog(lake, app.name).read()
     there = [*_waiting(startpoints), *_handed(startpoints, state)]
     replaced = _replaced(previews, there, named_only(app))

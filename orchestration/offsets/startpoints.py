@@ -67,6 +67,7 @@ class StartpointManager:
             )
         self.application = name
         self._lake, self._is_known = store.lake, not isinstance(application, str)
+        self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
         self._clock = clock or _now
@@ -99,6 +100,7 @@ class StartpointManager:
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
         """Write many requests in one commit: all of them or none. Of two for one target, the last counts."""
+        self.check_on()
         wanted = {_request_key(request.target): request for request in requests}
         if not wanted:
             return
@@ -115,6 +117,15 @@ class StartpointManager:
             return changes, None
 
         self._requests.transact(decide, by=", ".join(writers[:3]))
+
+    def check_on(self) -> None:
+        """Raise ConfigurationError where the application says that there are no startpoints."""
+        if not self._is_on:
+            raise ConfigurationError(
+                f"application {self.application!r} has startpoints switched off (startpoints=False): nothing is "
+                "written, and no run would follow it.",
+                "Switch them on in the Application; what is stored can be listed and taken back.",
+            )
 
     def read_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
         """Return the startpoint asked for at exactly this target; None if there is none, or it has expired."""

@@ -106,7 +106,7 @@ def new_records_sensor(
     def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
         from orchestration.batchlog import BatchLog
         from orchestration.catalog import systems_for
-        from orchestration.progress import position_of, unfinished, waiting_datasets
+        from orchestration.progress import followed_state, position_of, unfinished, waiting_datasets
 
         if in_progress(context.instance, job.name, own):
             return SkipReason("A run is already in progress.")
@@ -116,7 +116,8 @@ def new_records_sensor(
         lake, now = adjunct_lake.open(), datetime.now(UTC)
         systems = systems_for(app, lake)
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
-        commit, state = BatchLog(lake, app.name).read()
+        commit, stored = BatchLog(lake, app.name).read()
+        state = followed_state(app, stored)
         begun = cursor.look if cursor.look is not None and cursor.look.of == (commit.id if commit else "") else None
         look = begun or Look(of=commit.id if commit else "")
         stock = take_stock(systems, app, state, look, rule, now, deadline)

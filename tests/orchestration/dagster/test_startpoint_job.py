@@ -128,3 +128,20 @@ def test_what_cannot_be_asked_for_fails_and_writes_nothing(
     assert not said.success
     assert problem in said.failure.description
     assert startpoints.requests() == []
+
+
+def test_an_application_with_startpoints_switched_off_has_no_sensor_for_them_and_refuses_in_the_job(
+    lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
+) -> None:
+    app = Application("copy-all", startpoints=False)
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2))
+    definitions = build_definitions(app, lake=lake.url)
+    assert "copy_all_startpoints" not in {each.name for each in definitions.sensors or ()}
+    config = {"partitions": ["lake.orders"], "position": "oldest", "reason": "wrong rates"}
+    result = definitions.resolve_job_def("copy_all_startpoint").execute_in_process(
+        run_config={"ops": {"startpoint_copy_all": {"config": config}}}, instance=instance, raise_on_error=False
+    )
+    said = Said(result, instance)
+    assert not said.success
+    assert "switched off" in said.failure.description
+    assert startpoints.requests() == []

@@ -16,6 +16,7 @@ from dagster_adjunct import (
     Startpoints,
 )
 from orchestration.offsets.resolving import task_partitions
+from orchestration.progress import input_progress
 from orchestration.run import plan_application
 from resources.errors import ConfigurationError, MalformedDocumentError
 from resources.metadata import MetadataStore
@@ -199,3 +200,78 @@ def test_what_was_written_as_json_is_read_from_it(startpoint: Startpoint) -> Non
     for read in (Startpoint.from_json, StartpointRequest.from_json):
         with pytest.raises(MalformedDocumentError):
             read({"version": 99})
+
+
+# -- switched off
+
+
+def switched_off() -> Application:
+    app = Application("orders", startpoints=False)
+    app.input_stream("lake.s", default_offset="oldest")
+    return app
+
+
+def test_where_startpoints_are_switched_off_none_is_written_by_any_way(world: OffsetsWorld) -> None:
+    off = switched_off()
+    manager = StartpointManager(MetadataStore(world.lake), off)
+    for ask in (
+        lambda: Startpoints(world.lake, off).request("lake.s", StartpointOldest(), **WHO),
+        lambda: Startpoints(world.lake, off).preview("lake.s", StartpointOldest()),
+        lambda: manager.write_startpoint(SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO),
+    ):
+        with pytest.raises(ConfigurationError, match=r"switched off \(startpoints=False\): nothing is written"):
+            ask()
+    assert manager.requests() == []
+
+
+def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_followed_later(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    startpoints, off = Startpoints(world.lake, app), switched_off()
+    startpoints.request("lake.s.0", StartpointOldest(), **WHO)
+    world.begin(app)  # found and stored, nothing read yet
+    startpoints.request("lake.s.1", StartpointOldest(), **WHO)
+    world.send("s", *range(6, 12))
+    before = dict(world.state(app).checkpoint)
+    report = world.run(off)
+    assert sorted(report.startpoints) == [
+        f"lake.s.{number}: startpoints are switched off: oldest is left alone (ada: ticket 7)" for number in range(2)
+    ]
+    last = world.output.batches[max(world.output.batches)]
+    assert {ssp: start for ssp, (start, _) in last.read().items()} == before
+    listed = Startpoints(world.lake, off).list()
+    assert [each["partition"] for each in (*listed["handed"], *listed["waiting"])] == ["lake.s.0", "lake.s.1"]
+    (batch,) = world.delivered(app)
+    assert batch.read() == {f"lake.s.{number}": ("0", str(end)) for number, end in enumerate(ends(world))}
+
+
+def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sensor(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    Startpoints(world.lake, app).request("lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO)
+    small = Application("orders", max_batch_records=1)
+    small.input_stream("lake.s")
+    world.run(small, max_batches=1)
+    off = switched_off()
+    assert input_progress(world.lake, world.systems(), small).lag == 1
+    found = input_progress(world.lake, world.systems(), off)
+    assert (found.lag, found.due) == (0, ())
+    report = world.run(off)
+    assert report.startpoints == (
+        "lake.s.0: startpoints are switched off: the replay from oldest stays at offset 1 (ada: ticket 7)",
+    )
+    assert report.batches == 0
+    assert world.reads(app) == [{"lake.s.0": ("1", "2")}]
+
+
+def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_after(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.run(app)
+    Startpoints(world.lake, app).request("lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO)
+    world.begin(app)  # the replay has begun, and is still fanned out
+    world.run(switched_off())
+    assert world.reads(app) == [{"lake.s.0": ("0", "2")}]
+    assert world.reads(app) == []
