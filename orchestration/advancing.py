@@ -54,6 +54,24 @@ def made_by_partition(dataset: AdjunctDataset) -> bool:
     return dataset.versions is not None and isinstance(dataset.input, QuerySource)
 
 
+def partitions_note(dataset: AdjunctDataset) -> str:
+    """Return who makes the versions of a dataset that has them as partitions; "" for any other dataset."""
+    if dataset.versions is None:
+        return ""
+    job = f"the Dagster job {dataset.name.replace('-', '_')}_versions"
+    if made_by_partition(dataset):
+        command = f"adjunct dataset advance {dataset.name} MODULE:APP --partition VERSION"
+        return (
+            f"Dataset {dataset.name} has a version for each partition, made when it is asked for: no run of the "
+            f"application makes one. Ask with {job}, or {command}."
+        )
+    sensor = f"the sensor {dataset.name.replace('-', '_')}_new_versions"
+    return (
+        f"Dataset {dataset.name} has its versions as partitions: adjunct run takes in what is delivered, and the "
+        f"application's Dagster job, which has no partitions, does not. There {job} does, launched by {sensor}."
+    )
+
+
 def advances_alone(dataset: AdjunctDataset) -> bool:
     """Whether a run brings the dataset up to date before its batches: it is stored, and not made by partitions."""
     return not made_by_partition(dataset) and dataset.following.persistent

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster import AssetExecutionContext, AssetKey, AssetsDefinition, AssetSpec, multi_asset
+from dagster import AssetExecutionContext, AssetKey, AssetsDefinition, AssetSpec, MetadataValue, multi_asset
 
 from orchestration.asset_events import AssetEvent, told
 from orchestration.dataset_ops import observe, report_served
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestration.application import Application
     from orchestration.step import StepEvent
     from resources.objects import Lake
+    from resources.streams import StreamSystem
 
 # What the step does, for whoever follows it from outside of Dagster; records carry the event itself.
 _log = logging.getLogger("adjunct.step")
@@ -72,6 +73,7 @@ def outputs_asset(
         with clear_failures(context):
             lake = adjunct_lake.open()
             systems = systems_for(app, lake)
+            waiting = tell_left_out(context, lake, systems, app)
             observe(context, lake, systems, inputs)
             report_datasets(lake)
             planned = plan_application(app, systems)
@@ -95,6 +97,30 @@ def outputs_asset(
         said = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
         for node, spec in outputs.items():
             metadata = step_metadata(report) | output_metadata(report, node.name) | (described[node] or {})
+            if waiting:
+                metadata["adjunct/left_out"] = MetadataValue.json(waiting)
             yield from told(context, spec.key, version, metadata, said)
 
     return step
+
+
+def tell_left_out(
+    context: AssetExecutionContext, lake: "Lake", systems: "Mapping[str, StreamSystem]", app: "Application"
+) -> dict[str, str]:
+    """Say in the log which datasets this run leaves out, because their versions are partitions; return what waits.
+
+    Loudly where a version is delivered that nobody has built: batches go on without it.
+    """
+    from orchestration.advancing import made_by_partition, partitions_note
+    from orchestration.progress import delivered_version
+
+    waiting = {}
+    for dataset in (each for each in app.datasets if each.versions is not None):
+        version, awaited = (None, "") if made_by_partition(dataset) else delivered_version(lake, systems, dataset)
+        note = partitions_note(dataset)
+        if version is not None:
+            context.log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")
+        else:
+            context.log.info(f"{note}")
+        waiting[dataset.name] = f"version {version} is delivered" if version is not None else awaited or "not asked for"
+    return waiting

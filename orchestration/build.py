@@ -16,7 +16,7 @@ from dagster import (
 )
 
 from assets.sources.inputs import FileSource
-from orchestration.advancing import made_by_partition, units_of
+from orchestration.advancing import made_by_partition, partitions_note, units_of
 from orchestration.asset_ops import outputs_asset
 from orchestration.compact_ops import compact_job, compact_schedule
 from orchestration.dataset_ops import DatasetAsset, dataset_assets
@@ -88,7 +88,7 @@ def build_definitions(
         application.name: define_asset_job(
             application.name.replace("-", "_"),
             selection=own[application.name],
-            description=application.description or None,
+            description=_job_description(application),
             executor_def=in_process_executor,
             tags={"adjunct/application": application.name},
         )
@@ -254,6 +254,11 @@ class _Assets:
             metadata=_metadata(app, node),
             freshness_policy=_freshness(app.dataset(node.name)) if node.kind == "dataset" else None,
         )
+
+
+def _job_description(app: "Application") -> str | None:
+    said = [app.description, *map(partitions_note, app.datasets)]
+    return "\n\n".join(filter(None, said)) or None
 
 
 def _freshness(dataset: "AdjunctDataset") -> FreshnessPolicy | None:

@@ -78,6 +78,7 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
 
     The exit code is 3 where a dataset has refused a version; batches went on with the one served before.
     """
+    from orchestration.advancing import made_by_partition, partitions_note
     from orchestration.catalog import systems_for
     from orchestration.run import run_application
     from orchestration.session_scope import session_scope
@@ -107,6 +108,8 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
             show_table(name, ["counter", "value"], list(counters.items()))
         where = "caught up" if report.step.caught_up else "stopped at the limit"
         console.print(f"{report.step.batches} batches, {where}.")
+        for note in (partitions_note(dataset) for dataset in app.datasets if made_by_partition(dataset)):
+            show_line(note)
     fail_if_rejected(report.datasets)
 
 

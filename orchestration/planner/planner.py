@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestration.advancing import partitions_note
 from orchestration.graph import Join, PartitionBy, SendToStream, SendToTable
 from orchestration.planner.analysis import Groups, join_groups
 from orchestration.planner.auto import Inserted, repartitioned
@@ -164,4 +165,5 @@ def _notes(
     notes += [f"Output stream {name} is declared and nothing is sent to it." for name in idle]
     notes += [f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used]
     notes += [f"Table {name} is declared and not used." for name in app.tables if name not in written]
+    notes += [note for note in map(partitions_note, app.datasets) if note]
     return tuple(notes)

@@ -25,6 +25,8 @@ from assets.sources.delivery import Delivery
 from assets.sources.inputs import QuerySource
 from assets.sources.query_source import QueryVersions
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
+from orchestration.batchlog import ApplicationState
+from orchestration.step import StepReport
 from resources.errors import StoreUnavailableError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
 
@@ -222,6 +224,26 @@ def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) 
     assert served(lab) == "v10"
     idle = tick(lab, asked.cursor)
     assert isinstance(idle, SkipReason)
+
+
+def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
+    monkeypatch.setattr("orchestration.step.run_step", lambda context: ran)
+    defs = lab.definitions(ON_STREAM)
+    lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
+    lab.deliver("items", APPLES, "v1")
+    build(lab, "v1", ON_STREAM)
+    quiet = Said(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
+    assert quiet.made["copy"]["adjunct/left_out"] == {"items": "the next one waits for lake.items.0, lake.items.1"}
+    assert "leaves it out" not in quiet.log
+    lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v2")
+    said = Said(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
+    assert "30 Version v2 of items is delivered, and this run leaves it out. Dataset items has its versions" in said.log
+    assert "the Dagster job items_versions does, launched by the sensor items_new_versions" in said.log
+    assert said.observed["copy"]["adjunct/left_out"] == {"items": "version v2 is delivered"}
+    assert "items_versions" in str(defs.resolve_job_def("shop").description)
 
 
 def test_a_partition_that_is_not_delivered_is_not_materialised_and_the_log_says_so(lab: Lab) -> None:
