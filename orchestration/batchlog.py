@@ -132,8 +132,8 @@ class BatchLog:
         """Give up the open batch, so that the next run plans anew; return what it was going to do.
 
         Its number is not used again: outputs that hold records of it already get those that are read again under
-        another number, so twice. With `skip`, its ranges count as read, and what no output has yet is passed over.
-        Raises ConfigurationError where no batch is open or no reason is given, and CommitConflict.
+        another number, so twice, but in a higher epoch. With `skip`, its ranges count as read, and what no output has
+        yet is passed over. Raises ConfigurationError where no batch is open or no reason is given, and CommitConflict.
         """
         if not reason.strip():
             raise ConfigurationError(
@@ -147,11 +147,15 @@ class BatchLog:
                 f"application {self._application!r} has no open batch: there is nothing to abandon.",
                 "Look at its state: adjunct checkpoint show.",
             )
-        update = {"open": None, "batch": intent.batch, "note": f"batch {intent.batch} abandoned: {reason}"}
+        note = f"batch {intent.batch} abandoned: {reason}"
+        update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
         if skip:
             checkpoint, offsets = _after(state, intent, datetime.now(UTC))
             state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
             update["note"] = f"batch {intent.batch} skipped: {reason}"
+        else:
+            again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
+            update["offsets"] = state.offsets.with_given_up(again, intent.replays)
         self._commit(commit, state.model_copy(update=update), by)
         return intent
 

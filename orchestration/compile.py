@@ -15,7 +15,8 @@ from resources.columns import bigints, column, quoted
 from resources.errors import PlanningError, StreamNotFoundError
 from resources.schema import Schema
 from resources.streams import EPOCH, RECORD_META, AppendResult, OffsetRange, SystemStreamPartition
-from resources.streams.system import PARTITION
+from resources.streams.sources import SourceRange, Sources
+from resources.streams.system import OFFSET, PARTITION, POSITION, READER, SOURCE, SOURCE_EPOCH, SOURCE_OFFSET
 from resources.tables.spark_write import TableWrite, write_table
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class BatchInputs:
 
     A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
     those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
-    the batch, None for one that replays.
+    the batch, None for one that replays. `identities` are those of the input streams that have one.
     """
 
     batch: int
@@ -44,6 +45,7 @@ class BatchInputs:
     views: Mapping[str, DatasetView | TransientView | None]
     epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
     consumed: Mapping[SystemStreamPartition, str] | None = None
+    identities: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:
@@ -129,7 +131,7 @@ class Batch:
         if isinstance(how, str):
             return frame.filter(how)
         result = how(frame)
-        lost = [name for name in RECORD_META if name not in result.columns]
+        lost = [name for name in _kept(frame) if name not in result.columns]
         if lost:
             raise PlanningError(
                 f"{operator.id}: its function returned records without {', '.join(lost)}, which carry each record's "
@@ -140,7 +142,7 @@ class Batch:
         return result
 
     def _select(self, frame: DataFrame, spec: Map) -> DataFrame:
-        hidden = [f"`{name}`" for name in RECORD_META]
+        hidden = [f"`{name}`" for name in _kept(frame)]
         if "*" in [expression.strip() for expression in spec.expressions]:
             hidden = []
         return frame.selectExpr(*hidden, *spec.expressions)
@@ -231,7 +233,9 @@ class Batch:
             SystemStreamPartition(system_name, stream, partition): OffsetRange(start, result.next[partition])
             for partition, start in result.first.items()
         }
-        return system.read(self._spark, ranges)
+        # The positions in the input go on with the records, not their new ones.
+        more = {"positions": True} if system.keeps_positions else {}
+        return system.read(self._spark, ranges, **more)
 
     def _feed(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
         """Append to the stream that feeds a dataset; the dataset takes the changes when it next advances."""
@@ -246,15 +250,18 @@ class Batch:
         system_name, _, stream = qualified.partition(".")
         system = self._context.systems[system_name]
         create = partial(system.create, stream, schema=sent_schema(frame), key=key, partitions=partitions)
+        sources = self._sources(operator) if system.keeps_positions else None
+        more: dict[str, Any] = {"sources": sources} if sources else {}
         append = partial(
             system.append,
             stream,
-            frame,
+            _with_positions(frame, sources),
             producer=self._context.app.name,
             sequence=self._inputs.batch,
             order_by=("__partition", "__offset"),
             partitioned=not self._context.plan.exchanges_before(operator.id),
             consumed=self._inputs.consumed,
+            **more,
         )
         if system.evolves and self._is_in(system, stream):
             # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
@@ -271,6 +278,25 @@ class Batch:
             return system.appended(stream, self._context.app.name, self._inputs.batch) is not None
         except StreamNotFoundError:
             return False
+
+    def _sources(self, operator: Operator) -> Sources | None:
+        """Return what the records before an operator are made of, None where offsets are no numbers."""
+        at, by_id = operator, {each.id: each for each in self._context.app.operators}
+        while not isinstance(at.spec, Input):
+            at = by_id[at.inputs[0]]
+        stream, identity = at.spec.stream, self._inputs.identities.get(at.spec.stream)
+        ranges = {ssp: span for ssp, span in self._inputs.ranges.items() if ssp.qualified_stream == stream}
+        if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
+            return None
+        app = self._context.app.name
+        return Sources(
+            stream,
+            f"{app}@{identity}" if identity else app,
+            tuple(
+                SourceRange(str(ssp), int(span.start), int(span.end), self._inputs.epochs.get(ssp, 0))
+                for ssp, span in sorted(ranges.items())
+            ),
+        )
 
     def _write(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
         self._before_output(spec.table)
@@ -299,6 +325,34 @@ def _with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
         return records
     here = F.get(bigints(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))
     return records.withColumn(EPOCH, (F.col(EPOCH) + F.coalesce(here, F.lit(0))).cast("int"))
+
+
+def _kept(frame: DataFrame) -> list[str]:
+    """Return the columns that carry the records' positions through every operator."""
+    return [*RECORD_META, *(name for name in POSITION if name in frame.columns)]
+
+
+def _with_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
+    """Return the records with the columns of POSITION, where their output keeps these, and else without.
+
+    Records that come from an output of this batch have them already: the positions are in the application's input.
+    """
+    from pyspark.sql import functions as F
+
+    if sources is None:
+        return records.drop(*POSITION)
+    if SOURCE in records.columns:
+        return records
+    numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
+    epoch = F.get(bigints(numbers.get(p, 0) for p in range(max(numbers, default=0) + 1)), F.col(PARTITION))
+    return records.withColumns(
+        {
+            SOURCE: F.concat(F.lit(f"{sources.stream}."), F.col(PARTITION).cast("string")),
+            SOURCE_OFFSET: F.col(OFFSET),
+            SOURCE_EPOCH: F.coalesce(epoch, F.lit(0)).cast("int"),
+            READER: F.lit(sources.reader),
+        }
+    )
 
 
 def _upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:

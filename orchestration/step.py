@@ -179,6 +179,7 @@ class _Step:
             consumed=None
             if intent.replays
             else {SystemStreamPartition.parse(ssp): span.end for ssp, span in intent.ranges.items()},
+            identities=self._state.offsets.streams,
         )
         counters = run_batch(self._context, inputs, lambda name: self._before_output(held, intent, name))
         worked = time.monotonic()

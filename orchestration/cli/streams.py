@@ -13,6 +13,7 @@ from resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from resources.streams import LakeStreams, StreamDescription
+    from resources.streams.system import Epochs
 
 
 @click.group()
@@ -51,22 +52,47 @@ def describe(name: str, lake_url: str | None, json_output: bool) -> None:
 
 @stream.command()
 @click.argument("name")
-@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="A new .parquet file.")
+@click.option(
+    "--to", "target", required=True, type=click.Path(path_type=Path), help="A new .parquet file, or a new folder."
+)
+@click.option("--records-per-file", type=int, metavar="N", help="Write a folder of files with at most N records each.")
+@click.option(
+    "--epochs",
+    type=click.Choice(["all", "latest"]),
+    default="all",
+    show_default=True,
+    help="All records, or of each source record the latest results.",
+)
+@click.option("--positions", is_flag=True, help="Add the source position of each record.")
+@click.option("--keep-without-position", is_flag=True, help="Take records without a source position for the latest.")
 @lake_url
-def export(name: str, target: Path, lake_url: str | None) -> None:
-    """Write a stream's records to one Parquet file, with partition, offset and timestamp of each."""
-    import pyarrow.parquet as pq
+def export(
+    name: str,
+    target: Path,
+    records_per_file: int | None,
+    epochs: Epochs,
+    positions: bool,
+    keep_without_position: bool,
+    lake_url: str | None,
+) -> None:
+    """Write a stream's records to a new Parquet file, or a folder of them.
 
-    if target.suffix != ".parquet":
-        raise ConfigurationError(f"--to {target} is no .parquet file.", "Choose a name that ends in .parquet.")
-    if target.exists():
-        raise ConfigurationError(f"{target} exists already.", "Remove it, or choose another name.")
-    if not target.absolute().parent.is_dir():
-        raise ConfigurationError(f"--to {target}: there is no folder {target.parent}.", "Create it first.")
+    Each has its partition, offset, timestamp and epoch. A part of the stream is in memory at a time. The file, or the
+    folder, is there only when it is whole.
+    """
+    from resources.streams.export import check_target, export_records
+
+    check_target(target, records_per_file)
     streams = _streams(lake_url)
-    records = streams.read_arrow(streams.whole(_lake_stream(name)))
-    pq.write_table(records, target, compression="zstd")
-    show_line(f"{records.num_rows:,} records of {name} written to {target}.")
+    parts = streams.read_parts(
+        streams.whole(_lake_stream(name)),
+        epochs=epochs,
+        positions=positions,
+        without_position="keep" if keep_without_position else "refuse",
+    )
+    records, files = export_records(parts, target, records_per_file=records_per_file)
+    inside = "" if records_per_file is None else f" in {files} files"
+    show_line(f"{records:,} records of {name} written to {target}{inside}.")
 
 
 @stream.command()

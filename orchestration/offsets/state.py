@@ -133,6 +133,24 @@ class OffsetState(Document):
             }
         )
 
+    def with_given_up(self, epochs: Mapping[str, int], replays: Mapping[str, str]) -> OffsetState:
+        """Return the state after a batch of these epochs was given up: what it read is read again in higher ones.
+
+        Outputs may have taken it in, so that its results have to be told from those that come again. `replays` are the
+        ids of those that it read, by partition.
+        """
+        now, opened, going = dict(self.epochs), dict(self.opened), dict(self.replays)
+        for ssp, epoch in epochs.items():
+            opened[ssp] = max(self.opened.get(ssp, 0), epoch)
+            if ssp in self.resolved and ssp not in replays:
+                continue  # the startpoint that it would have applied opens the next one
+            opened[ssp] += 1
+            if ssp not in replays:
+                now[ssp] = opened[ssp]
+            elif replays[ssp] in going:
+                going[replays[ssp]] = going[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
+        return self.model_copy(update={"epochs": now, "opened": opened, "replays": going})
+
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
         """Return the state after a batch that brought these replays (by id) to these offsets; ended ones are gone."""
         replays = dict(self.replays)

@@ -39,7 +39,8 @@ class WriteOptions:
     then leaves deleted keys out. `name_conflicting` is how many keys of such contradictions stand in the stats, as
     texts: none unless it is wanted, for stats are kept. `number_rows` adds `__row`, counted
     from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
-    microseconds since the epoch, with the number of its nulls.
+    microseconds since the epoch, with the number of its nulls. `differing` are two integer columns: in how many rows
+    they differ, null counting as 0, stands in the stats.
     """
 
     what: str
@@ -48,6 +49,7 @@ class WriteOptions:
     name_conflicting: int = 0
     number_rows: bool = False
     range_of: str | None = None
+    differing: tuple[str, str] | None = None
 
 
 class BucketFileWriter:
@@ -78,6 +80,7 @@ class BucketFileWriter:
         self._last: pa.Table | None = None
         self._range: tuple[int, int] | None = None
         self._range_nulls = 0
+        self._differing = 0
 
     def write(self, batch: pa.Table) -> None:
         """Take rows in order; columns are the layout's, and `__digest` where Spark sent it."""
@@ -200,6 +203,9 @@ class BucketFileWriter:
             if bounds["min"] is not None:
                 low, high = self._range or (bounds["min"], bounds["max"])
                 self._range = (min(low, bounds["min"]), max(high, bounds["max"]))
+        if self._options.differing and set(self._options.differing) <= set(self._layout.columns):
+            left, right = (pc.fill_null(batch.column(name), 0) for name in self._options.differing)
+            self._differing += pc.sum(pc.not_equal(left, right)).as_py() or 0
         if self._min is None:
             self._min = self._key_at(batch, 0)
         self._last = batch.slice(batch.num_rows - 1)
@@ -258,6 +264,8 @@ class BucketFileWriter:
             stats["range"] = list(self._range)
         if self._range_nulls:
             stats["range_nulls"] = self._range_nulls
+        if self._differing:
+            stats["differing"] = self._differing
         return stats
 
     def _upload(self, facts: dict[str, Any]) -> BucketFile:

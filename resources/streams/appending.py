@@ -9,6 +9,7 @@ from resources.errors import CommitConflict, ConfigurationError
 from resources.streams.document import FileEntry, MarkerEntry, Segment, Sent, StreamState
 from resources.streams.index import Fold, folded
 from resources.streams.producers import check_same, known, remembered, result_of
+from resources.streams.sources import Sources, with_sources
 from resources.streams.system import AppendResult
 
 
@@ -35,6 +36,7 @@ class Append:
     """One append whose files are written: `attempt` is their folder, begun at `started` (ms).
 
     `seen` is the identity of the stream that they were written for, `columns` the place of the columns in them.
+    `sources` is what its records were made of, None where the producer does not say; `chained` as in `Segment`.
     """
 
     stream: str
@@ -47,6 +49,8 @@ class Append:
     marker: NewMarker | None = None
     seen: str = ""
     columns: int = 0
+    sources: Sources | None = None
+    chained: bool = False
     fold: Fold | None = field(default=None, compare=False)
 
 
@@ -83,6 +87,7 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
         "marked_until": tuple(marked),
         "producers": remembered(state.producers, append.producer, sent),
         "appended": appended,
+        "read": with_sources(state.read, append.sources),
     }
     if segment.next != segment.base:  # an append of nothing leaves only its sequence behind
         update |= {"tail": (*state.tail, segment), "next_segment": state.next_segment + 1}
@@ -108,6 +113,8 @@ def _segment(state: StreamState, append: Append, appended: int) -> Segment:
         appended=appended,
         files=append.files,
         markers=tuple(markers),
+        positioned=append.sources is not None,
+        chained=append.chained,
     )
 
 

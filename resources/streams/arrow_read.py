@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from resources.errors import ManifestMismatchError, ObjectNotFoundError
-from resources.streams.document import ROW, FileEntry, Segment, StreamState
+from resources.schema import arrow_type
+from resources.streams.document import HIDDEN, ROW, FileEntry, Segment, StreamState
 from resources.streams.index import Pages, Span, touches, walk
 from resources.streams.objectfile import open_object
-from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, TIMESTAMP, TOMBSTONE
+from resources.streams.system import EPOCH, OFFSET, PARTITION, POSITION, RECORD_META, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,36 +18,41 @@ if TYPE_CHECKING:
 
     from resources.objects.store import ObjectStore
 
+_POSITION_KINDS = {name: kind for name, kind in HIDDEN if name in POSITION}
 
-def read_table(
+
+def read_tables(
     store: ObjectStore,
     prefix: str,
     state: StreamState,
-    pages: Pages,
+    segments: Sequence[Segment],
     spans: Mapping[int, Span],
     columns: Sequence[str],
-) -> pa.Table:
-    """Return these columns and those of RECORD_META, ordered by partition and offset."""
-    import pyarrow as pa
+    *,
+    positions: bool = False,
+) -> Iterator[pa.Table]:
+    """Yield these columns and those of RECORD_META (and POSITION), ordered by partition and offset.
 
-    schema = meta_schema(state.declaration.schema_.select(columns).to_arrow())
-    parts: dict[int, list[pa.Table]] = {p: [] for p in sorted(spans)}
-    for segment in walk(state, pages, lambda entry: touches(entry, spans)):
-        for file in segment.files:
-            if touches(segment, {file.partition: spans.get(file.partition, (0, 0))}):
-                span = spans[file.partition]
-                parts[file.partition] += _file_rows(store, prefix, segment, file, span, columns)
-    tables = [table.cast(schema) for partition in parts.values() for table in partition]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    In parts of a row group each, so that only one is in memory. `segments` are those that the spans touch.
+    """
+    schema = meta_schema(state.declaration.schema_.select(columns).to_arrow(), positions=positions)
+    for partition, span in sorted(spans.items()):
+        for segment in segments:
+            for file in segment.files:
+                if file.partition == partition and touches(segment, {partition: span}):
+                    for table in _file_rows(store, prefix, segment, file, span, columns, positions=positions):
+                        yield table.cast(schema)
 
 
-def meta_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META."""
+def meta_schema(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
+    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
     import pyarrow as pa
 
     kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
     for name, kind in zip(RECORD_META, kinds, strict=True):
         schema = schema.append(pa.field(name, kind))
+    for name, kind in _POSITION_KINDS.items() if positions else ():
+        schema = schema.append(pa.field(name, arrow_type(kind)))
     return schema
 
 
@@ -85,7 +91,14 @@ def groups_of(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, objec
 
 
 def _file_rows(
-    store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
+    store: ObjectStore,
+    prefix: str,
+    segment: Segment,
+    file: FileEntry,
+    span: Span,
+    columns: Sequence[str],
+    *,
+    positions: bool,
 ) -> Iterator[pa.Table]:
     import numpy as np
     import pyarrow as pa
@@ -94,11 +107,12 @@ def _file_rows(
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_parquet(store, prefix, segment, file)
+    more = _POSITION_KINDS if positions else {}
     for group, least, greatest, _ in groups_of(parquet, ROW):
         if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
             continue
         # Columns that the file is older than are left out here, and null for who reads them.
-        table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE, EPOCH])
+        table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE, EPOCH, *more])
         rows = table.column(ROW).to_numpy()
         first, last = np.searchsorted(rows, [low, high])
         table = table.slice(first, last - first)
@@ -111,6 +125,7 @@ def _file_rows(
                 TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
                 TOMBSTONE: table.column(TOMBSTONE),
                 EPOCH: _epochs(table),
+                **{name: _column(table, name) for name in more},
             }
         )
 

@@ -9,9 +9,10 @@ from resources.bucketing.evolved import as_laid_out
 from resources.bucketing.files import BucketFile, BucketLayout
 from resources.bucketing.writer import BucketFileWriter, WriteOptions
 from resources.errors import ManifestMismatchError
+from resources.schema import arrow_type
 from resources.streams.arrow_read import open_parquet
 from resources.streams.document import ROW, Declaration, FileEntry, Segment, data_folder
-from resources.streams.system import EPOCH, TIMESTAMP
+from resources.streams.system import EPOCH, POSITION, TIMESTAMP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,16 +31,19 @@ def merge_files(
     """
     folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, range_of=TIMESTAMP)
+    # A segment without files says that it is positioned, too; whether files have the columns shows when they are read.
+    positions = POSITION if any(segment.positioned for segment in run) else ()
+    layout = declaration.layout_of((EPOCH, *positions))
     written: list[FileEntry] = []
     for partition in sorted({file.partition for segment in run for file in segment.files}):
-        writer = BucketFileWriter(store, folder, partition, declaration.layout, options)
+        writer = BucketFileWriter(store, folder, partition, layout, options)
         rows = 0
         try:
             for segment in run:
                 for file in segment.files:
                     if file.partition == partition:
                         rows += file.rows
-                        _copy(store, prefix, segment, file, run[0].base[partition], writer, declaration.layout)
+                        _copy(store, prefix, segment, file, run[0].base[partition], writer, layout)
             done = writer.finish()
         finally:
             writer.discard()
@@ -61,17 +65,18 @@ def _copy(
     parquet = open_parquet(store, prefix, segment, file)
     shift = segment.base[file.partition] - base
     for group in range(parquet.metadata.num_row_groups):
-        rows = _moved(parquet.read_row_group(group), shift, segment.appended)
+        rows = _moved(parquet.read_row_group(group), shift, segment.appended, layout)
         writer.write(as_laid_out(rows, layout))
 
 
-def _moved(table: pa.Table, shift: int, appended_ms: int) -> pa.Table:
+def _moved(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
-    if EPOCH not in table.column_names:
-        table = table.append_column(EPOCH, pa.nulls(table.num_rows, pa.int32()))
+    for name, kind in layout.hidden:
+        if name not in table.column_names:  # a file of records without epochs, or without positions
+            table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
     for name, column in (
         (ROW, pc.add(table.column(ROW), shift)),
         (TIMESTAMP, pc.fill_null(table.column(TIMESTAMP), when)),

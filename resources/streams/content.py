@@ -11,7 +11,16 @@ from resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from resources.columns import column, quoted
 from resources.errors import ConfigurationError, SchemaMismatchError
 from resources.schema import Schema, arrow_type, conform, same_family, widens
-from resources.streams.system import EPOCH, TIMESTAMP, TOMBSTONE
+from resources.streams.system import (
+    EPOCH,
+    POSITION,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    TIMESTAMP,
+    TOMBSTONE,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +29,8 @@ if TYPE_CHECKING:
     from resources.objects.store import ObjectStore
     from resources.streams.document import Declaration, StreamState
 
-MARKS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int"}
+_POSITIONS = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
+MARKS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **_POSITIONS}
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -34,7 +44,7 @@ def write_records(
     partitioned: bool,
 ) -> list[BucketFile]:
     """Write records into an attempt's folder, one file a partition; a table without Spark, a frame by its tasks."""
-    options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP)
+    options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
     if _is_table(data):
         if order_by or partitioned:
             raise ConfigurationError(
@@ -126,7 +136,7 @@ def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Ta
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
     A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows where one
-    of the records has another than 0.
+    of the records has another than 0, then the columns of POSITION that the table has.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -146,6 +156,9 @@ def table_content(table: pa.Table, declaration: Declaration, what: str) -> pa.Ta
         epochs = _stored(_mark(table, EPOCH, pa.int32(), what))
         if epochs.null_count < len(epochs):
             marked = marked.append_column(EPOCH, epochs)
+    for name in POSITION:
+        if name in table.column_names:
+            marked = marked.append_column(name, _mark(table, name, arrow_type(_POSITIONS[name]), what))
     return marked.combine_chunks()
 
 
@@ -205,6 +218,7 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
     marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
     if EPOCH in found:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
+    marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in found]
     rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in (*schema.names, *MARKS)]
     return df.select(*columns, *marks, *rest)
 

@@ -26,11 +26,22 @@ from pydantic import (
 from resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
 from resources.errors import AdjunctError, MalformedDocumentError
 from resources.schema import Schema
-from resources.streams.system import EPOCH, TIMESTAMP, TOMBSTONE
+from resources.streams.sources import Coverage
+from resources.streams.system import EPOCH, READER, SOURCE, SOURCE_EPOCH, SOURCE_OFFSET, TIMESTAMP, TOMBSTONE
 
 KIND = "stream"
 ROW = "__row"
-HIDDEN = ((ROW, "bigint"), (TIMESTAMP, "timestamp"), (TOMBSTONE, "boolean"), (EPOCH, "int"))
+HIDDEN = (
+    (ROW, "bigint"),
+    (TIMESTAMP, "timestamp"),
+    (TOMBSTONE, "boolean"),
+    (EPOCH, "int"),
+    (SOURCE, "string"),
+    (SOURCE_OFFSET, "bigint"),
+    (SOURCE_EPOCH, "int"),
+    (READER, "string"),
+)
+_ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -85,8 +96,9 @@ class Declaration(_Part):
         return BucketLayout(self.schema_, self.key, self.partitions, hidden=HIDDEN)
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
-        """Return the layout of files for content with these columns: `__epoch` is stored only where there is one."""
-        return self.layout if EPOCH in columns else replace(self.layout, hidden=HIDDEN[:-1])
+        """Return the layout of files for content with these columns: epochs and positions only where there are some."""
+        there = {*_ALWAYS, *columns}
+        return replace(self.layout, hidden=tuple(item for item in HIDDEN if item[0] in there))
 
 
 class FileEntry(NamedTuple):
@@ -123,7 +135,8 @@ class MarkerEntry(NamedTuple):
 class Segment(_Part):
     """The records and markers from `base` up to `next`, by partition; `__row` in a file counts from `base`.
 
-    `appended` is when it was committed, in ms since the epoch; `attempt` is the folder of its files.
+    `appended` is when it was committed, in ms since the epoch; `attempt` is the folder of its files. `positioned` says
+    that its records tell what they were made of, and `chained` that some are of records that were replayed themselves.
     """
 
     id: Count
@@ -133,6 +146,8 @@ class Segment(_Part):
     appended: Count
     files: tuple[FileEntry, ...] = ()
     markers: tuple[MarkerEntry, ...] = ()
+    positioned: bool = False
+    chained: bool = False
 
     @property
     def rows(self) -> int:
@@ -223,7 +238,8 @@ class StreamState(_Part):
     `id` tells the stream from another one that was made under its name later ("" for one made before ids were given).
     `earlier` are the columns that it had before those of the declaration, oldest first: files are still written with
     them by who knows no others. `horizon` (ms): attempts begun before it are lost unless the index lists them.
-    `marked_until` is the offset after each partition's last marker, 0 without one.
+    `marked_until` is the offset after each partition's last marker, 0 without one. `read` says what readers made its
+    records of, by reader and source partition.
     """
 
     declaration: Declaration
@@ -239,6 +255,7 @@ class StreamState(_Part):
     appended: Count = 0
     horizon: Count = 0
     dropped: tuple[Dropped, ...] = ()
+    read: dict[str, dict[str, Coverage]] = Field(default_factory=dict)
 
     @field_validator("earlier")
     @classmethod

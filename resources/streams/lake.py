@@ -11,7 +11,7 @@ in between leaves files that no manifest lists, which `maintain` collects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,22 +21,34 @@ from resources.errors import ConfigurationError, ObjectExistsError, ProducerConf
 from resources.names import check_name
 from resources.schema import Schema
 from resources.streams.appending import Append, NewMarker, decide_append
-from resources.streams.arrow_read import first_offset_at, read_table
+from resources.streams.arrow_read import first_offset_at, meta_schema, read_tables
 from resources.streams.declaring import StreamDescription, declare, described, evolve, info_of
 from resources.streams.document import (
     KIND,
     CompactionPolicy,
     Retention,
+    Segment,
     StreamState,
 )
-from resources.streams.index import Fold, Pages, foldable, markers_in, touches, walk
+from resources.streams.index import Fold, Pages, Span, foldable, markers_in, touches, walk
+from resources.streams.latest import (
+    WithoutPosition,
+    check_epochs,
+    only_latest,
+    only_latest_frame,
+    replaced_results,
+    without_positions,
+)
 from resources.streams.numbered import NumberedOffsets, parse_offset
 from resources.streams.producers import check_producer, content_digest, known, result_of
 from resources.streams.ranges import check_ranges, no_partition, one_stream
 from resources.streams.sending import written
+from resources.streams.sources import Sources
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import (
+    POSITION,
     AppendResult,
+    Epochs,
     Marker,
     OffsetRange,
     StreamInfo,
@@ -65,6 +77,7 @@ class LakeStreams(NumberedOffsets):
     evolves = True
     appends_alone = True
     counts_unread = True
+    keeps_positions = True
 
     def __init__(self, lake: Lake, *, clock: Callable[[], datetime] | None = None) -> None:
         self.lake = lake
@@ -152,29 +165,80 @@ class LakeStreams(NumberedOffsets):
 
     # -- reading
 
-    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
-        """Return exactly the records of these ranges of one stream, as a scan that is bucketed by its key."""
+    def read(
+        self,
+        spark: SparkSession,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        *,
+        epochs: Epochs = "all",
+        positions: bool = False,
+        without_position: WithoutPosition = "refuse",
+    ) -> DataFrame:
+        """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
+
+        Exactly these; with `epochs="latest"` those of them that no later epoch has replaced by now, in the whole
+        stream. That refuses records that do not tell what they were made of, or keeps them all
+        (`without_position="keep"`). With `positions`, the columns of POSITION follow.
+        """
         from resources.streams.spark_read import read_frame
 
-        stream = one_stream(self.name, ranges)
-        _, state = self.state(stream)
-        spans = check_ranges(stream, state, ranges)
-        touched = list(walk(state, self.pages_of(stream), lambda entry: touches(entry, spans)))
-        return read_frame(spark, self.lake.store, self.lake.stream_prefix(stream), state, touched, spans)
+        latest = check_epochs(epochs)
+        stream, state, segments, spans = self._found(ranges)
+        prefix = self.lake.stream_prefix(stream)
+        replaced = replaced_results(self, stream, state, segments, without_position) if latest else []
+        frame = read_frame(
+            spark, self.lake.store, prefix, state, segments, spans, positions=positions or bool(replaced)
+        )
+        frame = only_latest_frame(frame, replaced)
+        return frame if positions else frame.drop(*POSITION)
 
     def read_arrow(
-        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str] | None = None
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
+        *,
+        epochs: Epochs = "all",
+        positions: bool = False,
+        without_position: WithoutPosition = "refuse",
     ) -> pa.Table:
-        """Return the records of these ranges (of `columns` only, when given) without Spark.
+        """Return the same (of `columns` only, when given) without Spark, ordered by partition and offset.
 
-        With the columns of RECORD_META, ordered by partition and offset. All of them are held in memory.
+        All of it is held in memory; `read_parts` gives it piece by piece.
         """
+        import pyarrow as pa
+
+        parts = self.read_parts(ranges, columns, epochs=epochs, positions=positions, without_position=without_position)
+        return pa.concat_tables(parts)
+
+    def read_parts(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
+        *,
+        epochs: Epochs = "all",
+        positions: bool = False,
+        without_position: WithoutPosition = "refuse",
+    ) -> Iterator[pa.Table]:
+        """Yield what `read_arrow` returns in parts of at most 65,536 records; one is in memory. The first is empty."""
+        latest = check_epochs(epochs)
+        stream, state, segments, spans = self._found(ranges)
+        names = state.declaration.schema_.names if columns is None else tuple(columns)
+        replaced = replaced_results(self, stream, state, segments, without_position) if latest else []
+        yield meta_schema(state.declaration.schema_.select(names).to_arrow(), positions=positions).empty_table()
+        wanted = positions or bool(replaced)
+        prefix = self.lake.stream_prefix(stream)
+        for table in read_tables(self.lake.store, prefix, state, segments, spans, names, positions=wanted):
+            found = only_latest(table, replaced)
+            yield found if positions else without_positions(found)
+
+    def _found(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> tuple[str, StreamState, list[Segment], dict[int, Span]]:
+        """Return the stream of these ranges, its state, the segments that they touch, and the ranges by partition."""
         stream = one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans = check_ranges(stream, state, ranges)
-        names = state.declaration.schema_.names if columns is None else tuple(columns)
-        pages = self.pages_of(stream)
-        return read_table(self.lake.store, self.lake.stream_prefix(stream), state, pages, spans, names)
+        return stream, state, list(walk(state, self.pages_of(stream), lambda entry: touches(entry, spans))), spans
 
     def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all that the stream holds now."""
@@ -214,6 +278,7 @@ class LakeStreams(NumberedOffsets):
         order_by: Sequence[str] = (),
         partitioned: bool = False,
         consumed: Mapping[SystemStreamPartition, str] | None = None,
+        sources: Sources | None = None,
     ) -> AppendResult:
         """Add records to all their partitions in one commit, once per producer and sequence.
 
@@ -222,7 +287,8 @@ class LakeStreams(NumberedOffsets):
         table, or get that of `order_by` in a frame (columns that only serve the order are left out). A table is written
         without Spark. `end_of_dataset` ends a version: a marker follows in every partition, with the number of its
         records since its marker before. `partitioned=True` says that partition i of the frame holds exactly the
-        stream's partition i. `consumed` is not kept here.
+        stream's partition i. `consumed` is not kept here. `sources` says what ranges all records were made of; each
+        then has the columns of POSITION, which are left out otherwise.
 
         A retry with the same records is answered with the first result. It must come the same way, as a table
         or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflict,
@@ -244,6 +310,7 @@ class LakeStreams(NumberedOffsets):
                 order_by,
                 partitioned,
                 self._now_ms(),
+                sources,
             )
             try:
                 result = self._commit(state, append)

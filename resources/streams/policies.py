@@ -67,4 +67,6 @@ def merged(run: Sequence[Segment], attempt: str, files: tuple[FileEntry, ...], n
         appended=run[-1].appended,
         files=files,
         markers=tuple(marker for segment in run for marker in segment.markers),
+        positioned=all(segment.positioned for segment in run if segment.files),
+        chained=any(segment.chained for segment in run),
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from resources.errors import SchemaMismatchError
 from resources.streams.appending import Append, NewMarker
 from resources.streams.content import as_before, columns_sent, write_records
 from resources.streams.document import FileEntry, StreamState, data_folder
 from resources.streams.producers import content_digest, known
+from resources.streams.sources import Sources
+from resources.streams.system import POSITION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,12 +32,14 @@ def written(
     order_by: Sequence[str],
     partitioned: bool,
     started: int,
+    sources: Sources | None = None,
 ) -> tuple[Append, list[str]]:
     """Write records into an attempt's folder, begun at `started` (ms); return the append and its files' keys.
 
     They are written with the newest of the stream's columns that they have. What was sent already is written with those
     of then, whatever other columns it has by now: the only way to tell that it is the same.
     """
+    data = _with_positions_or_without(data, sources, f"stream {stream!r}")
     now = len(state.earlier)
     sent = known(state.producers, producer, sequence)
     columns = columns_sent(state, data, order_by) if sent is None else min(sent.columns, now)
@@ -49,5 +54,23 @@ def written(
     facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
     digest = content_digest(facts, marker.content() if marker else ())
     entries = tuple(FileEntry.of(file) for file in files)
-    append = Append(stream, producer, sequence, digest, attempt, started, entries, marker, state.id, columns)
+    chained = any(file.stats.get("differing") for file in files)
+    append = Append(
+        stream, producer, sequence, digest, attempt, started, entries, marker, state.id, columns, sources, chained
+    )
     return append, [f"{folder}/{file.name}" for file in files]
+
+
+def _with_positions_or_without(data: Any, sources: Sources | None, what: str) -> Any:
+    """Return the records with the columns of POSITION where their sources are known, and else without."""
+    there = list(data.column_names if hasattr(data, "column_names") else data.columns)
+    missing = [name for name in POSITION if name not in there]
+    if sources is not None and missing:
+        raise SchemaMismatchError(
+            f"{what}: sources are given, and the records lack {', '.join(missing)}.",
+            "Add what each record was made of, or leave the sources out.",
+        )
+    if sources is not None or len(missing) == len(POSITION):
+        return data
+    names = [name for name in POSITION if name in there]
+    return data.drop_columns(names) if hasattr(data, "drop_columns") else data.drop(*names)

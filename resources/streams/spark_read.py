@@ -11,9 +11,18 @@ from resources.bucketing.files import bucket_file_end
 from resources.bucketing.read import GENERATION, bucketed_frame
 from resources.columns import bigints, quoted
 from resources.streams.cuts import Cut, cut_of
-from resources.streams.document import ROW, Segment, StreamState
+from resources.streams.document import HIDDEN, ROW, Segment, StreamState
 from resources.streams.index import Span, holds_records
-from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
+from resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    RECORD_META,
+    RECORD_META_DDL,
+    TIMESTAMP,
+    TOMBSTONE,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,8 +37,12 @@ def read_frame(
     state: StreamState,
     touched: Sequence[Segment],
     spans: Mapping[int, Span],
+    *,
+    positions: bool = False,
 ) -> DataFrame:
     """Return the records of these spans, which lie in the touched segments, with the columns of RECORD_META.
+
+    With `positions`, those of POSITION follow.
 
     Each segment is a generation of the table; what differs by generation or partition (the offset at which a
     segment begins, the time of its append) comes from an array literal, however many segments there are.
@@ -40,7 +53,8 @@ def read_frame(
     layout, schema, n = declaration.layout, declaration.schema_, declaration.partitions
     segments = [segment for segment in touched if holds_records(segment, spans)]
     if not segments:
-        return spark.createDataFrame([], f"{schema.ddl()}, {RECORD_META_DDL}")
+        more = "".join(f", `{name}` {kind.upper()}" for name, kind in HIDDEN if positions and name in POSITION)
+        return spark.createDataFrame([], f"{schema.ddl()}, {RECORD_META_DDL}{more}")
     generations = [segment.generation(i, prefix) for i, segment in enumerate(segments)]
     frame = bucketed_frame(spark, store, prefix, layout, generations)
 
@@ -60,7 +74,11 @@ def read_frame(
     for condition in _conditions(cut_of(segments, spans, n), place, len(segments)):
         frame = frame.where(condition)
     own = [F.col(quoted(name)) for name in schema.names]
-    return frame.select(*own, *[meta[name].alias(name) for name in RECORD_META])
+    return frame.select(
+        *own,
+        *[meta[name].alias(name) for name in RECORD_META],
+        *[F.col(name) for name in POSITION if positions],
+    )
 
 
 def _conditions(cut: Cut, place: Column, segments: int) -> Iterator[Column]:

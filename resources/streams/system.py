@@ -31,10 +31,19 @@ TOMBSTONE = "__tombstone"
 EPOCH = "__epoch"
 META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
 RECORD_META = (*META, EPOCH)
+# What tells a record made by an application where it was made from: the input's partition ("lake.orders.3"), offset and
+# epoch there, and who read it. Reads add these only where they are asked for; null where the producer gave none.
+SOURCE = "__source"
+SOURCE_OFFSET = "__source_offset"
+SOURCE_EPOCH = "__source_epoch"
+READER = "__source_reader"
+POSITION = (SOURCE, SOURCE_OFFSET, SOURCE_EPOCH, READER)
 RECORD_META_DDL = (
     f"`{PARTITION}` INT, `{OFFSET}` BIGINT, `{TIMESTAMP}` TIMESTAMP, `{TOMBSTONE}` BOOLEAN, `{EPOCH}` INT NOT NULL"
 )
 
+# Which records of a replayed output a read gives: all, or the latest results of each source record.
+Epochs = Literal["all", "latest"]
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 
 
@@ -112,6 +121,8 @@ class StreamSystem(ABC):
     appends_alone: bool = False
     # Whether `create` takes columns that are added or widened.
     evolves: bool = False
+    # Whether `append` takes the columns of POSITION and `sources`; they are not handed to a system that does not.
+    keeps_positions = False
     # Whether `records_between` answers without reading the records.
     counts_unread: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
@@ -185,7 +196,8 @@ class StreamSystem(ABC):
         """Add records, all or none, once per producer and sequence.
 
         `consumed` has the input's offsets after this batch: a system that can, commits them with the records, for
-        its own tools to show. Nothing of Adjunct's reads them back.
+        its own tools to show. Nothing of Adjunct's reads them back. One that `keeps_positions` takes `sources` as
+        well: the ranges that the records were made of (`resources.streams.sources`).
         """
         raise self._unable("append", "Send to a stream of another system.")
 

@@ -110,6 +110,25 @@ class Log:
                 left[each] = moved
         return replace(self, replays=left)
 
+    def given_up(self, batch: Batch) -> Log:
+        """Return the log when this batch, given up, is to be read again: each record in an epoch of its own."""
+        log = self
+        for ssp, (start, end) in batch.ranges.items():
+            if start == end:
+                continue
+            if ssp in batch.startpoints:
+                log = replace(log, opened={**log.opened, ssp: batch.epochs[ssp]})
+                continue
+            new = log.opened.get(ssp, 0) + 1
+            log = replace(log, opened={**log.opened, ssp: new})
+            if batch.replays:
+                if batch.replays[ssp] in log.replays:
+                    changed = replace(log.replays[batch.replays[ssp]], epoch=new)
+                    log = replace(log, replays={**log.replays, batch.replays[ssp]: changed})
+            else:
+                log = replace(log, epochs={**log.epochs, ssp: new})
+        return log
+
     def applying(self, startpoints: Mapping[str, str]) -> Log:
         epochs = {ssp: self.opened.get(ssp, 0) + 1 for ssp in startpoints}
         return replace(

@@ -102,7 +102,7 @@ def abandon(skip: bool) -> Process:
         yield
         if log.open is not None:
             after = replace(log, open=None, batch=log.open.number, after_replay=False)
-            box.commit(log, after.after(log.open) if skip else after)
+            box.commit(log, after.after(log.open) if skip else after.given_up(log.open))
         yield
 
     return process

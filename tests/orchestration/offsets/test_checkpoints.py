@@ -122,8 +122,8 @@ def test_replays_begin_move_end_and_are_cancelled(world: OffsetsWorld, app: Appl
         for each in changes(world, app, 6)
     ]
     assert told == [
-        ("ada", "replays cancelled: enough", [("cancelled", "fake.s.1", "@0", "@0", 1)], {}),
-        ("ada", "batch 6 abandoned: it never ends", [], {}),
+        ("ada", "replays cancelled: enough", [("cancelled", "fake.s.1", "@0", "@0", 2)], {}),
+        ("ada", "batch 6 abandoned: it never ends", [("moved", "fake.s.1", "@0", "@0", 2)], {}),
         ("run-3", None, [("began", "fake.s.1", "@0", "@0", 1)], {}),
         ("run-2", None, [("ended", "fake.s.0", "@2", "@3", 1)], {}),
         ("run-2", None, [("moved", "fake.s.0", "@0", "@2", 1)], {}),
