@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from orchestration.planner import Catalog, StreamFacts
+from orchestration.planner.catalog import FoundStreams
 from resources.errors import StreamNotFoundError
 
 if TYPE_CHECKING:
@@ -28,16 +29,18 @@ def systems_of(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, Stre
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
     """Return the facts of every stream that the application names and that exists."""
     facts: dict[str, StreamFacts] = {}
+    missing: dict[str, str] = {}
     for name in sorted(_streams(app)):
         system, _, stream = name.partition(".")
         try:
             info = systems[system].info(stream)
-        except StreamNotFoundError:
+        except StreamNotFoundError as error:
+            missing[name] = error.problem
             continue
         facts[name] = StreamFacts(
             name, info.partitions, info.key, info.partitioner, info.schema, systems[system].evolves
         )
-    return facts
+    return FoundStreams(facts, missing)
 
 
 def _open(streams: Iterable[str], lake: Lake) -> dict[str, StreamSystem]:

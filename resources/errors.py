@@ -15,6 +15,7 @@
     |   |-- CommitConflict             somebody else committed: re-read and decide again
     |   |-- CommitStateUnknown         the store never said whether the commit happened
     |   |-- ProducerConflict           one producer and sequence, two different contents
+    |   |-- LakeNotFoundError          no lake is where one is to be read
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
@@ -119,6 +120,10 @@ class CommitStateUnknown(PermanentError):
 
 class ProducerConflict(PermanentError):
     """One producer and sequence came twice, with different contents."""
+
+
+class LakeNotFoundError(PermanentError):
+    """Nothing has been written to the lake yet, or it is somewhere else."""
 
 
 class StreamNotFoundError(PermanentError):

@@ -38,7 +38,7 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
     from orchestration.offsets.checkpoints import CheckpointManager
     from resources.objects import open_lake
 
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     app = load_application(name) if ":" in name else None
     application = name if app is None else app.name
     found = CheckpointManager(lake, app or application).read_last_checkpoint()
@@ -78,7 +78,7 @@ def history(name: str, partition: str | None, limit: int, lake_url: str | None, 
     from resources.objects import open_lake
     from resources.streams import SystemStreamPartition
 
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     ssp = None if partition is None else SystemStreamPartition.parse(partition)
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
@@ -114,7 +114,7 @@ def abandon(
     from orchestration.offsets.checkpoints import CheckpointManager
     from resources.objects import open_lake
 
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     checkpoints = CheckpointManager(lake, name)
     found = checkpoints.read_last_checkpoint()
     if found is None:

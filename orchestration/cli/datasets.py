@@ -35,7 +35,7 @@ def list_all(lake_url: str | None, json_output: bool) -> None:
     from assets import list_datasets, open_dataset
     from resources.objects import open_lake
 
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     found: list[dict[str, Any]] = []
     for name in list_datasets(lake):
         try:
@@ -76,7 +76,7 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
     from assets import open_dataset
     from resources.objects import open_lake
 
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     store = open_dataset(lake, name)
     if version is not None or as_of is not None:
         versions.show_version(store, _chosen(store, version, as_of).version, json_output=json_output)
@@ -173,7 +173,7 @@ def _view(lake_url: str | None, name: str, version: str | None, as_of: str | Non
     from assets import open_dataset
     from resources.objects import open_lake
 
-    return _chosen(open_dataset(open_lake(lake_url), name), version, as_of)
+    return _chosen(open_dataset(open_lake(lake_url, create=False), name), version, as_of)
 
 
 def _chosen(store: DatasetStore, version: str | None, as_of: str | None) -> DatasetView:

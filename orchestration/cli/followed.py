@@ -31,7 +31,7 @@ def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     from assets import open_dataset
     from resources.objects import open_lake
 
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     manifest = open_dataset(lake, name).require_manifest()
     if manifest.declaration.kind != "unbounded":
         raise ConfigurationError(
@@ -108,7 +108,7 @@ def compact(
     from orchestration.session_scope import session_scope
     from resources.objects import open_lake
 
-    lake, person = open_lake(lake_url), who(by)
+    lake, person = open_lake(lake_url, create=False), who(by)
     asked = cast(Literal["minor", "major"] | None, level)
     with session_scope(master=master, lake_url=lake.url) as spark:
         report = compact_dataset(lake, name, spark, by=person, level=asked)
@@ -141,7 +141,7 @@ def rebuild(
     from resources.objects import open_lake
 
     spec = unit_of(load_application(reference), name)[0]
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     shown = bootstraps_shown(json_output)
     with session_scope(master=master, lake_url=lake.url) as spark:
         report = rebuild_dataset(lake, systems_of([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown)

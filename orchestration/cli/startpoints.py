@@ -78,7 +78,7 @@ def set_startpoint(
     """
     position = _position({"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
     until = _until({"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset})
-    startpoints = _startpoints(reference, lake_url)
+    startpoints = _startpoints(reference, lake_url, create=True)
     app = startpoints.app
     wanted: dict[str, Any] = {"until": until, "task": task, "on_unresolved": on_unresolved, "force": force}
     if dry_run:
@@ -176,11 +176,11 @@ _TABLES = {
 }
 
 
-def _startpoints(reference: str, lake_url: str | None) -> Startpoints:
+def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) -> Startpoints:
     from orchestration.startpoints import Startpoints
     from resources.objects import open_lake
 
-    return Startpoints(open_lake(lake_url), load_application(reference))
+    return Startpoints(open_lake(lake_url, create=create), load_application(reference))
 
 
 def _position(given: dict[str, str | bool | None]) -> Startpoint:

@@ -116,7 +116,7 @@ def _streams(lake_url: str | None) -> LakeStreams:
     from resources.objects import open_lake
     from resources.streams import LakeStreams
 
-    return LakeStreams(open_lake(lake_url))
+    return LakeStreams(open_lake(lake_url, create=False))
 
 
 def _facts(described: StreamDescription) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
     from resources.objects import open_lake
     from resources.tables import BlockingTable
 
-    remote = open_table(open_lake(lake_url), name)
+    remote = open_table(open_lake(lake_url, create=False), name)
     values = _typed(key, remote)
     with BlockingTable(remote) as blocking:
         record = blocking.get(values[0] if len(values) == 1 else values)

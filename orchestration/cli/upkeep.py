@@ -41,7 +41,7 @@ def discard(
     from orchestration.retention import discard as discard_one
     from resources.objects import open_lake
 
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     there = list_datasets(lake)
     unknown = [name for name in names if name not in there]
     if unknown:
@@ -92,7 +92,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     from resources.errors import VersionDiscardedError
     from resources.objects import open_lake
 
-    store = open_dataset(open_lake(lake_url), name)
+    store = open_dataset(open_lake(lake_url, create=False), name)
     if version is not None:
         views = [store.version(version)]
     elif store.require_manifest().declaration.kind == "unbounded":
@@ -155,7 +155,7 @@ def forget(
     from resources.schema import Field
 
     person = who(by)
-    lake = open_lake(lake_url)
+    lake = open_lake(lake_url, create=False)
     store = open_dataset(lake, name)
     declared = store.require_manifest().declaration
     if bool(key) == (keys_from is not None):

@@ -277,7 +277,7 @@ def _store(lake_url: str | None, name: str) -> DatasetStore:
     from assets import open_dataset
     from resources.objects import open_lake
 
-    return open_dataset(open_lake(lake_url), name)
+    return open_dataset(open_lake(lake_url, create=False), name)
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:

@@ -43,6 +43,14 @@ class StreamFacts:
 Catalog: TypeAlias = Mapping[str, StreamFacts]
 
 
+class FoundStreams(dict[str, StreamFacts]):
+    """A catalog that also holds what the systems said of streams that they don't have: where they looked."""
+
+    def __init__(self, facts: Mapping[str, StreamFacts], missing: Mapping[str, str]) -> None:
+        super().__init__(facts)
+        self.missing = dict(missing)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerConfig:
     """Settings of a deployment, which an application's own settings come before.
@@ -64,9 +72,10 @@ def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     """Return the facts of a stream that has to exist; `what` says in the error who needs it."""
     facts = catalog.get(stream)
     if facts is None:
+        said = catalog.missing.get(stream) if isinstance(catalog, FoundStreams) else None
         there = ", ".join(sorted(catalog)) or "none"
         raise PlanningError(
-            f"{what} reads stream {stream!r}, which does not exist; streams there: {there}.",
+            f"{what} reads stream {stream!r}, which does not exist: " + (said or f"streams there: {there}."),
             "Correct the name, or create the stream by appending to it.",
         )
     return facts

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from resources.errors import ConfigurationError, ObjectExistsError, ObjectNotFoundError
+from resources.errors import ConfigurationError, LakeNotFoundError, ObjectExistsError, ObjectNotFoundError
 from resources.names import check_name
 from resources.objects.commit import CommitLog
+from resources.objects.creating import UnmadeLakeStore
 from resources.objects.documents import LakeDocument, decode, encode
 from resources.objects.probe import probe_conditional_writes
 from resources.objects.store import S3Options, StoreDescriptor
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 DEFAULT_LAKE = ".adjunct/lake"
 _DOCUMENT = "_adjunct/lake.json"
+_SCHEMES = ("s3", "s3a", "memory", "file")
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)")
+_log = logging.getLogger("adjunct.lake")
 
 
 class LakeSettings(BaseSettings):
@@ -64,12 +70,24 @@ class Lake:
 
     def __init__(self, store: ObjectStore, lake_id: str, *, shared: bool = False) -> None:
         self.store = store
-        self.id = lake_id
+        self._id = lake_id
         self.shared = shared
+
+    @property
+    def id(self) -> str:
+        """The lake's own id; "" while nothing has been written to it."""
+        if not self._id:
+            document = _document(self.store)
+            self._id = document.id if document is not None else ""
+        return self._id
 
     @property
     def url(self) -> str:
         return self.store.url
+
+    def exists(self) -> bool:
+        """Whether anything has ever been written to the lake. One request while there is none."""
+        return bool(self.id)
 
     def stream_prefix(self, name: str) -> str:
         return f"streams/{check_name('stream', name)}"
@@ -91,45 +109,75 @@ class Lake:
         return f"Lake({self.url!r})"
 
 
-def open_lake(url: str | os.PathLike[str] | None = None, *, settings: LakeSettings | None = None) -> Lake:
+def open_lake(
+    url: str | os.PathLike[str] | None = None, *, settings: LakeSettings | None = None, create: bool = True
+) -> Lake:
     """Return the lake at `url`: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`.
 
-    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. The first opening probes the store's conditional
-    writes (`ConditionalWritesUnsupportedError`) and writes `_adjunct/lake.json`; later ones read it: one GET.
+    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. One GET, which creates nothing. Where there is no lake yet, the
+    first write makes one, and logs so: it probes the store's conditional writes (ConditionalWritesUnsupportedError) and
+    writes `_adjunct/lake.json`. With `create=False`, a lake that is not there is a LakeNotFoundError.
     """
     settings = settings or LakeSettings()
-    store = StoreDescriptor(
-        *_address(os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE, settings)
-    ).open()
-    return lake_in(store, shared=settings.shared)
+    named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
+    store = StoreDescriptor(*_address(named, settings)).open()
+    lake = lake_in(store, shared=settings.shared)
+    if not create and not lake.exists():
+        raise LakeNotFoundError(
+            f"there is no lake at {lake.url}.",
+            "Check --lake and ADJUNCT_LAKE; the first command or program that writes to a lake makes it.",
+        )
+    return lake
 
 
 def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
-    """Return the lake at a store's root, created after a probe if there is none yet."""
+    """Return the lake at a store's root; where there is none yet, the first write makes it, after a probe."""
+    document = _document(store)
+    if document is None:
+        return Lake(cast("ObjectStore", UnmadeLakeStore(store, _make)), "", shared=shared)
+    return Lake(store, document.id, shared=shared)
+
+
+def _document(store: ObjectStore) -> LakeDocument | None:
     try:
         data = store.get(_DOCUMENT).data
     except ObjectNotFoundError:
-        probe_conditional_writes(store)
-        data = _create(store)
-    document = decode(
+        return None
+    return decode(
         LakeDocument,
         data,
         f"lake document {_DOCUMENT!r} in {store.url}",
         "Restore this object from a backup or an older object version; nothing else in the lake is affected.",
     )
-    return Lake(store, document.id, shared=shared)
 
 
-def _create(store: ObjectStore) -> bytes:
-    data = encode(LakeDocument(id=uuid.uuid4().hex, probed_at=datetime.now(UTC)))
+def _make(store: ObjectStore) -> None:
+    """Write the lake's document where there is none yet, and say so: a mistyped URL makes a new lake."""
+    if _document(store) is not None:  # another process was first
+        return
+    probe_conditional_writes(store)
     try:
-        store.put_if_absent(_DOCUMENT, data)
-    except ObjectExistsError:  # another process opened it at the same time
-        return store.get(_DOCUMENT).data
-    return data
+        store.put_if_absent(_DOCUMENT, encode(LakeDocument(id=uuid.uuid4().hex, probed_at=datetime.now(UTC))))
+    except ObjectExistsError:
+        return
+    if not store.url.startswith("memory:"):
+        _log.warning("A new lake is made at %s.", store.url)
 
 
 def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
+    if not isinstance(url, str) or not url.strip():
+        raise ConfigurationError(
+            f"lake {url!r} is no address: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
+            "Leave it out for ADJUNCT_LAKE, else .adjunct/lake.",
+        )
+    # Of file:/FOLDER it is plain what it means; s3:/BUCKET would be a folder.
+    named = _URL.match(url)
+    slashes = named["slashes"] if named and not url.startswith("file:/") else "//"
+    if named and len(slashes) < 2 and (slashes or named["scheme"].lower() in _SCHEMES):
+        raise ConfigurationError(
+            f"lake {url!r} has {'one slash' if slashes else 'no slashes'} after its scheme: expected two.",
+            f"Write {named['scheme'].lower()}://{url[named.end() :]}, or ./{url} for a folder of this name.",
+        )
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
         return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -12,14 +14,16 @@ import uuid
 import zlib
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from resources.errors import (
+    AdjunctError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
     ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    StoreUnavailableError,
 )
 from resources.objects.store import ObjectInfo, Stored, StoreDescriptor, check_key, check_prefix
 
@@ -33,6 +37,25 @@ _HIDDEN = ".adjunct-store"
 _LOCKS = 64
 _HASHED_SIZE = 1024 * 1024
 _STALE_SECONDS = 24 * 3600
+# What only somebody else can change; another error of the file system (a full or failing disk) may pass.
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _told(request: Callable[Concatenate[LocalStore, P], T]) -> Callable[Concatenate[LocalStore, P], T]:
+    """Say what the file system refuses, or fails at, as an error of ours."""
+
+    @functools.wraps(request)
+    def asked(self: LocalStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return request(self, *args, **kwargs)
+        except OSError as error:
+            key = next((each for each in args if isinstance(each, str)), "")
+            raise self._failed(error, f"object {key!r}") from error
+
+    return asked
 
 
 class LocalStore:
@@ -68,33 +91,43 @@ class LocalStore:
 
     # -- reading
 
+    @_told
     def get(self, key: str) -> Stored:
         with self._open(key) as file:
             data = file.read()
             return Stored(data, _etag(data, os.fstat(file.fileno())))
 
+    @_told
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with self._open(key) as file:
             file.seek(start)
             return file.read(length)
 
+    @_told
     def head(self, key: str) -> ObjectInfo | None:
         return _info(key, self._path(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
+        for key in self._keys(check_prefix(prefix)):
+            info = self._info(key)
+            if info is not None:
+                yield info
+
+    @_told
+    def _info(self, key: str) -> ObjectInfo | None:
+        return _info(key, self._root / key)
+
+    def _keys(self, prefix: str) -> tuple[str, ...]:
         folder = self._root / prefix.rpartition("/")[0]
         keys = []
-        for parent, folders, files in os.walk(folder):
+        for parent, folders, files in os.walk(folder, onerror=self._unreadable):
             # The hidden folder, and whatever else begins with a dot, is never an object.
             folders[:] = [name for name in folders if not name.startswith(".")]
             base = Path(parent).relative_to(self._root)
             keys += [(base / name).as_posix() for name in files if not name.startswith(".")]
-        for key in sorted(key for key in keys if key.startswith(prefix)):
-            info = _info(key, self._root / key)
-            if info is not None:
-                yield info
+        return tuple(sorted(key for key in keys if key.startswith(prefix)))
 
+    @_told
     def download(self, key: str, path: Path) -> None:
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
         try:
@@ -106,16 +139,19 @@ class LocalStore:
 
     # -- writing
 
+    @_told
     def put(self, key: str, data: bytes) -> str:
         path = self._path(key)
         with self._temporary(data) as temporary, self._lock(key):
             return self._replace(temporary, path, key)
 
+    @_told
     def put_if_absent(self, key: str, data: bytes) -> str:
         path = self._path(key)
         with self._temporary(data) as temporary:
             return self._create(temporary, path, key)
 
+    @_told
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         path = self._path(key)
         with self._temporary(data) as temporary, self._lock(key):
@@ -127,6 +163,7 @@ class LocalStore:
                 )
             return self._replace(temporary, path, key)
 
+    @_told
     def upload(self, path: Path, key: str) -> str:
         target = self._path(key)
         staged = path.absolute().parent == self.staging_dir()
@@ -142,8 +179,11 @@ class LocalStore:
             if not staged:
                 copy.unlink(missing_ok=True)
 
+    @_told
     def delete(self, key: str) -> None:
         path = self._path(key)
+        if not path.exists():  # nor are folders made, for a lock, where nothing is
+            return
         self._prepare()
         with self._lock(key):
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -180,10 +220,32 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
+    def _unreadable(self, error: OSError) -> None:
+        """Raise for a folder that can't be listed: what is in it would be left out in silence."""
+        gone = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
+        if not gone:
+            raise self._failed(error, "what is below it") from error
+
+    def _failed(self, error: OSError, what: str) -> AdjunctError:
+        said = error.strerror or str(error)
+        if self._root.exists() and not self._root.is_dir():
+            return ConfigurationError(f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.")
+        if error.errno in _REFUSALS or not self._root.exists():
+            return ConfigurationError(
+                f"folder {self.url} can't hold a lake, or {what} in it: {said}.",
+                "Choose a folder that this user may read and write.",
+            )
+        return StoreUnavailableError(
+            f"the file system of {self.url} failed at {what}: {said}.",
+            "See whether the disk is full or failing, then run it again.",
+        )
+
     def _open(self, key: str) -> BufferedReader:
         try:
             return self._path(key).open("rb")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            if self._root.is_file():
+                raise
             raise ObjectNotFoundError(
                 f"object {key!r} is not in {self.url}.", "Check the lake's URL, and whether it was deleted."
             ) from None
@@ -194,11 +256,8 @@ class LocalStore:
         try:
             (self._hidden / "staging").mkdir(parents=True, exist_ok=True)
             (self._hidden / "locks").mkdir(exist_ok=True)
-        except (PermissionError, FileExistsError, NotADirectoryError) as error:
-            raise ConfigurationError(
-                f"folder {self.url} can't hold a lake: {error.strerror}.",
-                "Choose a folder that this user may write to.",
-            ) from error
+        except OSError as error:
+            raise self._failed(error, "the lake") from error
         self._sweep()
         self._ready = True
 

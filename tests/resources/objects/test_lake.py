@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from resources.errors import ConditionalWritesUnsupportedError, ConfigurationError, InvalidNameError
+from resources.errors import (
+    ConditionalWritesUnsupportedError,
+    ConfigurationError,
+    InvalidNameError,
+    LakeNotFoundError,
+    StoreUnavailableError,
+    StreamNotFoundError,
+)
 from resources.objects import InMemoryStore, LakeSettings, LocalStore, ObjectStore, lake_in, open_lake
 from resources.objects.faulty import FaultyStore
+from resources.schema import Schema
+from resources.streams import LakeStreams
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,31 +47,56 @@ class _IgnoresBoth(_IgnoresIfMatch, _IgnoresIfNoneMatch):
 )
 def test_a_store_that_ignores_conditions_is_refused_with_the_reason(kind: type[InMemoryStore], says: str) -> None:
     store = kind()
+    lake = lake_in(store)
     with pytest.raises(ConditionalWritesUnsupportedError, match=says) as caught:
-        lake_in(store)
+        lake.store.put_if_absent("first", b"")
     assert "versitygw" in caught.value.next_step
     assert list(store.list("")) == []
 
 
-def test_a_lake_is_probed_once_and_then_only_read(store: ObjectStore) -> None:
+def test_a_lake_is_probed_once_at_its_first_write_and_then_only_read(store: ObjectStore) -> None:
     watched = FaultyStore(store)
     first = lake_in(watched)
-    assert [request for request, _ in watched.requests][1] == "put_if_absent"
+    assert not first.exists()
+    assert {request for request, _ in watched.requests} == {"get"}
+    first.store.put("x", b"")
+    assert next(request for request, _ in watched.requests if request != "get") == "put_if_absent"
+    assert first.exists()
     watched.requests.clear()
     assert lake_in(watched).id == first.id
     assert watched.requests == [("get", "_adjunct/lake.json")]
-    assert [info.key for info in store.list("")] == ["_adjunct/lake.json"]
+    assert [info.key for info in store.list("")] == ["_adjunct/lake.json", "x"]
 
 
-def test_processes_that_open_a_new_lake_together_agree_on_it(store: ObjectStore) -> None:
+def test_processes_that_write_to_a_new_lake_together_agree_on_it(store: ObjectStore) -> None:
+    lakes = [lake_in(store) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        assert len({lake.id for lake in pool.map(lambda _: lake_in(store), range(4))}) == 1
+        list(pool.map(lambda each: each[1].store.put(f"x{each[0]}", b""), enumerate(lakes)))
+    assert len({lake.id for lake in lakes}) == 1
+
+
+def test_reading_makes_no_lake_and_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lake = open_lake(tmp_path / "lake")
+    streams = LakeStreams(lake)
+    assert streams.list_streams() == []
+    with pytest.raises(StreamNotFoundError, match=str(tmp_path / "lake")):
+        streams.describe("orders")
+    lake.store.delete("x/y")
+    assert (lake.exists(), lake.id, list(tmp_path.iterdir())) == (False, "", [])
+    with pytest.raises(LakeNotFoundError, match=str(tmp_path / "lake")):
+        open_lake(tmp_path / "lake", create=False)
+    assert caplog.messages == []
+    streams.create("orders", schema=Schema.of(n="int"), partitions=1)
+    assert caplog.messages == [f"A new lake is made at {tmp_path / 'lake'}."]
+    assert lake.exists()
+    assert lake.id == open_lake(tmp_path / "lake", create=False).id
 
 
 def test_a_folder_a_file_url_and_the_environment_name_the_same_lake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "with space ü%20"
+    open_lake(folder).store.put("x", b"")
     lake = open_lake(folder)
     assert open_lake(folder.as_uri()).id == lake.id
     assert open_lake(str(folder)).store is lake.store
@@ -83,7 +119,21 @@ def test_prefixes_take_safe_names_only(tmp_path: Path) -> None:
             prefix("../escape")
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/x", "file://host/folder", "s3://", "s3:///x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gs://bucket/x",
+        "file://host/folder",
+        "s3://",
+        "s3:///x",
+        "s3:/bucket/x",
+        "S3:/b",
+        "s3:b",
+        "memory:/x",
+        "hdfs:/x",
+        "",
+    ],
+)
 def test_an_address_that_can_not_work_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         open_lake(url)
@@ -95,6 +145,24 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         open_lake(tmp_path / "file")
 
 
+@pytest.mark.parametrize("folder", ["/proc/x", "/dev/null/x", "/sys/lake"])
+def test_a_folder_that_the_system_refuses_is_said_as_ours(folder: str) -> None:
+    with pytest.raises(ConfigurationError, match="can't hold a lake"):
+        open_lake(folder).store.put("x", b"")
+
+
+def test_a_disk_that_fails_is_told_as_what_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = open_lake(tmp_path)
+    lake.store.put("x", b"")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreUnavailableError, match="No space left on device"):
+        lake.store.put("y", b"")
+
+
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="sse_kms_key_id needs sse"):
         LakeSettings(sse_kms_key_id="key")
@@ -102,6 +170,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_lake_travels_in_a_pickle_without_a_new_probe(tmp_path: Path) -> None:
+    open_lake(tmp_path).store.put("x", b"")
     lake = open_lake(tmp_path)
     lake.store.delete("_adjunct/lake.json")
     again = pickle.loads(pickle.dumps(lake))

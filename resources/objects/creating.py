@@ -1,0 +1,58 @@
+"""A store at which no lake is yet: reading finds nothing and leaves nothing, the first write makes the lake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from resources.objects.store import ObjectStore, StoreDescriptor
+
+
+class UnmadeLakeStore:
+    """`inner`, whose first write is preceded by `make`. What reads passes through, and so does all once it is made."""
+
+    def __init__(self, inner: ObjectStore, make: Callable[[ObjectStore], None]) -> None:
+        self._inner = inner
+        self._make = make
+        self._lock = threading.Lock()
+        self._made = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_inner"], name)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self._inner.descriptor,))
+
+    def put(self, key: str, data: bytes) -> str:
+        return self._writing().put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        return self._writing().put_if_absent(key, data)
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        return self._writing().put_if_match(key, data, etag)
+
+    def upload(self, path: Path, key: str) -> str:
+        return self._writing().upload(path, key)
+
+    def staging_dir(self) -> Path:
+        return self._writing().staging_dir()
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        self._inner.delete_many(keys)
+
+    def _writing(self) -> ObjectStore:
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    self._make(self._inner)
+                    self._made = True
+        return self._inner

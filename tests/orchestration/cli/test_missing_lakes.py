@@ -1,0 +1,59 @@
+"""What only looks makes no lake: every such command, in a folder where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestration.cli.main import root
+from orchestration.cli.output import guarded
+
+APP = """
+from dagster_adjunct import Application, bounded_dataset
+
+app = Application("one")
+planes = app.table(bounded_dataset("planes", input="lake.planes", key="k", partitions=2))
+app.input_stream("lake.in").join(planes, on="k").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+"""
+WHY = ["--reason", "x", "--by", "y"]
+LOOKING = [
+    ["plan", "missing_lakes:app"],
+    ["stream", "list"],
+    ["stream", "describe", "in"],
+    ["stream", "export", "in", "--to", "out.parquet"],
+    ["stream", "maintain"],
+    ["dataset", "list"],
+    ["dataset", "show", "planes"],
+    ["dataset", "get", "planes", "1"],
+    ["dataset", "items", "planes"],
+    ["dataset", "versions", "planes"],
+    ["dataset", "history", "planes"],
+    ["dataset", "pin", "planes", "v1", *WHY],
+    ["dataset", "forget", "planes", "1", "--yes", *WHY],
+    ["dataset", "verify", "planes"],
+    ["dataset", "discard"],
+    ["dataset", "compact", "planes"],
+    ["startpoint", "set", "missing_lakes:app", "lake.in", "--oldest", *WHY],
+    ["startpoint", "list", "missing_lakes:app"],
+    ["startpoint", "clear", "missing_lakes:app", "--all", *WHY],
+    ["checkpoint", "show", "one"],
+    ["checkpoint", "history", "one"],
+    ["checkpoint", "abandon", "one", "--yes", *WHY],
+    ["table", "get", "aircraft", "1"],
+]
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=lambda command: " ".join(command[:2]))
+def test_a_command_that_finds_no_lake_says_where_it_looked_and_makes_none(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "missing_lakes.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ADJUNCT_LAKE", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    assert guarded(lambda: root.main(command, prog_name="adjunct", standalone_mode=False)) == 1
+    said = capfd.readouterr().err.replace("\n", "")
+    assert f"{tmp_path}/.adjunct/lake".replace("\n", "") in said
+    assert [path.name for path in tmp_path.iterdir()] == ["missing_lakes.py"]
