@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from assets.log import NAMES, DatasetLog, members_of, redirect_of, set_log
 from assets.manifest import DatasetManifest, SealedVersion, VersionRef, version_number
 from assets.publishing.build import check_declaration
-from assets.publishing.choosing import require_version
+from assets.publishing.choosing import SHORT_ID, require_version
 from assets.publishing.operations import (
     HistoryEntry,
     drop_version,
@@ -295,7 +295,9 @@ class DatasetStore:
     def _committed(self, manifest: DatasetManifest, version: str) -> SealedVersion:
         """Return an unbounded dataset's version, whose number is that of the commit that holds it."""
         number, dash, commit_id = version.removeprefix("v").partition("-")
-        found = None
+        found = self._begun(manifest, version) if SHORT_ID.fullmatch(version) else None
+        if found is not None:
+            return found
         if dash and number.isdecimal() and commit_id:
             with suppress(ObjectNotFoundError, MalformedDocumentError):
                 found = self.log.read_at(int(number), commit_id).version
@@ -307,6 +309,18 @@ class DatasetStore:
                 f"See adjunct dataset history {self.name}.",
             )
         return found
+
+    def _begun(self, manifest: DatasetManifest, version: str) -> SealedVersion | None:
+        """Return an unbounded dataset's version by the beginning of its id; its number is that of a commit."""
+        from assets.reading.travel import served_at
+
+        number, current = version_number(version), self.read()[0]
+        if current is None or not manifest.retained_from <= number <= current.number:
+            return None
+        with suppress(DatasetError):  # nothing was served after that commit
+            found = served_at(self.log, current, manifest, None, number)
+            return found if found.id.startswith(version) else None
+        return None
 
     def _awaited(self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None) -> str:
         kind = manifest.declaration.kind if manifest is not None else self._spec.kind if self._spec else None

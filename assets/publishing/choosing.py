@@ -6,6 +6,7 @@ whose content did not change holds it under the version that it had.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from assets.log import Manifests
+
+SHORT_ID = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
+"""The beginning of a version's id: its whole number at least."""
 
 
 def find_version(manifest: DatasetManifest, version: str) -> VersionRef | None:
@@ -31,8 +35,11 @@ def find_version(manifest: DatasetManifest, version: str) -> VersionRef | None:
 
 
 def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = False) -> VersionRef:
-    """Return a retained version by id or name. Raises DatasetError, naming what there is."""
-    ref = find_version(manifest, version)
+    """Return a retained version by id or name, or by the beginning of one id, as the command line shows it.
+
+    Raises DatasetError, naming what there is.
+    """
+    ref = find_version(manifest, version) or _begun(manifest, version)
     if ref is None:
         rewritten = _rewritten(manifest, version)
         if rewritten is not None:
@@ -53,6 +60,16 @@ def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = F
             else "Choose another version: a withdrawn one never comes back.",
         )
     return ref
+
+
+def _begun(manifest: DatasetManifest, version: str) -> VersionRef | None:
+    begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if SHORT_ID.fullmatch(version) else []
+    if len(begun) > 1:
+        raise DatasetError(
+            f"dataset {manifest.name!r}: {version!r} begins several ids: {', '.join(ref.id for ref in begun)}.",
+            "Give more digits.",
+        )
+    return begun[0] if begun else None
 
 
 def _rewritten(manifest: DatasetManifest, version: str) -> VersionRef | None:

@@ -11,7 +11,7 @@ import click
 from orchestration.cli import followed, upkeep, versions
 from orchestration.cli.advance import advance
 from orchestration.cli.keys import entry_keys, leading_values
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_record, show_table
+from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_record, show_table, zoned
 from resources.errors import ConfigurationError, MalformedDocumentError
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def items(
         return
     columns = list(view.schema.names)
     rows = [[None if (v := entry[c]) is None else str(v) for c in columns] for entry in entries]
-    show_table(f"{name} (version {view.version})", columns, rows)
+    show_table(f"{name} (version {view.version})", columns, rows, own=True)
 
 
 def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> DatasetView:
@@ -188,4 +188,4 @@ def _chosen(store: DatasetStore, version: str | None, as_of: str | None) -> Data
         moment = datetime.fromisoformat(as_of)
     except ValueError:
         return store.as_of(commit=as_of)
-    return store.as_of(moment)
+    return store.as_of(zoned("--as-of", as_of, moment))

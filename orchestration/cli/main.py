@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import sys
 import uuid
 from pathlib import Path
@@ -150,12 +151,13 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
 
 
 @root.command()
-@click.option("--port", default=3000, show_default=True, help="Port on 127.0.0.1.")
+@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port on 127.0.0.1.")
 @lake_url
 def ui(port: int, lake_url: str | None) -> None:
     """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
     from orchestration.instance import prepare_dagster_home
 
+    refuse_used(port)
     home = prepare_dagster_home(Path(".adjunct/dagster"))
     environment = {**os.environ, "DAGSTER_HOME": str(home)}
     if lake_url:
@@ -164,6 +166,19 @@ def ui(port: int, lake_url: str | None) -> None:
     arguments += ["-w", "workspace.yaml"] if Path("workspace.yaml").exists() else ["-m", "orchestration.definitions"]
     console.print(f"Dagster UI: http://127.0.0.1:{port}")
     os.execve(sys.executable, arguments, environment)
+
+
+def refuse_used(port: int) -> None:
+    """Refuse a port that something listens on, before the daemon starts: it would run on without its webserver."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"port {port} of 127.0.0.1 can't be used: {error.strerror}.",
+                f"Stop what listens there (another adjunct ui?), or choose another port: adjunct ui --port {port + 1}.",
+            ) from error
 
 
 def main() -> None:

@@ -9,22 +9,39 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from resources.errors import AdjunctError
+from orchestration.cli.layout import beneath, in_seconds, natural_width, shortened, told
+from resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
     from assets import AdvanceReport
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 console = Console()
 _errors = Console(stderr=True)
 
-as_json = click.option("--json", "json_output", is_flag=True, help="Print one JSON document.")
+_WIDE = "adjunct.wide"
+
+
+def _widen(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    context.meta[_WIDE] = value
+
+
+def as_json(command: F) -> F:
+    """Add --json, which has all of what is found, and --wide, which keeps tables from being fitted to the terminal."""
+    wide = click.option(
+        "--wide", is_flag=True, expose_value=False, callback=_widen, help="Whole ids, times and texts in tables."
+    )
+    return click.option("--json", "json_output", is_flag=True, help="Print one JSON document.")(wide(command))
+
+
 lake_url = click.option(
     "--lake",
     "lake_url",
@@ -43,6 +60,16 @@ def fail_if_rejected(reports: Iterable[AdvanceReport]) -> None:
         raise click.exceptions.Exit(REJECTED)
 
 
+def zoned(option: str, text: str, moment: datetime) -> datetime:
+    """Return a time that an option gave, or refuse one without its zone, which could mean any of a day's."""
+    if moment.tzinfo is None:
+        written = text if ":" in text else f"{text}T00:00"
+        raise ConfigurationError(
+            f"{option} {text} names no zone.", f"Write {written}Z for UTC, or the offset of its zone: {written}+01:00."
+        )
+    return moment
+
+
 def show_json(value: Any) -> None:
     """Print a value as one JSON document; times as ISO text, decimals as text, bytes as hex."""
     click.echo(json.dumps(value, indent=2, default=_jsonable, ensure_ascii=False))
@@ -53,25 +80,44 @@ def show_line(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows as a table; numbers align right."""
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*[_cell(value) for value in row])
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, own: bool = False) -> None:
+    """Print rows as a table; numbers align right. With `own`, the values are a user's, and shown as they are.
+
+    Else version ids are shortened to what is unique, times to minutes, and sentences that do not fit stand beneath.
+    """
+    context = click.get_current_context(silent=True)
+    wide = context is not None and bool(context.meta.get(_WIDE))
+    numeric = [bool(rows) and all(isinstance(row[at], int | float) for row in rows) for at in range(len(columns))]
+    cells = [[told(cell) for cell in row] for row in (rows if own or wide else shortened(rows))]
+    moved = [] if own or wide else beneath(columns, cells, console.width)
+    shown = [at for at, name in enumerate(columns) if name not in moved]
+    folds = own or natural_width([columns[at] for at in shown], columns, cells) > console.width
+    table = Table()
+    for at in shown:
+        atom = wide or not folds or (at == 0 and not own)
+        table.add_column(Text(columns[at]), justify="right" if numeric[at] else "left", overflow="fold", no_wrap=atom)
+    for row in cells:
+        table.add_row(*[Text(row[at]) for at in shown])
+    console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
+    if wide:
+        Console(width=max(console.width, natural_width(columns, columns, cells))).print(table)
+        return
     console.print(table)
+    for row in cells:
+        texts = {name: row[columns.index(name)] for name in moved}
+        said = ", ".join(f"{name}: {text}" for name, text in texts.items() if text not in ("", "-"))
+        if said:
+            show_line(f"{columns[0]} {row[0]}: {said}".strip())
 
 
-def show_facts(title: str, facts: Mapping[str, Any]) -> None:
-    """Print names and values, one a line."""
+def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:
+    """Print names and values, one a line; times of ours to the second, values of a user (`own`) as they are."""
     console.print(title, style="italic", markup=False, highlight=False)
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, _cell(value))
+        table.add_row(name, Text(told(value) if own else told(in_seconds(value))))
     console.print(table)
 
 
@@ -80,7 +126,7 @@ def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> N
     if record is None:
         show_facts(title, {"": missing})
         return
-    show_facts(title, {name: str(v) if isinstance(v, int | float) else v for name, v in record.items()})
+    show_facts(title, {name: str(v) if isinstance(v, int | float) else v for name, v in record.items()}, own=True)
 
 
 def guarded(command: Callable[[], Any]) -> int:
@@ -130,25 +176,6 @@ def _inside(error: Exception) -> AdjunctError | None:
 
 def _first_lines(error: BaseException) -> str:
     return "\n".join(str(error).strip().splitlines()[:5])
-
-
-def _cell(value: Any) -> Text:
-    """Return a value as a cell: what people have written is text, never markup."""
-    return Text(_shown(value))
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.2f}"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return str(value)
 
 
 def _jsonable(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_table
+from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_table, zoned
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -58,11 +58,12 @@ def expiry(text: str | None, now: datetime) -> datetime | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         moment = None
-    if moment is None or moment.tzinfo is None:
+    if moment is None:
         raise ConfigurationError(
             f"--expires {text!r} is neither a duration nor a time with its zone.",
             "Write for example 2h, 7d, or 2026-01-31T18:00Z.",
         )
+    moment = zoned("--expires", text, moment)
     if moment <= now:
         raise ConfigurationError(f"--expires {text} has passed already.", "Give a later time.")
     return moment.astimezone(UTC)
@@ -85,10 +86,11 @@ def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
 def show_versions(store: DatasetStore) -> None:
     """Print the retained versions as a table, oldest first."""
     manifest = store.require_manifest()
-    columns = ["id", "name", "rows", "bytes", "sealed_at", "state", "reason"]
+    columns = ["id", "name", "rows", "bytes", "sealed at", "state", "reason"]
     facts = [_facts(manifest, ref) for ref in manifest.versions]
     marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
-    show_table(f"versions of {store.name}", columns, [[fact[column] for column in columns] for fact in marked])
+    rows = [[fact[column.replace(" ", "_")] for column in columns] for fact in marked]
+    show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
 
 
 def show_version(store: DatasetStore, version: str, *, json_output: bool) -> None:
@@ -132,8 +134,8 @@ def history(name: str, limit: int, lake_url: str | None, json_output: bool) -> N
     if json_output:
         show_json(entries)
         return
-    columns = ["number", "at", "by", "action", "version", "reason", "served", "readable"]
-    show_table(f"history of {name}", columns, [[entry[column] for column in columns] for entry in entries])
+    columns = ["number", "at", "action", "version", "served", "readable", "by", "reason"]
+    show_table(f"history of {name}, in UTC", columns, [[entry[column] for column in columns] for entry in entries])
 
 
 @click.command()
@@ -264,10 +266,10 @@ def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_
     show_facts(f"{name}: {found.old} to {found.new}", counts | {k: v for k, v in columns.items() if v})
     for what, keys in (("added", found.added_sample), ("removed", found.removed_sample)):
         if keys:
-            show_table(what, list(keys[0]), [[str(value) for value in key.values()] for key in keys])
+            show_table(what, list(keys[0]), [[str(value) for value in key.values()] for key in keys], own=True)
     for entry in found.changed_sample:
         values = {n: f"{entry.old[n]} -> {v}" for n, v in entry.new.items() if n in entry.old and entry.old[n] != v}
-        show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values)
+        show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
 
 
 COMMANDS = (list_versions, history, pin, unpin, rollback, withdraw, force, drop, abandon, diff)

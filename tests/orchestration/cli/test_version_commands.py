@@ -305,5 +305,5 @@ def test_what_was_served_at_a_time_or_after_a_commit_is_read_by_as_of(world: Wor
     assert told(world, "items", "planes", "--as-of", second["at"])["version"] == second["served"]
     assert told(world, "show", "planes", "--as-of", first["at"])["id"] == first["served"]
     assert "nothing was served at 2000-01-01" in refused(world, "get", "planes", "N2", "--as-of", "2000-01-01T00:00Z")
-    assert "without its zone" in refused(world, "get", "planes", "N2", "--as-of", "2026-01-01")
+    assert "names no zone" in refused(world, "get", "planes", "N2", "--as-of", "2026-01-01")
     assert "both a version and --as-of" in refused(world, "get", "planes", "N2", "--version", "v1", "--as-of", "1")

@@ -1,0 +1,127 @@
+"""Tables in 80 columns: ids, times and reasons stay readable, and --wide has them whole."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from assets import DatasetStore
+from orchestration.cli.layout import in_minutes, shortened
+from orchestration.cli.main import root
+from resources.errors import ConfigurationError, DatasetError
+from resources.objects import open_lake
+from tests.assets.conftest import World
+from tests.assets.plain import build_without_spark, no_session
+from tests.orchestration.cli.test_version_commands import PLANES, SCHEMA
+
+REASON = "the April delivery has the wrong seats in it, ticket 4711, see the wiki"
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    world = World(open_lake(tmp_path / "lake"), no_session)
+    world.stream("planes", SCHEMA, ["tailnum"], 2)
+    for version, rows in (("2013-01-01", [("N1", 1), ("N2", 2)]), ("2013-02-01", [("N1", 1)])):
+        world.send("planes", rows, version=version)
+        world.advance(PLANES)
+    return world
+
+
+def shown(world: World, *arguments: str, columns: int = 80) -> list[str]:
+    result = CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": str(columns)})
+    assert result.exception is None, result.exception
+    return result.output.splitlines()
+
+
+@pytest.mark.parametrize("command", ["list", "versions planes", "history planes", "show planes", "discard --dry-run"])
+def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -> None:
+    DatasetStore(world.lake, "planes").pin("2013-01-01", reason=REASON, by="ada.lovelace@example.com")
+    lines = shown(world, "dataset", *command.split())
+    tables = [line for line in lines if line.startswith("│")]
+    assert max(map(len, tables)) <= 80
+    ids = {ref.id for ref in DatasetStore(world.lake, "planes").versions()}
+    cells = [cell.strip() for line in tables for cell in line.strip("│").split("│")]
+    named = [cell for cell in cells if cell.startswith("v0")]
+    assert named
+    assert all(cell in ids or any(each.startswith(f"{cell}-") for each in ids) for cell in named)
+    if command.startswith(("versions", "history")):
+        assert any(cell == f"{datetime.now(UTC):%Y-%m-%d %H}:{cell[-2:]}" for cell in cells)
+        assert any("min_rows: 1 rows, expected 2 or more" in line for line in lines)
+    if command.startswith("history"):
+        assert any(REASON in line for line in lines)
+
+
+def test_wide_tables_have_ids_times_and_reasons_whole(world: World) -> None:
+    refs = DatasetStore(world.lake, "planes").versions()
+    lines = shown(world, "dataset", "versions", "planes", "--wide")
+    for ref in refs:
+        (line,) = [line for line in lines if ref.id in line]
+        assert ref.reason in line
+        assert ref.sealed_at.isoformat()[:19] in line
+
+
+def test_a_shortened_id_is_taken_where_it_is_one_versions(world: World) -> None:
+    store = DatasetStore(world.lake, "planes")
+    first, second = store.versions()
+    assert store.version(first.id[:7]).version == first.id
+    assert store.version(first.id[:12]).version == first.id
+    assert f"version {second.id} of planes" in shown(world, "dataset", "show", "planes", second.id[:7])
+    shown(world, "dataset", "pin", "planes", first.id[:7], "--reason", "x", "--by", "y")
+    for wrong in ("v00000", "v0000019", "000001"):
+        with pytest.raises(DatasetError, match=f"no version '{wrong}'"):
+            store.version(wrong)
+
+
+def test_ids_of_one_number_are_told_apart_by_what_differs() -> None:
+    rows = [["v000001-ab34567890abcdef"], ["v000001-ac34567890abcdef"], ["v000002-0134567890abcdef"], ["v1-x"]]
+    assert shortened(rows) == [["v000001-ab"], ["v000001-ac"], ["v000002"], ["v1-x"]]
+
+
+@pytest.mark.parametrize(
+    ("time", "reads"),
+    [
+        ("2026-11-22T01:31:49.509823+00:00", "2026-11-22 01:31"),
+        ("2026-11-22T01:31:49Z", "2026-11-22 01:31"),
+        ("timestamp 2026-01-01T04:00:00+00:00", "timestamp 2026-01-01T04:00Z"),
+        ("timestamp 2026-01-01T04:00:07+00:00", "timestamp 2026-01-01T04:00:07Z"),
+        ("timestamp 2026-01-01T04:00:00.250000+00:00", "timestamp 2026-01-01T04:00:00.250000Z"),
+        ("2026-11-22", "2026-11-22"),
+    ],
+)
+def test_times_are_shown_by_the_minute_and_those_asked_for_exactly(time: str, reads: str) -> None:
+    assert in_minutes(time) == reads
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dataset", "show", "planes", "--as-of", "2026-01-31T18:00"],
+        ["dataset", "show", "planes", "--as-of", "2026-01-31"],
+        ["dataset", "pin", "planes", "v000001", "--expires", "2026-01-31T18:00", "--reason", "x"],
+    ],
+)
+def test_a_time_without_its_zone_is_answered_with_what_to_type(world: World, arguments: list[str]) -> None:
+    error = CliRunner().invoke(root, [*arguments, "--lake", world.lake.url]).exception
+    assert isinstance(error, ConfigurationError)
+    assert "names no zone. Write 2026-01-31T" in str(error)
+    assert "tzinfo" not in str(error)
+
+
+def test_a_used_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "orchestration.cli.main", "ui", "--port", str(port)]
+        env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert f"port {port} of 127.0.0.1 can't be used" in done.stderr
+    assert list(tmp_path.iterdir()) == []
