@@ -29,7 +29,8 @@ class AdjunctTranslator:
     """Override a method to give assets the keys, groups and owners that your platform has.
 
     Applications that share a stream or dataset meet in one asset, because the default keys do not depend on
-    the application: `lake/flights`, `datasets/planes`, `tables/aircraft_state`, `files/bucket/prefix`.
+    the application: `lake/flights`, `datasets/planes_dataset`, `tables/aircraft_state`, `files/bucket/prefix`. The
+    graph shows the last part alone: a dataset's tells it from the stream that it is made of.
     """
 
     def get_asset_key(self, subject: AssetSubject) -> AssetKey:
@@ -39,7 +40,7 @@ class AdjunctTranslator:
         name = subject.name.replace("-", "_")
         if subject.kind == "stream":
             return AssetKey(name.split("."))
-        return AssetKey([f"{subject.kind}s", name])
+        return AssetKey(["datasets", f"{name}_dataset"] if subject.kind == "dataset" else ["tables", name])
 
     def get_group_name(self, subject: AssetSubject) -> str:
         return subject.group or subject.application.replace("-", "_")

@@ -152,7 +152,7 @@ class Said:
             for event in self.events
             if event.event_type_value == "ASSET_CHECK_EVALUATION"
         ]
-        return {f"{each.asset_key.path[-1]} {each.check_name}": each for each in found}
+        return {f"{named(each)} {each.check_name}": each for each in found}
 
     @property
     def passed(self) -> dict[str, bool]:
@@ -165,7 +165,7 @@ class Said:
 
 
 def key_of(dataset: AdjunctDataset) -> AssetKey:
-    return AssetKey(["datasets", dataset.name.replace("-", "_")])
+    return AssetKey(["datasets", dataset.name.replace("-", "_") + "_dataset"])
 
 
 def check_of(dataset: AdjunctDataset, name: str) -> AssetCheckKey:
@@ -173,7 +173,9 @@ def check_of(dataset: AdjunctDataset, name: str) -> AssetCheckKey:
 
 
 def named(event: Any) -> str:
-    return "/".join([event.asset_key.path[-1], *([event.partition] if event.partition else [])])
+    """Return a dataset's name, or the last part of another asset's key, and the partition."""
+    partition = getattr(event, "partition", None)
+    return "/".join([event.asset_key.path[-1].removesuffix("_dataset"), *([partition] if partition else [])])
 
 
 def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

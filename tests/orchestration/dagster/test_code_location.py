@@ -56,7 +56,7 @@ def test_loading_the_code_location_imports_nothing_heavy_and_opens_no_lake(tmp_p
     assert heavy == []
     assert list(tmp_path.iterdir()) == []
     assert assets == [
-        "datasets/airlines", "datasets/airports", "datasets/planes", "datasets/weather",
+        "datasets/airlines_dataset", "datasets/airports_dataset", "datasets/planes_dataset", "datasets/weather_dataset",
         "lake/airlines", "lake/airports", "lake/enriched_flights", "lake/flights", "lake/planes", "lake/weather",
         "tables/aircraft_state",
     ]  # fmt: skip
@@ -80,9 +80,9 @@ def test_lineage_runs_from_source_streams_over_datasets_and_the_enriched_stream_
         "lake/orders": set(),
         "lake/items": set(),
         "lake/rates": set(),
-        "datasets/items": {"lake/items"},
-        "datasets/rates": {"lake/rates"},
-        "lake/priced": {"lake/orders", "datasets/items", "datasets/rates"},
+        "datasets/items_dataset": {"lake/items"},
+        "datasets/rates_dataset": {"lake/rates"},
+        "lake/priced": {"lake/orders", "datasets/items_dataset", "datasets/rates_dataset"},
         "tables/item_state": {"lake/priced"},
     }
     made = {key.to_user_string() for key in graph.materializable_asset_keys}
@@ -98,13 +98,13 @@ def test_a_dataset_joined_after_an_output_is_upstream_of_what_follows_only() -> 
     assert graph.get(AssetKey(["lake", "first"])).parent_keys == {AssetKey(["lake", "orders"])}
     assert graph.get(AssetKey(["lake", "second"])).parent_keys == {
         AssetKey(["lake", "first"]),
-        AssetKey(["datasets", "labels"]),
+        AssetKey(["datasets", "labels_dataset"]),
     }
 
 
 def test_assets_have_kinds_owners_groups_and_what_a_table_declares(tmp_path: Path) -> None:
     graph = build_definitions(small.order_totals(tmp_path / "t.sqlite")).resolve_asset_graph()
-    items, priced = graph.get(AssetKey(["datasets", "items"])), graph.get(AssetKey(["lake", "priced"]))
+    items, priced = graph.get(AssetKey(["datasets", "items_dataset"])), graph.get(AssetKey(["lake", "priced"]))
     table = graph.get(AssetKey(["tables", "item_state"]))
     assert (items.group_name, list(items.owners), items.kinds) == ("shop", ["team:catalog"], {"spark", "parquet"})
     assert (priced.group_name, list(priced.owners)) == ("order_totals", ["team:sales"])
@@ -147,11 +147,11 @@ def test_applications_given_together_share_datasets_and_feed_each_other(tmp_path
     graph = defs.resolve_asset_graph()
     assert graph.get(AssetKey(["lake", "labels"])).parent_keys == {
         AssetKey(["lake", "priced"]),
-        AssetKey(["datasets", "items"]),
+        AssetKey(["datasets", "items_dataset"]),
     }
     assert graph.get(AssetKey(["lake", "priced"])).is_materializable
     own = defs.resolve_job_def("labels").asset_layer.selected_asset_keys
-    assert own == {AssetKey(["lake", "labels"]), AssetKey(["datasets", "items"])}
+    assert own == {AssetKey(["lake", "labels"]), AssetKey(["datasets", "items_dataset"])}
     assert sorted(sensor.name for sensor in defs.sensors or ()) == [
         "items_delivered",
         *(
@@ -204,7 +204,7 @@ def test_the_folder_that_a_dataset_is_made_from_is_an_external_asset_and_a_query
     )
     graph = build_definitions(app).resolve_asset_graph()
     files = AssetKey(["files", "bucket", "shop_data", "labels"])
-    assert graph.get(AssetKey(["datasets", "labels"])).parent_keys == {files}
-    assert graph.get(AssetKey(["datasets", "prices"])).parent_keys == set()
+    assert graph.get(AssetKey(["datasets", "labels_dataset"])).parent_keys == {files}
+    assert graph.get(AssetKey(["datasets", "prices_dataset"])).parent_keys == set()
     assert graph.get(files).metadata["dagster/uri"] == "s3://bucket/shop-data/labels"
     assert (graph.get(files).kinds, graph.get(files).is_materializable) == ({"csv"}, False)

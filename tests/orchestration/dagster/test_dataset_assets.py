@@ -122,7 +122,7 @@ def test_a_dataset_that_has_not_changed_is_observed_and_what_is_downstream_in_th
         assert used is not None
         assert used.asset_materialization is not None
         tags = used.asset_materialization.tags or {}
-        assert tags["dagster/input_data_version/datasets/items"] == first.made["items"]["data version"]
+        assert tags["dagster/input_data_version/datasets/items_dataset"] == first.made["items"]["data version"]
 
 
 def test_what_a_validator_warns_of_is_in_the_runs_log(lab: Lab) -> None:

@@ -20,11 +20,11 @@ ASSETS = {
     "lake/orders": [],
     "lake/items": [],
     "lake/rates": [],
-    "datasets/items": ["lake/items"],
-    "datasets/rates": ["lake/rates"],
-    "lake/priced": ["datasets/items", "datasets/rates", "lake/orders"],
+    "datasets/items_dataset": ["lake/items"],
+    "datasets/rates_dataset": ["lake/rates"],
+    "lake/priced": ["datasets/items_dataset", "datasets/rates_dataset", "lake/orders"],
     "tables/item_state": ["lake/priced"],
-    "datasets/rates_by_day": [],
+    "datasets/rates_by_day_dataset": [],
 }
 DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 FIRST, SECOND = small.orders(0, 40), small.orders(40, 30)
@@ -82,7 +82,7 @@ def servers(folder: Path, lake: Lake) -> Iterator[DagsterServers]:
 @pytest.fixture(scope="module")
 def backfill(servers: DagsterServers) -> str:
     """A backfill of four days, launched as the UI does; the daemon looks for it every 30 s."""
-    asset = {"path": ["datasets", "rates_by_day"]}
+    asset = {"path": ["datasets", "rates_by_day_dataset"]}
     launched = servers.graphql(BACKFILL, params={"assetSelection": [asset], "partitionNames": DAYS, "tags": []})
     found = launched["launchPartitionBackfill"]
     assert found["__typename"] == "LaunchBackfillSuccess", found
@@ -97,8 +97,8 @@ def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(server
     assert all(
         nodes[key]["isMaterializable"] for key in ASSETS if key not in ("lake/orders", "lake/items", "lake/rates")
     )
-    assert nodes["datasets/items"]["groupName"] == "shop"
-    assert nodes["datasets/items"]["owners"] == [{"team": "catalog"}]
+    assert nodes["datasets/items_dataset"]["groupName"] == "shop"
+    assert nodes["datasets/items_dataset"]["owners"] == [{"team": "catalog"}]
     assert nodes["lake/priced"]["groupName"] == "order_totals"
     assert nodes["tables/item_state"]["kinds"] == ["sqlite"]
 
@@ -107,7 +107,11 @@ def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(server
 def test_assets_launched_from_the_ui_materialise_and_a_second_run_waits_for_the_first(
     servers: DagsterServers, lake: Lake
 ) -> None:
-    keys = [key for key in ASSETS if key in ("lake/priced", "datasets/items", "datasets/rates", "tables/item_state")]
+    keys = [
+        key
+        for key in ASSETS
+        if key in ("lake/priced", "datasets/items_dataset", "datasets/rates_dataset", "tables/item_state")
+    ]
     first = _launch(servers, keys)
     servers.until("its start", 300, lambda: _runs(servers)[first]["startTime"])
     second = _launch(servers, keys)
@@ -126,7 +130,7 @@ def test_assets_launched_from_the_ui_materialise_and_a_second_run_waits_for_the_
     assert [column["name"] for column in made["dagster/column_schema"]] == [
         "id", "item", "currency", "quantity", "label", "rate",
     ]  # fmt: skip
-    items = _metadata(_materializations(servers, "datasets/items")[0])
+    items = _metadata(_materializations(servers, "datasets/items_dataset")[0])
     assert items["dagster/row_count"] == len(small.ITEMS)
     assert items["adjunct/version"].startswith("v000001-")
     table = _metadata(_materializations(servers, "tables/item_state")[0])
@@ -141,11 +145,11 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     ((run_id, run),) = servers.until("the end of its run", 300, lambda: _ended(servers, launched)).items()
     assert run["status"] == "FAILURE"
     assert "nobody knows the rates of 3 January" in _errors(servers, [run_id])
-    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "rates_by_day"]})["assetNodeOrError"]
+    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "rates_by_day_dataset"]})["assetNodeOrError"]
     ranges = [(each["status"], each["startKey"], each["endKey"]) for each in asset["assetPartitionStatuses"]["ranges"]]
     assert ranges == [("MATERIALIZED", DAYS[0], DAYS[1]), ("FAILED", DAYS[2], DAYS[3])]
     assert [ref.name for ref in open_dataset(lake, "rates-by-day").versions()] == DAYS[:2]
-    made = [_metadata(entry) for entry in _materializations(servers, "datasets/rates_by_day")]
+    made = [_metadata(entry) for entry in _materializations(servers, "datasets/rates_by_day_dataset")]
     assert [entry["adjunct/name"] for entry in made] == [DAYS[1], DAYS[0]]
 
 

@@ -270,7 +270,7 @@ def test_a_run_for_a_dataset_alone_is_none_of_its_business(
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], tmp_path: Path
 ) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
-    kill(instance, {AssetKey(["datasets", "items"])}, "order_totals")
+    kill(instance, {AssetKey(["datasets", "items_dataset"])}, "order_totals")
     kill(instance, None, "another_job")
     pass_time(timedelta(minutes=2))
     assert Ticker(lake, app, instance, "order_totals_restart").skipped() == "No run to restart."

@@ -87,8 +87,8 @@ def test_a_dataset_without_a_version_is_not_materialised_and_the_run_names_the_m
     small.append(lake, "items", 1, small.ITEMS)
     result = run(lake, small.order_totals(tmp_path / "t.sqlite"), Unwanted())
     assert result.success
-    assert set(made(result)) == {"datasets/rates"}
-    waiting = observed(result)["datasets/items"]
+    assert set(made(result)) == {"datasets/rates_dataset"}
+    waiting = observed(result)["datasets/items_dataset"]
     assert waiting["adjunct/version"] == "none"
     assert waiting["adjunct/waiting"] == ["lake.items.0", "lake.items.1"]
     skipped = [event.step_key for event in result.all_events if event.event_type_value == "STEP_SKIPPED"]
@@ -105,7 +105,7 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, t
     assert result.success
     spark.range(1).collect()  # the session that this process had before is still there
 
-    items, rates = made(result)["datasets/items"], made(result)["datasets/rates"]
+    items, rates = made(result)["datasets/items_dataset"], made(result)["datasets/rates_dataset"]
     assert items["dagster/row_count"] == len(small.ITEMS)
     assert items["dagster/uri"] == f"{lake.url}/datasets/items"
     assert [(column.name, column.type) for column in items["dagster/column_schema"].columns] == [
@@ -131,15 +131,15 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, t
 
     small.append(lake, "rates", 2, [("GBP", 1.2)])
     changed = made(run(lake, app))
-    assert "dagster/row_count" not in changed["datasets/rates"]  # a delta: rows are not known without a merge
-    assert changed["datasets/rates"]["adjunct/version"] != rates["adjunct/version"]
+    assert "dagster/row_count" not in changed["datasets/rates_dataset"]  # a delta: rows are not known without a merge
+    assert changed["datasets/rates_dataset"]["adjunct/version"] != rates["adjunct/version"]
 
     again = run(lake, app, Unwanted())
     assert again.success
     quiet = made(again)
     assert quiet["lake/priced"]["adjunct/batches"] == 0
     assert quiet["lake/priced"]["adjunct/totals"]["rows"] == 21
-    assert quiet["datasets/items"]["adjunct/version"] == items["adjunct/version"]
+    assert quiet["datasets/items_dataset"]["adjunct/version"] == items["adjunct/version"]
 
 
 @pytest.mark.spark
@@ -154,7 +154,7 @@ def test_a_failure_says_what_to_do_and_the_next_run_goes_on_from_the_same_place(
     assert "1 record(s) have no item, the key of table item-state" in said.description
     assert said.metadata["error"].value == "NullKeyError"
     assert 'on_null_key="skip"' in said.metadata["next step"].value
-    assert set(made(result)) == {"datasets/items", "datasets/rates"}
+    assert set(made(result)) == {"datasets/items_dataset", "datasets/rates_dataset"}
 
     mended = run(lake, small.order_totals(tmp_path / "t.sqlite", on_null_key="skip"))
     assert mended.success
@@ -188,7 +188,7 @@ def test_a_transient_failure_is_tried_again_in_the_same_run(
     result = run(lake, small.order_totals(tmp_path / "t.sqlite"), Unwanted())
     assert result.success
     assert calls.count("rates") == 2
-    assert "datasets/rates" in made(result)
+    assert "datasets/rates_dataset" in made(result)
 
 
 class PythonException(Exception):

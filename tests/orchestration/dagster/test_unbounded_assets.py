@@ -207,7 +207,7 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
     app.table(replace(PRICES, name="other"))
     specs = {spec.key: spec for spec in build_definitions(app).resolve_all_asset_specs()}
     assert specs[key_of(fresh)].freshness_policy == FreshnessPolicy.time_window(fail_window=timedelta(minutes=30))
-    assert specs[AssetKey(["datasets", "other"])].freshness_policy is None
+    assert specs[AssetKey(["datasets", "other_dataset"])].freshness_policy is None
     short = Application("shop")
     short.table(replace(PRICES, following=Following(freshness=timedelta(seconds=30))))
     with pytest.raises(ConfigurationError, match=r"'prices' declares freshness=0:00:30, and Dagster's shortest"):
