@@ -27,6 +27,7 @@ from resources.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
 )
+from resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
     from resources.objects.commit import Commit, CommitLog
@@ -89,6 +90,8 @@ class DatasetLog:
                 raise
             problem = error.problem.rstrip(".")
         for commit in self.log.before(head.number):
+            if is_deleted(commit):
+                break
             if redirect_of(commit) is None:
                 with contextlib.suppress(MalformedDocumentError):
                     return head, parse_manifest(self.name, commit), problem
@@ -99,6 +102,8 @@ class DatasetLog:
         own = self.log.current()
         if own is None:
             return None, {}
+        if is_deleted(own):
+            return own, {}
         set_name = redirect_of(own)
         if set_name is None:
             return own, {self.name: parse_manifest(self.name, own)}
@@ -160,6 +165,8 @@ class DatasetLog:
         newest = True
         try:
             for commit in self.log.history():
+                if is_deleted(commit):
+                    return  # what was there before it was another one
                 if redirect_of(commit) is None:
                     yield commit, parse_manifest(self.name, commit)
                 newest = False

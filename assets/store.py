@@ -32,6 +32,7 @@ from resources.errors import (
     NoSealedVersionError,
     ObjectNotFoundError,
 )
+from resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -417,7 +418,7 @@ def _has_commit(lake: Lake, name: str) -> bool:
         own = DatasetLog(lake, name).log.current()
         set_name = redirect_of(own) if own is not None else None
         if own is None or set_name is None:
-            return own is not None
+            return own is not None and not is_deleted(own)
         shared = set_log(lake, set_name).current()
         members = members_of(shared) if shared is not None else {}
         return members.get(name, own.body.get("manifest")) is not None

@@ -99,6 +99,7 @@ from orchestration import (  # noqa: E402
     systems_for,
     update_message,
 )
+from orchestration.deleting import DeletionReport, delete_dataset, delete_stream  # noqa: E402
 from orchestration.offsets.checkpoints import Checkpoint, CheckpointChange, CheckpointManager  # noqa: E402
 from orchestration.offsets.request import StartpointRequest  # noqa: E402
 from orchestration.offsets.startpoints import StartpointManager  # noqa: E402
@@ -128,6 +129,7 @@ from resources.errors import (  # noqa: E402
     SchemaMismatchError,
     SourceChangedError,
     StaleDatasetError,
+    StillReadError,
     StreamExistsError,
     StreamNotFoundError,
     StreamUnavailableError,
@@ -215,6 +217,7 @@ __all__ = [
     "DeadLetters",
     "DebeziumEnvelope",
     "DebeziumUnwrapped",
+    "DeletionReport",
     "DeltaCompaction",
     "DiscardPolicy",
     "DiscardReport",
@@ -292,6 +295,7 @@ __all__ = [
     "Startpoints",
     "StepEvent",
     "StepReport",
+    "StillReadError",
     "StreamExistsError",
     "StreamInfo",
     "StreamNotFoundError",
@@ -326,6 +330,8 @@ __all__ = [
     "compact_dataset",
     "current_versions",
     "custom",
+    "delete_dataset",
+    "delete_stream",
     "diff_versions",
     "discard",
     "discard_all",

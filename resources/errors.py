@@ -17,6 +17,7 @@
     |   |-- ProducerConflict           one producer and sequence, two different contents
     |   |-- LakeNotFoundError          no lake is where one is to be read
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
+    |   |-- StillReadError             something still reads what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
     |   |-- PlanningError, PartitionCountMismatch
@@ -136,6 +137,10 @@ class StreamExistsError(PermanentError):
 
 class OffsetOutOfRangeError(PermanentError):
     """An offset that the stream does not hold, or not any more."""
+
+
+class StillReadError(PermanentError):
+    """Something still reads what was to be deleted or rewritten."""
 
 
 class DatasetError(PermanentError):

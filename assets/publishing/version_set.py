@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from assets.log import DatasetLog, members_of, redirect_of, set_log
 from assets.store import DatasetStore
 from resources.errors import CommitConflict, DatasetError
+from resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -64,7 +65,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]
             return kept
-        manifest = own.body if own else None
+        manifest = own.body if own and not is_deleted(own) else None
         try:
             log.redirect(own, name, manifest, by=by)
         except CommitConflict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from orchestration.cli import followed, upkeep, versions
 from orchestration.cli.advance import advance
+from orchestration.cli.deleting import delete_and_show, deletion
 from orchestration.cli.keys import entry_keys, leading_values
 from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_record, show_table, zoned
 from resources.errors import ConfigurationError, MalformedDocumentError
@@ -167,6 +169,30 @@ def items(
     columns = list(view.schema.names)
     rows = [[None if (v := entry[c]) is None else str(v) for c in columns] for entry in entries]
     show_table(f"{name} (version {view.version})", columns, rows, own=True)
+
+
+@dataset.command()
+@click.argument("name")
+@deletion
+@versions.explained
+@lake_url
+@as_json
+def delete(
+    name: str,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted."""
+    from orchestration.deleting import delete_dataset
+    from resources.objects import open_lake
+
+    act = partial(delete_dataset, open_lake(lake_url), name, reason=reason, by=versions.who(by), force=force)
+    delete_and_show(act, dry_run=dry_run, yes=yes, json_output=json_output)
 
 
 def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> DatasetView:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestration.cli.deleting import delete_and_show, deletion
 from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_table
+from orchestration.cli.versions import explained, who
 from resources.errors import ConfigurationError
 from resources.names import split_stream_name
 
@@ -110,6 +113,30 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by retention, "
             f"{done.merged_segments} segments merged into {done.merged_into}, {done.deleted_objects} objects deleted."
         )
+
+
+@stream.command()
+@click.argument("name")
+@deletion
+@explained
+@lake_url
+@as_json
+def delete(
+    name: str,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Delete a stream for good. Refused while something reads it; repeat it where it was interrupted."""
+    from orchestration.deleting import delete_stream
+    from resources.objects import open_lake
+
+    act = partial(delete_stream, open_lake(lake_url), _lake_stream(name), reason=reason, by=who(by), force=force)
+    delete_and_show(act, dry_run=dry_run, yes=yes, json_output=json_output)
 
 
 def _streams(lake_url: str | None) -> LakeStreams:

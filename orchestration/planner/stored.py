@@ -61,7 +61,8 @@ def _check(operator: str, stream: str, facts: StreamFacts, typed: dict[str, str 
             f"{operator}: stream {stream} has other columns than would be sent to it: {'; '.join(refused)}. Columns "
             "can only be added, or widened.",
             "Send these columns as they were (one that is not needed any more can be null: cast(null as …) as …), or "
-            f"send to a stream of another name, or begin it anew: adjunct stream delete {stream.partition('.')[2]}.",
+            "send to a stream of another name, or begin it anew: "
+            f"adjunct stream delete {stream.partition('.')[2]} --reason ….",
         )
 
 

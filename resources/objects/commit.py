@@ -296,6 +296,9 @@ class CommitLog:
         try:
             found = self.read(pointer.manifest)
         except ObjectNotFoundError:
+            now = self._pointer()
+            if now is not None and now[0] != pointer:
+                return self._at(*now)  # what it named was collected when others had committed
             raise MalformedDocumentError(
                 f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing.",
                 "Restore that object from a backup or an older object version; older commits under "

@@ -17,8 +17,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError, ObjectExistsError, ProducerConflict, StreamNotFoundError
+from resources.errors import (
+    ConfigurationError,
+    MalformedDocumentError,
+    ObjectExistsError,
+    ProducerConflict,
+    StreamNotFoundError,
+)
 from resources.names import check_name
+from resources.objects.removal import is_deleted
 from resources.schema import Schema
 from resources.streams.appending import Append, NewMarker, decide_append
 from resources.streams.arrow_read import first_offset_at, meta_schema, read_tables
@@ -110,7 +117,7 @@ class LakeStreams(NumberedOffsets):
         declaration = declare(name, schema, tuple(key), partitions, timestamp, retention, compaction)
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            if commit is None:
+            if commit is None or is_deleted(commit):
                 return StreamState.empty(declaration).body()
             state = self._parse(commit)
             now = evolve(name, state.declaration, declaration)
@@ -125,12 +132,12 @@ class LakeStreams(NumberedOffsets):
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
         declaration = declare(name, schema, tuple(key), partitions, None, None, None)
         commit = self.log(name).current()
-        if commit is not None:
+        if commit is not None and not is_deleted(commit):
             evolve(name, self._parse(commit).declaration, declaration)
 
     def list_streams(self) -> list[str]:
         names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{_NAMES}/")]
-        return sorted(name for name in names if self.lake.store.head(f"{self.lake.stream_prefix(name)}/CURRENT"))
+        return sorted(name for name in names if self._is_there(name))
 
     def info(self, stream: str) -> StreamInfo:
         state = self.state(stream)[1]
@@ -427,8 +434,15 @@ class LakeStreams(NumberedOffsets):
             raise no_partition(ssp, state.declaration.partitions)
         return state
 
+    def _is_there(self, stream: str) -> bool:
+        try:
+            commit = self.log(stream).current()
+        except MalformedDocumentError:
+            return True  # and says so when it is opened
+        return commit is not None and not is_deleted(commit)
+
     def _there(self, stream: str, commit: Commit | None) -> Commit:
-        if commit is None:
+        if commit is None or is_deleted(commit):
             there = ", ".join(self.list_streams()) or "none"
             raise StreamNotFoundError(
                 f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",

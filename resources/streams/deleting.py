@@ -1,0 +1,28 @@
+"""Deletes a lake's stream for good; what is made anew under its name is another stream, and readers are told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resources.objects.removal import Swept, commit_deletion, is_deleted, objects_of, older_than
+
+if TYPE_CHECKING:
+    from resources.objects.commit import Commit
+    from resources.streams.lake import LakeStreams
+
+
+def delete(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> Swept:
+    """Delete the stream as it was `seen`, or what an interrupted deletion has left; return what went.
+
+    Raises CommitConflict where it has changed since. Who reads it at this moment fails over a missing file.
+    """
+    log = streams.log(stream)
+    last = seen if is_deleted(seen) else commit_deletion(log, seen, reason=reason, by=by)
+    found = objects_of(log)
+    now = log.current()
+    if now is None or now.id != last.id:
+        return Swept(0, 0, left=True)  # made anew meanwhile: its `maintain` collects what is left of the one before
+    # Nobody writes to a stream that is deleted: what was found while it still was is of before.
+    keys = older_than(log, last, found)
+    log.store.delete_many(keys)
+    return Swept(len(keys), sum(found[key] for key in keys))

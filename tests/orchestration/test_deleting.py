@@ -1,0 +1,344 @@
+"""Deleting streams and datasets: what is refused, what is left after a crash, and what is made anew."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from assets import DatasetStore, bounded_dataset, list_datasets
+from assets.log import DatasetLog
+from assets.publishing.version_set import join_version_set
+from assets.retention.holds import hold, let_go
+from assets.retention.leases import Lease
+from orchestration.batchlog import BatchLog, Intent, Range
+from orchestration.deleting import DeletionReport, delete_dataset, delete_stream
+from resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    DatasetError,
+    DatasetNotFoundError,
+    StillReadError,
+    StreamNotFoundError,
+)
+from resources.objects import Lake
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from resources.streams import LakeStreams
+from tests.assets.conftest import World
+from tests.assets.cycle import NAME, PLANES, planes_in, publish, served, whole
+from tests.assets.plain import build_without_spark
+
+WHY = {"reason": "ticket 7", "by": "ada"}
+SCHEMA = Schema.of(k="string", v="bigint")
+
+
+def keys(lake: Lake, prefix: str) -> list[str]:
+    return sorted(item.key for item in lake.store.list(prefix))
+
+
+def sent(streams: LakeStreams, *values: int, sequence: int = 1, name: str = "s") -> None:
+    streams.create(name, schema=SCHEMA, key=["k"], partitions=2)
+    table = pa.table({"k": [f"k{value}" for value in values], "v": pa.array(values, pa.int64())})
+    streams.append(name, table, producer="p", sequence=sequence)
+
+
+def values(streams: LakeStreams, name: str = "s") -> list[int]:
+    return sorted(streams.read_arrow(streams.whole(name)).column("v").to_pylist())
+
+
+@pytest.fixture
+def lake() -> Lake:
+    return lake_in(InMemoryStore())
+
+
+@pytest.fixture
+def planes(monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    world = planes_in(lake_in(InMemoryStore()))
+    publish(world, 1, 2)
+    return world
+
+
+def begun(
+    lake: Lake, *, checkpoint: str = "", open_over: str = "", versions: dict[str, str | None] | None = None
+) -> None:
+    """Let application "app" stand at a checkpoint, and have a batch open."""
+    log = BatchLog(lake, "app")
+    commit, state = log.read()
+    commit = log.start(commit, state, {checkpoint: "1"} if checkpoint else {}, "run")
+    state = log.read()[1]
+    if open_over or versions:
+        ranges = {open_over: Range(start="0", end="1")} if open_over else {}
+        log.open(
+            commit,
+            state,
+            Intent(batch=1, run="run", clock=datetime.now(UTC), ranges=ranges, versions=versions or {}),
+        )
+
+
+# -- streams
+
+
+def test_a_deleted_stream_is_gone_and_what_is_made_anew_is_another_one(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, 1, 2)
+    sent(streams, 5, name="other")
+    before = streams.info("s").identity
+    objects = len(keys(lake, "streams/s/"))
+    planned = delete_stream(lake, "s", dry_run=True, **WHY)
+    assert (planned.objects, planned.holding, planned.told) == (objects - 1, (), ())
+    assert values(streams) == [1, 2], "a dry run changes nothing"
+    report = delete_stream(lake, "s", **WHY)
+    assert (report.objects, report.repeated) == (planned.objects, False)
+    assert streams.list_streams() == ["other"]
+    for ask in (streams.info, streams.whole, streams.describe, streams.maintain):
+        with pytest.raises(StreamNotFoundError, match="there are other"):
+            ask("s")  # type: ignore[operator]
+    left = keys(lake, "streams/s/")
+    assert len(left) == 2, left
+    assert delete_stream(lake, "s", **WHY).objects == 0
+    sent(streams, 3)
+    assert streams.info("s").identity not in (before, None)
+    assert (values(streams), streams.list_streams()) == ([3], ["other", "s"])
+    assert values(streams, "other") == [5]
+    with pytest.raises(StreamNotFoundError, match="no stream 'x'"):
+        delete_stream(lake, "x", **WHY)
+    with pytest.raises(ConfigurationError, match="without a reason"):
+        delete_stream(lake, "s", reason=" ", by="ada")
+
+
+def deleting_with(fault: Fault) -> tuple[Lake, FaultyStore]:
+    inner = lake_in(InMemoryStore())
+    sent(LakeStreams(inner), 1, 2)
+    sent(LakeStreams(inner), 3, sequence=2)
+    store = FaultyStore(inner.store, [fault])
+    return inner, store
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
+def test_a_deletion_that_is_killed_at_any_request_is_ended_by_another(kind: str) -> None:
+    for nth in itertools.count(1):
+        inner, store = deleting_with(Fault("*", nth, kind))  # type: ignore[arg-type]
+        streams = LakeStreams(inner)
+        try:
+            delete_stream(Lake(store, inner.id), "s", **WHY)
+        except Crash:
+            if streams.list_streams() == ["s"]:
+                assert values(streams) == [1, 2, 3], "not deleted is whole"
+        else:
+            assert nth > 5
+            break
+        delete_stream(inner, "s", **WHY)
+        assert (streams.list_streams(), len(keys(inner, "streams/s/"))) == ([], 2)
+        sent(streams, 7)
+        assert values(streams) == [7]
+
+
+def test_what_is_made_anew_while_the_old_one_is_swept_is_left_alone() -> None:
+    for nth in itertools.count(1):
+        done: list[bool] = []
+        inner = lake_in(InMemoryStore())
+        streams = LakeStreams(inner)
+        sent(streams, 1, 2)
+
+        def anew(streams: LakeStreams = streams, done: list[bool] = done) -> None:
+            if not streams.list_streams():  # the pointer says that it is deleted, its objects are being deleted
+                sent(streams, 7)
+                done.append(True)
+
+        store = FaultyStore(inner.store, [Fault("*", nth, "meanwhile", anew)])
+        report = delete_stream(Lake(store, inner.id), "s", **WHY)
+        if len(store.requests) < nth:
+            break
+        if done:
+            assert values(streams) == [7], nth
+            assert list(streams.log("s").history()), "its history can be read"
+            if report.left:
+                streams.maintain("s", datetime.now(UTC) + timedelta(hours=2))
+            assert len(keys(inner, "streams/s/data/")) == 1, nth
+
+
+def test_an_append_that_began_before_the_deletion_does_not_come_back_as_the_new_stream(lake: Lake) -> None:
+    class Slow(LakeStreams):
+        def _commit(self, seen, append):
+            delete_stream(lake, "s", **WHY)
+            LakeStreams(lake).create("s", schema=SCHEMA, key=["k"], partitions=5)
+            return super()._commit(seen, append)
+
+    sent(LakeStreams(lake), 1)
+    with pytest.raises(CommitConflict, match="made anew while its records were written"):
+        Slow(lake).append("s", pa.table({"k": ["a"], "v": [9]}), producer="p", sequence=2)
+    assert values(LakeStreams(lake)) == []
+
+
+def test_a_stream_that_is_read_is_not_deleted(planes: World) -> None:
+    lake, streams = planes.lake, planes.streams
+    sent(streams, 1)
+    begun(lake, checkpoint="lake.s.0")
+    with pytest.raises(StillReadError, match=r"application app has a checkpoint on it.*--force"):
+        delete_stream(lake, "s", **WHY)
+    with pytest.raises(StillReadError, match="dataset planes follows it"):
+        delete_stream(lake, NAME, **WHY)
+    begun(lake, checkpoint="lake.s.0", open_over="lake.s.1")
+    for force in (False, True):
+        with pytest.raises(StillReadError, match=r"batch 1 of application app is open and reads it.*abandon"):
+            delete_stream(lake, "s", force=force, **WHY)
+    assert delete_stream(lake, NAME, force=True, **WHY).told == ("dataset planes follows it",)
+    assert served(lake) == whole(2), "versions stand for themselves"
+
+
+def test_a_stream_that_an_open_batch_writes_is_not_deleted(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, 1)
+    sent(streams, 1, name="in")
+    streams.append("s", pa.table({"k": ["a"], "v": [9]}), producer="app", sequence=1)
+    begun(lake, checkpoint="lake.in.0", open_over="lake.in.0")
+    with pytest.raises(StillReadError, match="batch 1 of application app is open and may write to it"):
+        delete_stream(lake, "s", force=True, **WHY)
+
+
+def test_who_commits_while_readers_are_looked_for_is_seen(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, 1)
+    looked: list[int] = []
+
+    def meanwhile() -> None:
+        looked.append(1)
+        sent(streams, 2, sequence=2)
+        begun(lake, open_over="lake.s.0")
+
+    pointer = Fault("put_if_match", 1, "meanwhile", meanwhile)
+    with pytest.raises(StillReadError, match="batch 1 of application app is open"):
+        delete_stream(Lake(FaultyStore(lake.store, [pointer]), lake.id), "s", **WHY)
+    assert looked
+    assert values(streams) == [1, 2]
+
+
+# -- datasets
+
+
+def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: World) -> None:
+    lake = planes.lake
+    version = DatasetStore(lake, NAME).require_current().version
+    planned = delete_dataset(lake, NAME, dry_run=True, **WHY)
+    assert served(lake) == whole(2)
+    report = delete_dataset(lake, NAME, **WHY)
+    assert planned.objects >= report.objects > 5
+    assert (list_datasets(lake), served(lake)) == ([], None)
+    store = DatasetStore(lake, NAME)
+    with pytest.raises(DatasetNotFoundError):
+        store.require_manifest()
+    with pytest.raises(DatasetNotFoundError):
+        store.version(version)
+    assert store.history() == []
+    left = [key for key in keys(lake, f"datasets/{NAME}/") if not key.endswith("/clock")]
+    assert len(left) == 2, left
+    other = bounded_dataset(NAME, input="lake.planes", key="k", partitions=3)
+    planes.advance(other)
+    assert served(lake) == whole(2), "the stream still has its versions"
+    assert DatasetStore(lake, other).require_current().version != version
+    assert list_datasets(lake) == [NAME]
+    assert all(entry.action != "commit" for entry in store.history())
+    with pytest.raises(DatasetNotFoundError, match=f"no dataset 'x'.*there are: {NAME}"):
+        delete_dataset(lake, "x", **WHY)
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
+def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_without_spark(monkeypatch)
+    for nth in itertools.count(1):
+        world = planes_in(lake_in(InMemoryStore()))
+        publish(world, 1)
+        store = FaultyStore(world.lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
+        try:
+            delete_dataset(Lake(store, world.lake.id), NAME, **WHY)
+        except Crash:
+            if list_datasets(world.lake):
+                assert served(world.lake) == whole(1)
+        else:
+            assert nth > 5
+            break
+        delete_dataset(world.lake, NAME, **WHY)
+        left = [key for key in keys(world.lake, f"datasets/{NAME}/") if not key.endswith("/clock")]
+        assert (list_datasets(world.lake), len([key for key in left if "deleting-" not in key])) == ([], 2)
+        world.advance(PLANES)
+        assert served(world.lake) == whole(1)
+
+
+def test_a_build_that_began_after_the_deletion_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_without_spark(monkeypatch)
+    for nth in itertools.count(1):
+        world = planes_in(lake_in(InMemoryStore()))
+        publish(world, 1)
+        done: list[bool] = []
+
+        def anew(world: World = world, done: list[bool] = done) -> None:
+            if not list_datasets(world.lake):
+                world.advance(PLANES)
+                done.append(True)
+
+        store = FaultyStore(world.lake.store, [Fault("*", nth, "meanwhile", anew)])
+        delete_dataset(Lake(store, world.lake.id), NAME, **WHY)
+        if len(store.requests) < nth:
+            break
+        if done:
+            assert served(world.lake) == whole(1), nth
+
+
+def test_a_dataset_that_is_held_is_not_deleted(planes: World) -> None:
+    lake, version = planes.lake, DatasetStore(planes.lake, NAME).require_current().version
+    with Lease.acquire(lake, NAME, [version], holder="a reader", ttl=timedelta(minutes=5)):
+        for force in (False, True):
+            with pytest.raises(StillReadError, match=f"a reader holds {version} until"):
+                delete_dataset(lake, NAME, force=force, **WHY)
+    hold(lake, NAME, version, holder="a table elsewhere")
+    with pytest.raises(StillReadError, match="a table elsewhere holds"):
+        delete_dataset(lake, NAME, force=True, **WHY)
+    let_go(lake, NAME, holder="a table elsewhere")
+    begun(lake, versions={NAME: version})
+    with pytest.raises(StillReadError, match="batch 1 of application app is open and reads it"):
+        delete_dataset(lake, NAME, force=True, **WHY)
+    assert served(lake) == whole(2)
+
+
+def test_a_reader_that_comes_between_the_look_and_the_deletion_keeps_its_files(planes: World) -> None:
+    lake = planes.lake
+    view = DatasetStore(lake, NAME).require_current()
+    leases: list[Lease] = []
+
+    def meanwhile() -> None:
+        leases.append(Lease.acquire(lake, NAME, [view.version], holder="late"))
+
+    pointer = Fault("put_if_match", 1, "meanwhile", meanwhile)
+    with pytest.raises(DatasetError, match=r"is deleted, and late still reads .*repeat adjunct dataset delete"):
+        delete_dataset(Lake(FaultyStore(lake.store, [pointer]), lake.id), NAME, **WHY)
+    assert list_datasets(lake) == []
+    assert {key: entry["n"] for key, entry in view.items()} == whole(2), "what it holds stays"
+    leases[0].release()
+    assert delete_dataset(lake, NAME, **WHY).repeated
+    assert not keys(lake, f"datasets/{NAME}/data/")
+
+
+def test_a_member_of_a_version_set_is_not_deleted(planes: World) -> None:
+    join_version_set(planes.lake, "both", [NAME], by="ada")
+    with pytest.raises(DatasetError, match="member of the version set 'both'"):
+        delete_dataset(planes.lake, NAME, force=True, **WHY)
+
+
+def test_a_deleted_dataset_can_join_a_version_set(planes: World) -> None:
+    delete_dataset(planes.lake, NAME, **WHY)
+    join_version_set(planes.lake, "both", [NAME], by="ada")
+    assert DatasetLog(planes.lake, NAME).read()[1] is None
+
+
+def test_a_report_says_what_it_did() -> None:
+    report = DeletionReport("stream", "s", 1234, 5678)
+    assert report.summary() == "stream s: 1,234 objects, 5,678 bytes deleted"
+    assert report.to_json()["objects"] == 1234
