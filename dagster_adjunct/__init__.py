@@ -163,6 +163,8 @@ from resources.streams.kafka.json_format import Json  # noqa: E402
 from resources.streams.kafka.protobuf_format import Protobuf  # noqa: E402
 from resources.streams.kafka.raw_format import KeyText, Raw, Text  # noqa: E402
 from resources.streams.kafka.registry import SchemaRegistry  # noqa: E402
+from resources.streams.readers import NewRecords, ReaderInfo, forget_reader, list_readers, read_new  # noqa: E402
+from resources.streams.sources import SourceRange, Sources  # noqa: E402
 from resources.streams.startpoint import (  # noqa: E402
     Startpoint,
     StartpointOldest,
@@ -250,6 +252,7 @@ __all__ = [
     "MarkerConflictError",
     "MessageStream",
     "MetadataStore",
+    "NewRecords",
     "NoSealedVersionError",
     "NullKeyError",
     "OffsetOutOfRangeError",
@@ -269,6 +272,7 @@ __all__ = [
     "QuerySource",
     "RateLimit",
     "Raw",
+    "ReaderInfo",
     "RecordNotFoundError",
     "RemoteTable",
     "Retention",
@@ -281,6 +285,8 @@ __all__ = [
     "ServedDataset",
     "Snapshot",
     "SourceChangedError",
+    "SourceRange",
+    "Sources",
     "SparkResource",
     "SqliteTable",
     "StageEvent",
@@ -339,8 +345,10 @@ __all__ = [
     "evaluate",
     "find_keys",
     "forget",
+    "forget_reader",
     "kafka_system",
     "list_datasets",
+    "list_readers",
     "min_rows",
     "no_null_keys",
     "no_nulls",
@@ -354,6 +362,7 @@ __all__ = [
     "prepare_dagster_home",
     "publish_to_iceberg",
     "pyarrow_dataset",
+    "read_new",
     "rebuild_dataset",
     "records_checksum",
     "register_backend",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +44,21 @@ def list_streams(lake_url: str | None, json_output: bool) -> None:
 @lake_url
 @as_json
 def describe(name: str, lake_url: str | None, json_output: bool) -> None:
-    """Show a stream's schema, partitions, offsets, markers and policies."""
-    facts = _facts(_streams(lake_url).describe(_lake_stream(name)))
+    """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
+    from resources.streams.readers import list_readers
+
+    streams = _streams(lake_url)
+    facts = _facts(streams.describe(_lake_stream(name)))
+    readers = [asdict(reader) for reader in list_readers(streams.lake, _lake_stream(name))]
     if json_output:
-        show_json(facts)
+        show_json({**facts, "readers": readers})
         return
     schema = facts.pop("schema")
     show_facts(f"stream {name}", facts)
     show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+    if readers:
+        columns = ["name", "behind", "lost", "committed_at", "problem"]
+        show_table("readers", columns, [[reader[column] for column in columns] for reader in readers])
 
 
 @stream.command()
@@ -106,6 +114,8 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
 
     Without a NAME, all streams. For cron, or a schedule of your platform; safe beside readers and writers.
     """
+    from resources.streams.readers import list_readers
+
     streams = _streams(lake_url)
     for name in [_lake_stream(name) for name in names] or streams.list_streams():
         done = streams.maintain(name)
@@ -113,6 +123,26 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by retention, "
             f"{done.merged_segments} segments merged into {done.merged_into}, {done.deleted_objects} objects deleted."
         )
+        for reader in list_readers(streams.lake, name) if done.dropped_segments else ():
+            if reader.lost:
+                show_line(f"{name}: reader {reader.name} never got {reader.lost:,} offsets that retention has dropped.")
+
+
+@stream.command("forget-reader")
+@click.argument("name")
+@click.argument("reader")
+@lake_url
+def forget(name: str, reader: str, lake_url: str | None) -> None:
+    """Remove a named reader; if it reads again, it begins as a new one."""
+    from resources.streams.readers import forget_reader, list_readers
+
+    lake = _streams(lake_url).lake
+    there = [each.name for each in list_readers(lake, _lake_stream(name))]
+    if not forget_reader(lake, _lake_stream(name), reader):
+        raise ConfigurationError(
+            f"stream {name!r} has no reader {reader!r}: there are {', '.join(there) or 'none'}.", "Check the name."
+        )
+    show_line(f"reader {reader} of {name} is forgotten.")
 
 
 @stream.command()

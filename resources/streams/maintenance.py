@@ -17,6 +17,7 @@ from resources.streams.compaction import merge_files
 from resources.streams.document import Dropped, Entry, FileEntry, Segment, StreamState, data_folder
 from resources.streams.index import Pages, all_segments, leaves, page_keys, rebuilt
 from resources.streams.policies import expired, merged, runs_to_merge
+from resources.streams.readers import old_positions
 
 if TYPE_CHECKING:
     from resources.objects.commit import Commit
@@ -173,4 +174,4 @@ def _out_of_reach(
         old = number.isdecimal() and int(number) <= commit.number - _MANIFESTS_KEPT
         if old and item.modified.timestamp() * 1000 < horizon:
             found.append((item.key, item.size))
-    return found
+    return found + old_positions(streams.lake, stream, _MANIFESTS_KEPT)

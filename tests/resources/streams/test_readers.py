@@ -1,0 +1,210 @@
+"""Named readers: each record once, whatever dies before the commit, and of two that read at once one wins."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from resources.errors import CommitConflict, ConfigurationError, InvalidNameError, OffsetOutOfRangeError
+from resources.objects.lake import Lake
+from resources.streams import CompactionPolicy, LakeStreams, Retention
+from resources.streams.readers import NewRecords, forget_reader, list_readers, read_new
+from resources.streams.sources import SourceRange, Sources
+from tests.resources.streams.stream_helpers import SCHEMA, Clock
+
+Records = Callable[..., pa.Table]
+
+
+@pytest.fixture
+def s(streams: LakeStreams, records: Records) -> LakeStreams:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
+    streams.append("s", records(*[(f"k{i}", i) for i in range(10)]), producer="p", sequence=0)
+    return streams
+
+
+def values(batch: NewRecords) -> list[int]:
+    return sorted(batch.table(["v"])["v"].to_pylist())
+
+
+def test_a_reader_gets_each_record_once_and_begins_where_it_committed(
+    lake: Lake, s: LakeStreams, records: Records
+) -> None:
+    with read_new(lake, "lake.s", reader="report") as batch:
+        assert (batch.number, batch.records, values(batch)) == (1, 10, list(range(10)))
+        batch.commit()
+        batch.commit()  # once more does nothing
+    s.append("s", records(("a", 10), ("b", 11)), producer="p", sequence=1, end_of_dataset="v1")
+    with read_new(lake, "s", reader="report") as batch:
+        assert (batch.number, batch.records, values(batch)) == (2, 2, [10, 11])
+        batch.commit()
+    with read_new(lake, "s", reader="report") as batch:
+        assert (batch.number, batch.records, values(batch)) == (3, 0, [])
+    with read_new(lake, "s", reader="another") as batch:
+        assert values(batch) == list(range(12))
+
+
+def test_what_was_not_committed_is_read_again_under_the_same_number(
+    lake: Lake, s: LakeStreams, records: Records
+) -> None:
+    with read_new(lake, "s", reader="report") as batch:
+        first = values(batch)
+    s.append("s", records(("a", 10)), producer="p", sequence=1)
+    again = read_new(lake, "s", reader="report")
+    assert again.number == batch.number == 1
+    assert values(again) == [*first, 10]
+    assert values(batch) == first  # a batch that is open stays as it is
+
+
+def test_of_two_at_once_one_commits_and_the_other_is_told_who(lake: Lake, s: LakeStreams) -> None:
+    mine, theirs = read_new(lake, "s", reader="report"), read_new(lake, "s", reader="report", by="the other run")
+    theirs.commit()
+    with pytest.raises(CommitConflict, match=r"batch 1 can't be committed: the other run committed batch 1 at"):
+        mine.commit()
+    assert not mine.committed
+    assert read_new(lake, "s", reader="report").records == 0
+
+
+def test_upcoming_begins_with_what_comes_next(lake: Lake, s: LakeStreams, records: Records) -> None:
+    read_new(lake, "s", reader="report", start="upcoming").commit()
+    s.append("s", records(("a", 10)), producer="p", sequence=1)
+    assert values(read_new(lake, "s", reader="report")) == [10]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 10, 11])
+def test_a_limit_gives_all_in_turns(lake: Lake, s: LakeStreams, limit: int) -> None:
+    found: list[int] = []
+    for _ in range(-(-10 // limit)):
+        batch = read_new(lake, "s", reader="report", max_records=limit)
+        assert batch.records == min(limit, 10 - len(found))
+        found += batch.table(["v"])["v"].to_pylist()
+        batch.commit()
+    assert sorted(found) == list(range(10))
+
+
+def test_what_retention_took_unread_is_an_error_or_told(
+    lake: Lake, s: LakeStreams, records: Records, clock: Clock
+) -> None:
+    read_new(lake, "s", reader="report").commit()
+    s.append("s", records(("a", 10), ("b", 11)), producer="p", sequence=1)
+    clock.forward(days=3)
+    s.append("s", records(("a", 12)), producer="p", sequence=2)
+    s.configure("s", retention=Retention(max_age=timedelta(days=1)), compaction=CompactionPolicy())
+    s.maintain("s")
+    with pytest.raises(OffsetOutOfRangeError, match=r"retention has passed its position in lake\.s\.\d .*(?s:.*)keep"):
+        read_new(lake, "s", reader="report")
+    (info,) = list_readers(lake, "s")
+    assert (info.name, info.behind, info.lost, info.problem) == ("report", 1, 2, "")
+    batch = read_new(lake, "s", reader="report", on_lost="oldest")
+    assert sum(int(span.end) - int(span.start) for span in batch.lost.values()) == 2
+    assert values(batch) == [12]
+    batch.commit()
+    assert read_new(lake, "s", reader="report").lost == {}
+
+
+def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(lake: Lake, s: LakeStreams, clock: Clock) -> None:
+    batch = read_new(lake, "s", reader="report")
+    batch.commit()
+    for item in lake.store.list(f"{lake.stream_prefix('s')}/"):
+        if "/readers/" not in item.key:
+            lake.store.delete(item.key)
+    again = LakeStreams(lake, clock=clock)
+    again.create("s", schema=SCHEMA, key=["k"], partitions=2)
+    with pytest.raises(OffsetOutOfRangeError, match=r"deleted and made anew .*forget-reader s report"):
+        read_new(lake, "s", reader="report")
+    assert "made anew" in list_readers(lake, "s")[0].problem
+    assert forget_reader(lake, "lake.s", "report")
+    assert not forget_reader(lake, "s", "report")
+    assert list_readers(lake, "s") == []
+    assert read_new(lake, "s", reader="report").number == 1
+
+
+def test_a_batch_of_a_reader_that_was_forgotten_can_t_commit(lake: Lake, s: LakeStreams) -> None:
+    read_new(lake, "s", reader="report", max_records=2).commit()
+    batch = read_new(lake, "s", reader="report")
+    forget_reader(lake, "s", "report")
+    with pytest.raises(CommitConflict, match="it was forgotten"):
+        batch.commit()
+
+
+def test_nonsense_is_refused(lake: Lake, s: LakeStreams) -> None:
+    with pytest.raises(InvalidNameError):
+        read_new(lake, "s", reader="a/b")
+    with pytest.raises(ConfigurationError, match="start='newest'"):
+        read_new(lake, "s", reader="r", start="newest")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="max_records=0"):
+        read_new(lake, "s", reader="r", max_records=0)
+    assert list_readers(lake, "s") == []
+
+
+def test_a_reader_is_told_which_sources_were_read_again_since_its_last_commit(
+    lake: Lake, s: LakeStreams, records: Records
+) -> None:
+    def send(sequence: int, start: int, end: int, epoch: int) -> None:
+        count = end - start
+        table = records(
+            *[(f"k{i}", 100 * epoch + i) for i in range(start, end)],
+            __epoch=pa.array([epoch] * count, pa.int32()),
+            __source=pa.array(["lake.in.0"] * count, pa.string()),
+            __source_offset=pa.array(range(start, end), pa.int64()),
+            __source_epoch=pa.array([epoch] * count, pa.int32()),
+            __source_reader=pa.array(["app"] * count, pa.string()),
+        )
+        ranges = (SourceRange("lake.in.0", start, end, epoch),)
+        s.append("s", table, producer="app", sequence=sequence, sources=Sources("lake.in", "app", ranges))
+
+    with read_new(lake, "s", reader="report") as batch:
+        batch.commit()
+    send(1, 0, 10, 0)
+    with read_new(lake, "s", reader="report") as batch:
+        assert (batch.replaced, values(batch)) == ((), list(range(10)))
+        batch.commit()
+    send(2, 4, 6, 1)
+    send(3, 10, 12, 0)
+    send(4, 10, 11, 2)
+    with read_new(lake, "s", reader="report") as batch:
+        assert batch.replaced == (("app", "lake.in.0", 4, 6, 1),)
+        assert values(batch) == [10, 11, 104, 105, 210]
+        assert sorted(batch.table(["v"], epochs="latest")["v"].to_pylist()) == [11, 104, 105, 210]
+        batch.commit()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_racing_and_dying_runs_commit_each_record_once(lake: Lake, s: LakeStreams, records: Records, seed: int) -> None:
+    chance, sent, counted = random.Random(seed), 10, [0] * 300
+    open_batches: list[NewRecords] = []
+    for step in range(60):
+        what = chance.random()
+        if what < 0.3:
+            count = chance.randrange(1, 5)
+            s.append("s", records(*[(f"k{i}", sent + i) for i in range(count)]), producer="p", sequence=step + 1)
+            sent += count
+        elif what < 0.6 or not open_batches:
+            open_batches.append(read_new(lake, "s", reader="r", max_records=chance.choice([None, 1, 4])))
+        elif what < 0.7:
+            open_batches.pop(chance.randrange(len(open_batches)))
+        else:
+            batch = open_batches.pop(chance.randrange(len(open_batches)))
+            found = values(batch)
+            try:
+                batch.commit()
+            except CommitConflict:
+                continue
+            for value in found:
+                counted[value] += 1
+    for value in values(read_new(lake, "s", reader="r")):
+        counted[value] += 1
+    assert counted[:sent] == [1] * sent
+
+
+def test_old_positions_are_collected(lake: Lake, s: LakeStreams, records: Records, clock: Clock) -> None:
+    for sequence in range(1, 125):
+        s.append("s", records(("a", sequence)), producer="p", sequence=sequence)
+        read_new(lake, "s", reader="r").commit()
+    clock.forward(days=365)
+    assert s.maintain("s").deleted_objects > 24
+    assert len(list(lake.store.list(f"{lake.stream_prefix('s')}/readers/r/manifests/"))) == 100
+    assert read_new(lake, "s", reader="r").records == 0
