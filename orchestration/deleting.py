@@ -23,6 +23,7 @@ from resources.errors import (
 from resources.objects.removal import Swept, is_deleted, objects_of
 from resources.streams import LakeStreams, SystemStreamPartition
 from resources.streams import deleting as streams_deleting
+from resources.streams.readers import list_readers
 
 if TYPE_CHECKING:
     from resources.objects import Lake
@@ -145,10 +146,13 @@ def delete_dataset(
 
 def readers_of_stream(lake: Lake, name: str) -> Readers:
     """Return who reads a stream of the lake, and which open batches write to it."""
-    qualified, holding, told = f"lake.{name}", [], []
+    qualified, holding = f"lake.{name}", []
+    told: list[str] = []
     streams = LakeStreams(lake)
     commit = streams.log(name).current()
-    producers = () if commit is None or is_deleted(commit) else tuple(streams.state(name)[1].producers)
+    there = commit is not None and not is_deleted(commit)
+    producers = tuple(streams.state(name)[1].producers) if there else ()
+    told += [f"reader {reader.name} has a position in it" for reader in (list_readers(lake, name) if there else ())]
     for application, state in _applications(lake):
         batch = state.open
         if batch is not None and any(_is_of(ssp, qualified) for ssp in batch.ranges):

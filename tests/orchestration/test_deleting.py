@@ -29,6 +29,7 @@ from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
 from resources.schema import Schema
 from resources.streams import LakeStreams
+from resources.streams.readers import read_new
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, planes_in, publish, served, whole
 from tests.assets.plain import build_without_spark
@@ -190,6 +191,20 @@ def test_a_stream_that_is_read_is_not_deleted(planes: World) -> None:
             delete_stream(lake, "s", force=force, **WHY)
     assert delete_stream(lake, NAME, force=True, **WHY).told == ("dataset planes follows it",)
     assert served(lake) == whole(2), "versions stand for themselves"
+
+
+def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_with_it(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, 1)
+    read_new(lake, "s", reader="report").commit()
+    batch = read_new(lake, "s", reader="report")
+    with pytest.raises(StillReadError, match=r"reader report has a position in it.*--force"):
+        delete_stream(lake, "s", **WHY)
+    assert delete_stream(lake, "s", force=True, **WHY).told == ("reader report has a position in it",)
+    sent(streams, 2, 3)
+    with pytest.raises(CommitConflict):
+        batch.commit()
+    assert sorted(read_new(lake, "s", reader="report").table()["v"].to_pylist()) == [2, 3]
 
 
 def test_a_stream_that_an_open_batch_writes_is_not_deleted(lake: Lake) -> None:
