@@ -107,6 +107,7 @@ from orchestration.startpoints import Startpoints  # noqa: E402
 from resources.backends import PostgresTable, SqliteTable, register_backend  # noqa: E402
 from resources.errors import (  # noqa: E402
     AdjunctError,
+    ApplicationBusyError,
     BadChangeError,
     CommitConflict,
     CommitStateUnknown,
@@ -126,6 +127,7 @@ from resources.errors import (  # noqa: E402
     PlanningError,
     ProducerConflict,
     RecordNotFoundError,
+    RunLeaseLostError,
     SchemaMismatchError,
     SourceChangedError,
     StaleDatasetError,
@@ -195,6 +197,7 @@ __all__ = [
     "AdvanceReport",
     "AppendResult",
     "Application",
+    "ApplicationBusyError",
     "ApplicationState",
     "AssetSubject",
     "Avro",
@@ -278,6 +281,7 @@ __all__ = [
     "Retention",
     "RetryPolicy",
     "RewindPlan",
+    "RunLeaseLostError",
     "RunReport",
     "Schema",
     "SchemaMismatchError",

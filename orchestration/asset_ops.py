@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster import AssetExecutionContext, AssetKey, AssetsDefinition, AssetSpec, MetadataValue, multi_asset
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    Config,
+    MetadataValue,
+    multi_asset,
+)
+from pydantic import Field
 
 from orchestration.asset_events import AssetEvent, told
 from orchestration.dataset_ops import observe, report_served
@@ -14,6 +23,7 @@ from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node
 from orchestration.metadata import output_metadata, step_metadata, stream_metadata, table_metadata
+from orchestration.sensing.runs import has_ended
 from resources.spark import SparkResource
 
 if TYPE_CHECKING:
@@ -24,8 +34,20 @@ if TYPE_CHECKING:
     from resources.objects import Lake
     from resources.streams import StreamSystem
 
+_WAIT_SECONDS = 300.0
 # What the step does, for whoever follows it from outside of Dagster; records carry the event itself.
 _log = logging.getLogger("adjunct.step")
+
+
+class StepConfig(Config):
+    """Run configuration of the op that runs an application's batches."""
+
+    take_over: bool = Field(
+        default=False, description="Take over at once from another run of the application, also where it is alive."
+    )
+    wait_seconds: float = Field(
+        default=_WAIT_SECONDS, description="How long to wait for the end of another run that is alive; 0 fails at once."
+    )
 
 
 def outputs_asset(
@@ -48,11 +70,12 @@ def outputs_asset(
         description=app.description or None,
     )
     def step(
-        context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+        context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent]:
         from orchestration.advancing import follow_meanwhile
         from orchestration.catalog import systems_for
         from orchestration.run import plan_application
+        from orchestration.run_lease import Claim, RunLease, checked_wait
         from orchestration.step import StepContext, run_step
         from orchestration.tables import remember_tables
 
@@ -76,12 +99,32 @@ def outputs_asset(
             waiting = tell_left_out(context, lake, systems, app)
             observe(context, lake, systems, inputs)
             report_datasets(lake)
-            planned = plan_application(app, systems)
-            remember_tables(lake, app, by=run)
             follow = partial(
                 follow_meanwhile, lake, systems, app.datasets, spark, by=run, on_report=lambda done: say(done.summary())
             )
-            report = run_step(StepContext(lake, systems, app, planned, spark, run, log, between_batches=follow))
+            claim = Claim(
+                wait=checked_wait(config.wait_seconds),
+                take_over=config.take_over,
+                dagster=run,
+                finished=partial(has_ended, context.instance),
+                say=context.log.warning,
+            )
+            with RunLease(lake, app.name, run, claim) as lease:
+                planned = plan_application(app, systems)
+                remember_tables(lake, app, by=run)
+                report = run_step(
+                    StepContext(
+                        lake,
+                        systems,
+                        app,
+                        planned,
+                        spark,
+                        run,
+                        log,
+                        between_batches=follow,
+                        still_ours=lease.check,
+                    )
+                )
             if report.batches > 1:
                 report_datasets(lake)
             described = {

@@ -7,9 +7,18 @@ from contextlib import contextmanager
 
 from dagster import AssetExecutionContext, Failure, OpExecutionContext, RetryRequested
 
-from resources.errors import AdjunctError, PermanentError, TransientError
+from resources.errors import (
+    AdjunctError,
+    ApplicationBusyError,
+    CommitStateUnknown,
+    LeaseLostError,
+    PermanentError,
+    TransientError,
+)
 from resources.spark_errors import adjunct_error
 
+# Errors after which the same call is wrong, and a new run is right: it reads what stands and goes on from there.
+RUN_AGAIN = (CommitStateUnknown, LeaseLostError)
 MAX_RETRIES = 2
 _SECONDS = 5.0
 
@@ -28,7 +37,9 @@ def clear_failures(
         ours = adjunct_error(error)
         if ours is None:
             raise
-        if isinstance(ours, retry) and context.retry_number < MAX_RETRIES:
+        # Who has waited for another run to end does not wait two more times in the same run.
+        again = isinstance(ours, retry) and not isinstance(ours, ApplicationBusyError)
+        if again and context.retry_number < MAX_RETRIES:
             context.log.warning(f"{type(ours).__name__}, trying again in {_SECONDS:g} s: {ours}")
             raise RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_SECONDS) from error
         raise Failure(
@@ -36,7 +47,7 @@ def clear_failures(
             metadata={
                 "error": type(ours).__name__,
                 "next step": ours.next_step or "See the message.",
-                "permanent": isinstance(ours, PermanentError),
+                "permanent": isinstance(ours, PermanentError) and not isinstance(ours, RUN_AGAIN),
             },
             allow_retries=False,
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from assets import AdvanceReport
@@ -14,6 +15,7 @@ from orchestration.catalog import read_catalog
 from orchestration.offsets.coordinating import fan_out_requests, startpoints_of
 from orchestration.offsets.dataset_requests import DatasetOutcome, apply_dataset_startpoints, followed
 from orchestration.planner import ExecutionPlan, plan
+from orchestration.run_lease import WAIT, Claim, RunLease, checked_wait
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
 from orchestration.tables import remember_tables
 from resources.spark_errors import unwrapped
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from resources.objects import Lake
     from resources.streams import StreamSystem
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("adjunct.run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ def run_application(
     on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
     on_stage: OnStage = ignore,
     max_batches: int | None = None,
+    wait: timedelta | float = WAIT,
+    take_over: bool = False,
 ) -> RunReport:
     """Bring every dataset up to date, several at once, then run the step until it has caught up.
 
@@ -112,20 +116,30 @@ def run_application(
     bootstrap is advanced again between batches, so that each batch meets what has come by then.
     `run` names this run in commits. `on_event` hears of every dataset and every stage of a batch, `on_stage` of each
     stage of a dataset, such as the progress of a bootstrap. Startpoints on the streams of datasets are applied first.
-    Raises what planning, datasets and step raise; whatever was
+    One run of an application works at a time: while another one is alive this one waits for its end, at most `wait`
+    (a timedelta, or seconds; 0 does not wait), then it raises ApplicationBusyError, which says who that is. What is
+    dead is taken over at once, what is alive only with `take_over`.
+    Raises what planning, datasets and step raise, and RunLeaseLostError; whatever was
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
-    planned = plan_application(app, systems)
-    datasets = advance_datasets(lake, systems, app, spark, by=run, on_report=on_event, on_stage=on_stage)
-    remember_tables(lake, app, by=run)
 
-    def heard(report: AdvanceReport) -> None:
-        on_event(report)
-        datasets.append(report)
+    def say(text: str) -> None:
+        _log.warning(text)
+        on_event(StepEvent("lease", 0, {"text": text}))
 
-    def follow() -> None:
-        follow_meanwhile(lake, systems, app.datasets, spark, by=run, on_report=heard, on_stage=on_stage)
+    claim = Claim(wait=checked_wait(wait), take_over=take_over, say=say)
+    with RunLease(lake, app.name, run, claim) as lease:
+        planned = plan_application(app, systems)  # over the streams as they are now, not before a wait
+        datasets = advance_datasets(lake, systems, app, spark, by=run, on_report=on_event, on_stage=on_stage)
+        remember_tables(lake, app, by=run)
 
-    context = StepContext(lake, systems, app, planned, spark, run, on_event, max_batches, follow)
-    step = run_step(context)
+        def heard(report: AdvanceReport) -> None:
+            on_event(report)
+            datasets.append(report)
+
+        def follow() -> None:
+            follow_meanwhile(lake, systems, app.datasets, spark, by=run, on_report=heard, on_stage=on_stage)
+
+        context = StepContext(lake, systems, app, planned, spark, run, on_event, max_batches, follow, lease.check)
+        step = run_step(context)
     return RunReport(tuple(datasets), step)

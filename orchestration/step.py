@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 class StepEvent:
     """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
 
-    In order: "startpoint" (text, one each) at the start of a run, "table" (report) when a dataset that lives for one
-    run was built or has taken changes in, "lost" (text) where retention was faster, "intent" (records, unit, versions),
+    In order: "lease" (text) where the run waited for another one or took over from it, "startpoint" (text, one each) at
+    the start of a run, "table" (report) when a dataset that lives for one run was built or has taken changes in, "lost"
+    (text) where retention was faster, "intent" (records, unit, versions),
     "output" (output) before each output, "outputs" when all are written, "batch" (records so far, counters) when its
     end is committed.
     """
@@ -56,7 +57,7 @@ class StepEvent:
             return f"caught up after batch {self.batch}"
         if self.what == "table":
             return str(self.detail["report"].summary())
-        if self.what in ("startpoint", "lost"):
+        if self.what in ("lease", "startpoint", "lost"):
             return str(self.detail["text"])
         said = {
             "intent": "{records:,} {unit}, dataset versions {versions}",
@@ -93,7 +94,7 @@ class StepContext:
     """What a step works with. `run` names who commits; `spark` starts the session when first called.
 
     `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
-    by the next batch.
+    by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
     """
 
     lake: Lake
@@ -105,6 +106,7 @@ class StepContext:
     on_event: Callable[[StepEvent], None] = lambda event: None
     max_batches: int | None = None
     between_batches: Callable[[], None] = lambda: None
+    still_ours: Callable[[], None] = lambda: None
 
 
 def run_step(context: StepContext) -> StepReport:
@@ -155,6 +157,7 @@ class _Step:
     def run_next(self) -> bool:
         """Run one batch; False when there is nothing to read."""
         began = time.monotonic()
+        self._context.still_ours()
         intent = self._state.open
         if intent is None:
             intent = self._plan_batch()
@@ -192,6 +195,7 @@ class _Step:
             seconds=seconds,
         )
         self._event("outputs", intent)
+        self._context.still_ours()
         before = self._state.offsets
         self._commit, self._state = self._log.close(held, self._state, done)
         # Only now: a crash before this line leaves them fanned out, and the log knows that they were applied.
@@ -226,6 +230,7 @@ class _Step:
         )
 
     def _before_output(self, held: Commit, intent: Intent, name: str) -> None:
+        self._context.still_ours()
         self._log.hold(held)
         self.versions.check_leases()
         self._event("output", intent, output=name)

@@ -25,6 +25,8 @@
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError
         |-- StreamUnavailableError
+        |-- ApplicationBusyError       another run of the application works: wait for its end
+        |-- RunLeaseLostError          the run could not show any more that it lives, or was taken over
         |-- SourceChangedError         files were replaced while they were read
         `-- TableUnavailableError
 
@@ -217,6 +219,14 @@ class StoreUnavailableError(TransientError):
 
 class StreamUnavailableError(TransientError):
     """A stream's servers, or what they depend on, are out of reach for a moment."""
+
+
+class ApplicationBusyError(TransientError):
+    """Another run of the application is alive, and was not over in the time that this one waited for it."""
+
+
+class RunLeaseLostError(TransientError):
+    """A run's lease on its application was lost, so that another one may have begun: it stopped."""
 
 
 class SourceChangedError(TransientError):

@@ -44,8 +44,8 @@ def wrapped(items: Iterator[T]) -> Iterator[T]:
 
 def kind_of(error: AdjunctError) -> str:
     """Return the name by which an error is known again on the other side: its class's, or the nearest public one's."""
-    names = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    return next(names)
+    known = (kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return str(next(known).__name__)
 
 
 def refusal(kind: type[AdjunctError], problem: Column, next_step: str) -> Column:

@@ -11,27 +11,25 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from assets.log import DatasetLog
 from assets.manifest import version_number
 from resources.errors import (
-    AdjunctError,
     DatasetNotFoundError,
     LeaseLostError,
     ObjectNotFoundError,
-    PreconditionFailedError,
-    TransientError,
     VersionDiscardedError,
 )
+from resources.objects.renewal import Renewal
+from resources.objects.store import time_of_store
 
 if TYPE_CHECKING:
     from assets.manifest import DatasetManifest
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from resources.objects.store import ObjectInfo
 
 TTL = timedelta(minutes=10)
-_TRUSTED = 0.9
 _log = logging.getLogger("adjunct.dataset")
 
 
@@ -59,84 +56,43 @@ class Lease:
     def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str, ttl: timedelta) -> None:
         self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, ttl
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
-        self._etag: str | None = None
-        self._written = _clock()
-        self._problem = ""
-        self._stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        # Nobody else writes it, so what is found there is a renewal of ours whose reply was lost.
+        self._renewal = Renewal(lake.store, self._key, self._body, ttl, not_ours=lambda data: "", log=_log)
 
     @classmethod
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str, ttl: timedelta = TTL) -> Lease:
         """Hold these versions, by id. Raises VersionDiscardedError where one is not retained any more."""
         lease = cls(lake, dataset, versions, holder, ttl)
-        lease._written = _clock()
-        lease._etag = lake.store.put_if_absent(lease._key, lease._body())
+        lease._renewal.write(partial(lake.store.put_if_absent, lease._key))
         try:
             check_retained(lake, dataset, versions)
         except BaseException:
             lease.release()
             raise
-        lease._thread = threading.Thread(target=lease._keep, name="adjunct-lease", daemon=True)
-        lease._thread.start()
+        lease._renewal.start()
         return lease
 
     @property
     def lost(self) -> bool:
         """Whether what is held may have been deleted meanwhile."""
-        if not self._problem and self._overdue():
-            self._problem = f"it lives for {self.ttl} and was not renewed in time"
-        return bool(self._problem)
+        return bool(self._renewal.lost)
 
     def check(self) -> None:
         """Raise LeaseLostError if the lease was lost."""
         if self.lost:
             raise LeaseLostError(
                 f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
-                f"{self._problem}.",
+                f"{self._renewal.lost}.",
                 "Nothing may be built on what was read under it. Run again: it reads what is served then.",
             )
 
     def renew(self) -> None:
         """Write the lease anew, which moves its expiry. One that was removed meanwhile is lost, not made again."""
-        with self._lock:
-            if self._etag is None or self._problem:
-                return
-            began = _clock()
-            if not self._rewrite(self._etag):
-                self._problem = "it had expired and was removed"
-            elif not self.lost:  # else it was written too late: who discards may have seen it expired
-                self._written = began
-
-    def _rewrite(self, etag: str) -> bool:
-        """Replace the lease's object; False where it is not there any more."""
-        try:
-            self._etag = self._lake.store.put_if_match(self._key, self._body(), etag)
-        except (PreconditionFailedError, ObjectNotFoundError):
-            # Nobody else writes it, so what is there is a renewal of ours whose reply was lost.
-            found = self._lake.store.head(self._key)
-            if found is None or found.etag == etag:
-                return False
-            return self._rewrite(found.etag)
-        return True
-
-    def _overdue(self) -> bool:
-        """Whether the lease may have expired, counted from before its last write was sent.
-
-        With a margin: stores round the times that they tell to seconds.
-        """
-        passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
-        return passed >= _TRUSTED * self.ttl.total_seconds()
+        self._renewal.renew()
 
     def release(self) -> None:
         """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
-        self._stopped.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        with self._lock, suppress(AdjunctError):
-            if self._etag is not None:
-                self._etag = None
-                self._lake.store.delete(self._key)
+        self._renewal.end(lambda etag: self._lake.store.delete(self._key))
 
     def __enter__(self) -> Self:
         return self
@@ -148,22 +104,6 @@ class Lease:
 
     def _body(self) -> bytes:
         return lease_body(self.versions, self.holder, self.ttl)
-
-    def _keep(self) -> None:
-        while not self._stopped.wait(self.ttl.total_seconds() / 4):
-            try:
-                self.renew()
-            except TransientError as error:
-                _log.warning("the lease %s was not renewed: %s", self._key, error)
-            except AdjunctError as error:
-                self._problem = error.problem
-            if self.lost:
-                return
-
-
-def _clock() -> tuple[float, float]:
-    """Return two clocks: one that nobody sets, and one that goes on while the machine sleeps."""
-    return time.monotonic(), time.time()
 
 
 def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:
@@ -206,11 +146,7 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
 
 def store_now(lake: Lake, dataset: str) -> datetime:
     """Return the time by the store's clock: that of an object written just now."""
-    key = f"{lake.dataset_prefix(dataset)}/clock"
-    lake.store.put(key, uuid.uuid4().hex.encode())
-    found = lake.store.head(key)
-    assert found is not None
-    return found.modified
+    return time_of_store(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
 
 
 def check_not_doomed(manifest: DatasetManifest, version: str) -> None:

@@ -25,6 +25,7 @@ from orchestration.cli.output import (
     show_line,
     show_table,
 )
+from orchestration.cli.versions import duration
 from resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from assets import AdvanceReport
     from orchestration.application import Application
+    from orchestration.step import StepEvent
     from resources.objects import Lake
 
 
@@ -73,8 +75,18 @@ def plan(reference: str, lake_url: str | None, json_output: bool) -> None:
 @lake_url
 @click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
 @click.option("--max-batches", type=click.IntRange(1), help="Stop after so many batches.")
+@click.option("--wait", metavar="TIME", default="5m", show_default=True, help="Wait for another run, or not: 0m.")
+@click.option("--take-over", is_flag=True, help="Take over at once from another run, also where it is alive.")
 @as_json
-def run(reference: str, lake_url: str | None, master: str | None, max_batches: int | None, json_output: bool) -> None:
+def run(
+    reference: str,
+    lake_url: str | None,
+    master: str | None,
+    max_batches: int | None,
+    wait: str,
+    take_over: bool,
+    json_output: bool,
+) -> None:
     """Bring the datasets of an application up to date and run its step until it has caught up.
 
     The exit code is 3 where a dataset has refused a version; batches went on with the one served before.
@@ -85,6 +97,14 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
     from orchestration.session_scope import session_scope
     from resources.objects import open_lake
 
+    def say(event: StepEvent | AdvanceReport) -> None:
+        # For whom it waits is a warning in the log, which is on stderr: with --json, too.
+        if not json_output and getattr(event, "what", "") != "lease":
+            show_line(event.summary())
+
+    patience = duration(wait)
+    if patience is None:
+        raise ConfigurationError(f"--wait {wait!r} is no duration.", "Write for example 5m or 1h; 0m does not wait.")
     app = load_application(reference)
     lake = open_lake(lake_url)
     run_id = f"cli-{uuid.uuid4().hex[:12]}"
@@ -98,9 +118,11 @@ def run(reference: str, lake_url: str | None, master: str | None, max_batches: i
             app,
             spark,
             run=run_id,
-            on_event=lambda event: None if json_output else show_line(event.summary()),
+            on_event=say,
             on_stage=bootstraps_shown(json_output),
             max_batches=max_batches,
+            wait=patience,
+            take_over=take_over,
         )
     if json_output:
         show_json(report.to_json())

@@ -23,7 +23,7 @@ from orchestration.sensing.asking import Asked, Request, Skip, ask, digest_of
 from orchestration.sensing.cursor import read_cursor, write_cursor
 from orchestration.sensing.launch_when import LaunchWhen
 from orchestration.sensing.look import Deadline, Found, Look, look_at_ages, look_at_streams
-from orchestration.sensing.runs import in_progress
+from orchestration.sensing.runs import has_ended, in_progress
 
 if TYPE_CHECKING:
     from dagster import JobDefinition
@@ -107,6 +107,7 @@ def new_records_sensor(
         from orchestration.batchlog import BatchLog
         from orchestration.catalog import systems_for
         from orchestration.progress import followed_state, position_of, unfinished, waiting_datasets
+        from orchestration.run_lease import who_runs
 
         if in_progress(context.instance, job.name, own):
             return SkipReason("A run is already in progress.")
@@ -114,6 +115,8 @@ def new_records_sensor(
         if note:
             context.log.warning(note)
         lake, now = adjunct_lake.open(), datetime.now(UTC)
+        if who := who_runs(lake, app.name, partial(has_ended, context.instance)):
+            return SkipReason(f"The application is being run by {who}.")
         systems = systems_for(app, lake)
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()

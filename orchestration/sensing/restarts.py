@@ -1,8 +1,9 @@
 """The sensor that launches a failed run again, where that can help: with back-off, and not for ever."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster import (
@@ -24,6 +25,7 @@ from orchestration.lake_resource import LakeResource
 from orchestration.offsets.state import Document
 from orchestration.sensing.asking import Skip, wait_after
 from orchestration.sensing.cursor import read_cursor, write_cursor
+from orchestration.sensing.runs import has_ended
 
 if TYPE_CHECKING:
     from dagster import JobDefinition, RunRecord
@@ -69,10 +71,17 @@ class Restart:
 
 
 def decide(
-    attempts: Sequence[Attempt], state: "ApplicationState", permanent: str, *, limit: int, now: float
+    attempts: Sequence[Attempt],
+    state: "ApplicationState",
+    permanent: str,
+    *,
+    limit: int,
+    now: float,
+    busy: Callable[[], str] = str,
 ) -> Restart | Skip:
     """Decide whether to launch the newest of an application's runs again; `attempts` begin with it.
 
+    `busy` says who else is running the application, as somebody by hand: then it is left to that one.
     Only a run that failed before its commit is: one that closed no batch, or left one open. A newer run, whether in
     progress, done or cancelled by somebody, ends the matter; so does a batch of anybody else's since. Failures in a row
     count, whoever launched these runs: one is waited for a minute, two for two minutes, three for four.
@@ -90,6 +99,8 @@ def decide(
     wait = newest.ended_at + wait_after(len(failed)) - now
     if wait > 0:
         return Skip(f"{what} before its commit; restart {len(failed)} of {limit} is in {wait:.0f} s.")
+    if who := busy():
+        return Skip(f"{what} before its commit, and the application is being run by {who}: left to that one.")
     return Restart(newest.run_id, first.run_id, len(failed))
 
 
@@ -147,6 +158,7 @@ def restart_sensor(
     )
     def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
         from orchestration.batchlog import application_state
+        from orchestration.run_lease import who_runs
 
         now = datetime.now(UTC)
         records = runs_of(context.instance, job.name, made, now - _HORIZON)
@@ -160,7 +172,8 @@ def restart_sensor(
             newest = attempts[0].run_id
             cursor = RestartCursor(run_id=newest, permanent=permanent_failure(context.instance, newest))
             context.update_cursor(write_cursor(cursor))
-        decision = decide(attempts, state, cursor.permanent, limit=limit, now=now.timestamp())
+        busy = partial(who_runs, lake, app.name, partial(has_ended, context.instance))
+        decision = decide(attempts, state, cursor.permanent, limit=limit, now=now.timestamp(), busy=busy)
         if isinstance(decision, Skip):
             return SkipReason(decision.reason)
         failed = records[0].dagster_run

@@ -24,3 +24,9 @@ def in_progress(instance: DagsterInstance, job: str, assets: Collection[AssetKey
     """Whether a run of this job, or to one of these assets, is on its way or waits in the queue."""
     runs = instance.get_runs(RunsFilter(statuses=ACTIVE), limit=1000)
     return any(concerns(run, job, assets) for run in runs)
+
+
+def has_ended(instance: DagsterInstance, run_id: str) -> bool:
+    """Whether a run has ended, as this instance says; False of one that it does not know."""
+    run = instance.get_run_by_id(run_id)
+    return run is not None and run.is_finished

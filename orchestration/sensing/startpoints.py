@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster import (
@@ -17,7 +18,7 @@ from dagster import (
 from orchestration.lake_resource import LakeResource
 from orchestration.sensing.asking import Asked, Skip, ask, shortened
 from orchestration.sensing.cursor import read_cursor, write_cursor
-from orchestration.sensing.runs import in_progress
+from orchestration.sensing.runs import has_ended, in_progress
 
 if TYPE_CHECKING:
     from dagster import JobDefinition
@@ -86,6 +87,7 @@ def startpoint_sensor(
         from orchestration.offsets.coordinating import fan_out_requests, startpoints_of
         from orchestration.progress import waiting_datasets
         from orchestration.run import plan_application
+        from orchestration.run_lease import who_runs
 
         lake = adjunct_lake.open()
         startpoints = startpoints_of(lake, app)
@@ -98,6 +100,9 @@ def startpoint_sensor(
         if in_progress(context.instance, job.name, own):
             what = described([*requested, *pending])
             return SkipReason(f"{what}; a run is in progress: what it did not meet at its start is for the next one.")
+        if who := who_runs(lake, app.name, partial(has_ended, context.instance)):
+            what = described([*requested, *pending])
+            return SkipReason(f"{what}; for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake)
         planned = plan_application(app, systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -190,3 +191,11 @@ def check_prefix(prefix: str) -> str:
     if prefix:
         check_key(prefix.removesuffix("/"))
     return prefix
+
+
+def time_of_store(store: ObjectStore, key: str) -> datetime:
+    """Return the time by the store's clock: that of an object written just now, under this key."""
+    store.put(key, uuid.uuid4().hex.encode())
+    found = store.head(key)
+    assert found is not None
+    return found.modified

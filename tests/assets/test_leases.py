@@ -12,11 +12,11 @@ import pytest
 from assets import DatasetStore
 from assets.log import DatasetLog
 from assets.manifest import Bootstrap, DatasetManifest, Declaration
-from assets.retention import leases as leases_module
 from assets.retention.discard import discard
 from assets.retention.leases import Lease, all_leases, live_leases, store_now
 from resources.errors import DatasetNotFoundError, LeaseLostError, StoreUnavailableError, VersionDiscardedError
 from resources.objects import open_lake
+from resources.objects import renewal as renewal_module
 from resources.objects.faulty import Crash, Fault
 from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
@@ -208,9 +208,9 @@ def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World) -> None:
 def test_a_renewal_that_comes_too_late_does_not_count(planes: World, monkeypatch, clock: int) -> None:
     """Whoever discarded meanwhile may have seen the lease as expired, though it stands in the lake again."""
     lease = acquire(planes, publish(planes, 1)[0])
-    now = list(leases_module._clock())
+    now = list(renewal_module._clock())
     now[clock] += 541
-    monkeypatch.setattr(leases_module, "_clock", lambda: tuple(now))
+    monkeypatch.setattr(renewal_module, "_clock", lambda: tuple(now))
     lease.renew()
     with pytest.raises(LeaseLostError, match="it lives for 0:10:00 and was not renewed in time"):
         lease.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,7 +12,6 @@ import pytest
 
 from assets import AdjunctDataset, DatasetStore, advance_version_set, bounded_dataset, version_set
 from assets.policies import DiscardPolicy
-from assets.retention import leases as leases_module
 from assets.retention.leases import all_leases
 from orchestration import step as step_module
 from orchestration.application import Application
@@ -19,8 +19,9 @@ from orchestration.batchlog import BatchLog
 from orchestration.retention import discard_all
 from orchestration.run import plan_application
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
-from resources.errors import LeaseLostError
+from resources.errors import LeaseLostError, RunLeaseLostError
 from resources.objects import Lake
+from resources.objects import renewal as renewal_module
 from resources.objects.faulty import Fault, FaultyStore
 from resources.objects.lake import lake_in
 from resources.objects.memory import InMemoryStore
@@ -82,7 +83,7 @@ class Trips:
     def discard(self) -> None:
         discard_all(self.world.lake, {each.name: each for each in self.datasets}, by="test")
 
-    def run(self, lake: Lake | None = None) -> StepReport:
+    def run(self, lake: Lake | None = None, still_ours: Callable[[], None] = lambda: None) -> StepReport:
         app = Application("app")
         trips = app.input_stream("lake.trips", default_offset="oldest")
         for dataset in self.datasets:
@@ -93,7 +94,8 @@ class Trips:
         def heard(event: StepEvent) -> None:
             self.events.append(event.what)
 
-        return run_step(StepContext(lake or self.world.lake, self.world.systems, app, planned, no_session, "me", heard))
+        context = StepContext(lake or self.world.lake, self.world.systems, app, planned, no_session, "me", heard)
+        return run_step(dataclasses.replace(context, still_ours=still_ours))
 
     def held(self) -> set[tuple[str, str]]:
         """Return who holds which version."""
@@ -116,6 +118,7 @@ def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
         world.send("trips", [(key, 1) for key in KEYS])
         trips = Trips(world, Reading(), datasets)
         monkeypatch.setattr(step_module, "run_batch", trips.reading)
+        monkeypatch.setattr(step_module, "check_outputs", lambda context, views: None)  # it compiles the batch
         return trips
 
     return make
@@ -165,10 +168,10 @@ def test_a_step_that_fails_lets_go_and_its_open_batch_keeps_what_it_was_begun_wi
 def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypatch: pytest.MonkeyPatch) -> None:
     trips = new_trips()
     trips.publish(1)
-    now = leases_module._clock
+    now = renewal_module._clock
 
     def sleep() -> None:
-        monkeypatch.setattr(leases_module, "_clock", lambda: tuple(each + 601 for each in now()))
+        monkeypatch.setattr(renewal_module, "_clock", lambda: tuple(each + 601 for each in now()))
 
     trips.reading.meanwhile = sleep
     with pytest.raises(LeaseLostError, match="by me was lost: it lives for 0:10:00 and was not renewed in time"):
@@ -177,6 +180,29 @@ def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypat
     trips.reading.meanwhile = lambda: None
     trips.run()
     assert trips.events[1:] == ["intent", "output", "outputs", "batch", "caught-up"]
+
+
+@pytest.mark.parametrize(
+    ("nth", "events"),
+    [(1, []), (2, ["intent"]), (3, ["intent", "output", "outputs"])],
+    ids=["batch", "output", "commit"],
+)
+def test_a_step_stops_before_a_batch_an_output_and_a_commit_where_the_run_may_not_go_on(new_trips, nth, events) -> None:
+    trips = new_trips()
+    trips.publish(1)
+    asked = 0
+
+    def still_ours() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == nth:
+            raise RunLeaseLostError("it was taken over.")
+
+    with pytest.raises(RunLeaseLostError):
+        trips.run(still_ours=still_ours)
+    assert trips.events == events
+    trips.run()
+    assert trips.events[-1] == "caught-up"
 
 
 @pytest.mark.parametrize("datasets", [ALONE, TOGETHER], ids=["alone", "in a version set"])

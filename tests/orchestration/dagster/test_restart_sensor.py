@@ -16,16 +16,22 @@ from dagster import (
 )
 
 from dagster_adjunct import (
+    AdjunctError,
     Application,
+    ApplicationBusyError,
     CommitConflict,
+    CommitStateUnknown,
     ConfigurationError,
     Lake,
+    LeaseLostError,
     OffsetOutOfRangeError,
+    RunLeaseLostError,
     TransientError,
     open_lake,
 )
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range
 from orchestration.failures import clear_failures
+from orchestration.run_lease import Claim, RunLease
 from orchestration.sensing import restarts as module
 from orchestration.sensing.asking import Skip
 from orchestration.sensing.restarts import Attempt, Restart, decide
@@ -118,6 +124,15 @@ def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
     assert decided([*failed("c", "b"), done, *failed("a")]) == Restart("c", "b", 2)
     # b closed a batch before it failed: a new row begins with c.
     assert decided(failed("c", "b", "a"), ApplicationState(last=closed("b", 850.0))) == Restart("c", "c", 1)
+
+
+def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
+    who = "run cli-1 on host a (pid 7), since 2026-01-02 00:00:00 UTC"
+    skip = decide(failed("a"), ApplicationState(), "", limit=5, now=10_000.0, busy=lambda: who)
+    assert isinstance(skip, Skip)
+    assert (
+        skip.reason == f"Run a failed before its commit, and the application is being run by {who}: left to that one."
+    )
 
 
 # -- runs that really failed
@@ -282,3 +297,43 @@ def test_a_failure_of_the_day_before_yesterday_is_left_alone(
     kill(instance)
     pass_time(timedelta(days=2))
     assert Ticker(lake, copying(), instance, "copy_restart").skipped() == "No run to restart."
+
+
+@pytest.mark.parametrize("error", [CommitStateUnknown, LeaseLostError, ApplicationBusyError, RunLeaseLostError])
+def test_what_a_new_run_finds_settled_is_launched_again(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], error: type[AdjunctError]
+) -> None:
+    fail(instance, error("the store stopped answering."))
+    pass_time(timedelta(seconds=61))
+    assert Ticker(lake, copying(), instance, "copy_restart").asked().tags["adjunct/attempt"] == "1"
+
+
+def test_no_sensor_launches_a_run_while_somebody_runs_the_application_by_hand(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
+) -> None:
+    kill(instance)
+    pass_time(timedelta(seconds=61))
+    small.append(lake, "orders", 1, small.orders(1, 5))
+    with RunLease(lake, "copy", "by-hand", Claim()):
+        said = [Ticker(lake, copying(), instance, f"copy_{name}").skipped() for name in ("restart", "new_records")]
+    assert all("the application is being run by run by-hand on host" in text.lower() for text in said), said
+    Ticker(lake, copying(), instance, "copy_new_records").asked()
+    Ticker(lake, copying(), instance, "copy_restart").asked()
+
+
+def test_a_run_that_has_waited_for_another_one_is_not_retried_within_itself(lake: Lake) -> None:
+    begun = 0
+
+    @op
+    def step(context: OpExecutionContext) -> None:
+        nonlocal begun
+        begun += 1
+        with clear_failures(context):
+            raise ApplicationBusyError("another one runs it.")
+
+    @job(name="copy")
+    def copy() -> None:
+        step()
+
+    assert not copy.execute_in_process(raise_on_error=False).success
+    assert begun == 1

@@ -1,0 +1,228 @@
+"""One run of an application at a time: who waits, who is refused, and whose lease is over. Without Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from orchestration import run_lease as module
+from orchestration.processes import Process, this_process
+from orchestration.run_lease import Claim, Found, Holder, RunLease, over, read_lease, who_runs
+from resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Fault, FaultyStore
+
+BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
+AT_ONCE = Claim(wait=timedelta(0))
+KEY = "applications/delays/run.json"
+ELSEWHERE = Process(host="other", pid=7, boot="b", namespace="n", started="1")
+HOLD = """
+import sys, time
+from orchestration.run_lease import Claim, RunLease
+from resources.objects import open_lake
+with RunLease(open_lake(sys.argv[1]), "delays", "killed-run", Claim()):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake(tmp_path / "lake")
+
+
+@pytest.fixture
+def other_process(lake: Lake) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lease of the application."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, lake.url], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def lease(lake: Lake, run: str = "mine", claim: Claim = AT_ONCE) -> RunLease:
+    return RunLease(lake, "delays", run, claim)
+
+
+def holder(process: Process, **more: object) -> Holder:
+    return Holder.model_validate({"id": "x", "run": "r", "process": process, "since": BEGAN, "ttl": 120.0, **more})
+
+
+def why_over(found: Holder | None, seconds: float, *ended: str) -> str:
+    """Return why a lease is over that was written so many seconds ago, by the store's clock."""
+    return over(Found(KEY, "e", BEGAN, found), lambda: BEGAN + timedelta(seconds=seconds), lambda run: run in ended)
+
+
+def test_a_lease_is_over_when_it_was_not_renewed_for_its_time_to_live_by_the_stores_clock() -> None:
+    assert why_over(holder(ELSEWHERE), 119.9) == ""
+    assert why_over(holder(ELSEWHERE), 120) == "it was not renewed for 0:02:00"
+    assert why_over(holder(ELSEWHERE, ttl=600), 120) == ""
+
+
+def test_a_lease_is_over_at_once_when_its_holder_has_ended_as_it_says_or_as_dagster_says() -> None:
+    assert why_over(holder(ELSEWHERE, ended=True), 0) == "it has ended"
+    assert why_over(holder(ELSEWHERE, dagster="d1"), 0, "d1") == "Dagster has ended the run"
+    assert why_over(holder(ELSEWHERE, dagster="d1"), 0, "d2") == ""
+
+
+def test_a_process_is_dead_only_where_that_can_be_proven() -> None:
+    here = this_process()
+    assert not here.is_dead()
+    gone = here.model_copy(update={"started": "1"})
+    assert gone.is_dead(), "its number was given to another process since"
+    for unknown in ({"boot": "another"}, {"namespace": "pid:[1]"}, {"boot": ""}, {"namespace": ""}):
+        assert not gone.model_copy(update=unknown).is_dead()
+    assert why_over(holder(gone), 0) == "its process has ended"
+    assert why_over(holder(here), 0) == "its process has ended", (
+        "a run of this process that could not say that it ended"
+    )
+
+
+def test_a_process_that_waits_for_its_parent_only_is_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = module.this_process().model_copy(update={"pid": child.pid})
+    known = started.model_copy(
+        update={"started": Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]}
+    )
+    assert not known.is_dead()
+    child.kill()
+    deadline = time.monotonic() + 10
+    while not known.is_dead() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert known.is_dead()
+    child.wait()
+
+
+def test_a_lease_that_can_not_be_read_holds_until_it_has_expired() -> None:
+    assert why_over(None, 119.9) == ""
+    assert why_over(None, 120) == "it was not renewed for 0:02:00"
+
+
+def test_a_second_run_is_refused_and_told_for_whom_since_when_and_where(lake: Lake) -> None:
+    with lease(lake, "first"), pytest.raises(ApplicationBusyError) as refused:
+        lease(lake, "second").__enter__()
+    place = f"run first on host {this_process().host} (pid {os.getpid()}), since {datetime.now(UTC):%Y-%m-%d}"
+    assert f"application 'delays' is being run by {place}" in str(refused.value)
+    assert "--take-over" in refused.value.next_step
+    with lease(lake, "third") as free:
+        free.check()
+
+
+def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake) -> None:
+    said: list[str] = []
+    first = lease(lake, "first").__enter__()
+    ending = threading.Timer(0.6, first.__exit__, (None, None, None))
+    ending.start()
+    with lease(lake, "second", Claim(wait=timedelta(seconds=20), say=said.append)):
+        ending.join()
+    (text,) = said
+    assert text.startswith("application delays is being run by run first on host ")
+    assert text.endswith("waiting for its end, up to 0:00:20")
+
+
+def test_waiting_ends_at_its_limit(lake: Lake) -> None:
+    with lease(lake, "first"), pytest.raises(ApplicationBusyError, match=r"not begun after 0:00:00\.30* of waiting"):
+        lease(lake, "second", Claim(wait=timedelta(seconds=0.3))).__enter__()
+
+
+def test_a_run_that_was_killed_is_taken_over_at_once(lake: Lake, other_process: subprocess.Popen[str]) -> None:
+    with pytest.raises(ApplicationBusyError, match=rf"run killed-run on host .* \(pid {other_process.pid}\)"):
+        lease(lake).__enter__()
+    other_process.kill()
+    other_process.wait()
+    said: list[str] = []
+    with lease(lake, claim=Claim(wait=timedelta(0), say=said.append)):
+        pass
+    assert said[0].startswith("application delays is taken over from run killed-run on host ")
+    assert said[0].endswith(": its process has ended")
+
+
+def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TTL", timedelta(seconds=2))
+    with lease(lake, "first") as first, lease(lake, "second", Claim(take_over=True)) as second:
+        deadline = time.monotonic() + 10
+        while not first._renewal.lost and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(RunLeaseLostError, match=r"run first was lost: run second on host .* has taken it over"):
+            first.check()
+        second.check()
+        first.__exit__(None, None, None)
+        assert "run second" in who_runs(lake, "delays"), "who was taken over from does not end the other's lease"
+
+
+def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -> None:
+    lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
+    with pytest.raises(ApplicationBusyError, match=r"run r on host other \(pid 7\)"):
+        lease(lake).__enter__()
+    old = time.time() - 121
+    os.utime(Path(lake.url) / KEY, (old, old))
+    with lease(lake):
+        assert "run mine" in who_runs(lake, "delays")
+    assert who_runs(lake, "delays") == ""
+
+
+def test_a_lease_that_was_not_renewed_in_time_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TTL", timedelta(seconds=0.4))
+    down = Lake(FaultyStore(lake.store, [Fault("put_if_match", nth, "lost-before") for nth in range(1, 50)]), lake.id)
+    with lease(down) as held:
+        held.check()
+        time.sleep(0.6)
+        with pytest.raises(RunLeaseLostError, match="was not renewed in time"):
+            held.check()
+    with lease(lake):  # the end could not be told either, and nothing waits for it
+        pass
+
+
+@pytest.mark.parametrize("fault", ["lost-before", "lost-after"])
+def test_lost_replies_neither_lose_nor_share_the_lease(lake: Lake, fault: str) -> None:
+    for request in ("put_if_absent", "put_if_match"):
+        troubled = Lake(FaultyStore(lake.store, [Fault(request, 1, fault)]), lake.id)
+        with lease(troubled) as held:
+            held.check()
+            with pytest.raises(ApplicationBusyError):
+                lease(lake, "other").__enter__()
+        with lease(lake) as again:
+            again.check()
+
+
+def test_of_many_that_want_to_run_one_runs_at_a_time(lake: Lake) -> None:
+    running, most = 0, 0
+    counting = threading.Lock()
+
+    def work(number: int) -> None:
+        nonlocal running, most
+        with lease(lake, f"r{number}", Claim(wait=timedelta(seconds=60))):
+            with counting:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.02)
+            with counting:
+                running -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(work, number) for number in range(4)]:
+            done.result()
+    assert most == 1
+    found = read_lease(lake.store, KEY)
+    assert found is not None
+    assert found.holder is not None
+    assert found.holder.ended
+
+
+@pytest.mark.parametrize("wait", [-1, True, float("nan")])
+def test_a_wait_that_is_no_time_is_refused(wait: float) -> None:
+    with pytest.raises(ConfigurationError, match="is no time to wait"):
+        module.checked_wait(wait)
