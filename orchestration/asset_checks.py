@@ -19,10 +19,12 @@ from dagster import (
     MetadataValue,
 )
 
+from assets.checking.validators import rule_of, thresholds_of
 from resources.errors import ValidatorError
 
 if TYPE_CHECKING:
     from assets import DatasetStore
+    from assets.checking.validators import Validator
     from assets.dataset import AdjunctDataset
     from assets.manifest import DatasetManifest, Verdict, VersionRef
 
@@ -53,8 +55,9 @@ def check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec
         AssetCheckSpec(
             validator.name,
             asset=key,
-            description="Evaluated before a version is published"
+            description=f"{rule_of(validator)}: evaluated before a version is published"
             + (", which it never prevents." if validator.severity == "warn" else "; a version that fails is not."),
+            metadata=_rule_metadata(validator),
         )
         for validator in dataset.validators
     ]
@@ -99,7 +102,7 @@ def _results(dataset: "AdjunctDataset", key: AssetKey, judgement: Judgement | No
         description=judgement.ref.reason or None,
         metadata=version,
     )
-    declared = {validator.name for validator in dataset.validators}
+    declared = {validator.name: validator for validator in dataset.validators}
     for verdict in judgement.verdicts:
         if verdict.name not in declared:
             continue  # of a validator that is not declared any more
@@ -109,8 +112,27 @@ def _results(dataset: "AdjunctDataset", key: AssetKey, judgement: Judgement | No
             passed=verdict.passed,
             severity=AssetCheckSeverity.WARN if verdict.severity == "warn" else AssetCheckSeverity.ERROR,
             description=verdict.message or None,
-            metadata={**version, "adjunct/facts": MetadataValue.json(dict(verdict.facts))},
+            metadata={
+                **version,
+                **_rule_metadata(declared[verdict.name]),
+                "adjunct/facts": MetadataValue.json(dict(verdict.facts)),
+                **_numbers(verdict.facts),
+            },
         )
+
+
+def _rule_metadata(validator: "Validator") -> dict[str, Any]:
+    """Return a validator's rule and what it was given; whole numbers and fractions as such, so that they plot."""
+    return {
+        "adjunct/rule": rule_of(validator),
+        "adjunct/severity": validator.severity,
+        **_numbers(thresholds_of(validator)),
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
+    found = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {f"adjunct/{name}": value for name, value in found.items() if not isinstance(value, bool)}
 
 
 @contextmanager

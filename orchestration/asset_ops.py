@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster import (
+    AssetCheckResult,
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
@@ -17,9 +18,10 @@ from dagster import (
 )
 from pydantic import Field
 
-from orchestration.asset_events import AssetEvent, told
+from orchestration.asset_events import AssetEvent, check_outputs, told
 from orchestration.dataset_ops import observe, report_served
 from orchestration.failures import clear_failures
+from orchestration.join_checks import join_check_results, join_check_specs
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node
 from orchestration.metadata import output_metadata, step_metadata, stream_metadata, table_metadata
@@ -63,15 +65,18 @@ def outputs_asset(
     Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
     """
 
+    checks = join_check_specs(app, outputs)
+
     @multi_asset(
         name=f"{app.name}_step".replace("-", "_"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
+        check_specs=[*checks.values()],
         pool=f"adjunct/application/{app.name}",
         description=app.description or None,
     )
     def step(
         context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
-    ) -> Iterator[AssetEvent]:
+    ) -> Iterator[AssetEvent | AssetCheckResult]:
         from orchestration.advancing import follow_meanwhile
         from orchestration.catalog import systems_for
         from orchestration.run import plan_application
@@ -135,6 +140,7 @@ def outputs_asset(
             }
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
+            yield from check_outputs(context, set())
             return
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
         said = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
@@ -143,6 +149,9 @@ def outputs_asset(
             if waiting:
                 metadata["adjunct/left_out"] = MetadataValue.json(waiting)
             yield from told(context, spec.key, version, metadata, said)
+        results = [*join_check_results(context, app, checks, report.counters)]
+        yield from results
+        yield from check_outputs(context, {(each.asset_key, each.check_name) for each in results})
 
     return step
 

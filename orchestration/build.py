@@ -23,7 +23,7 @@ from orchestration.dataset_ops import DatasetAsset, dataset_assets
 from orchestration.iceberg_ops import iceberg_jobs, iceberg_schedule
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node, outputs_of, source_of, sources_read, unused_datasets
-from orchestration.metadata import storage_of, table_metadata
+from orchestration.metadata import declared_metadata, output_stream_metadata, storage_of, table_metadata
 from orchestration.operations import discard_job, discard_schedule, version_job
 from orchestration.partition_ops import partition_job, partitioned_dataset_asset
 from orchestration.sensing.launch_when import LaunchWhen, launch_rules
@@ -278,7 +278,11 @@ def _freshness(dataset: "AdjunctDataset") -> FreshnessPolicy | None:
 def _metadata(app: "Application", node: Node) -> dict[str, Any] | None:
     if node.kind == "files":
         return {"dagster/uri": node.name}
-    return table_metadata(app.tables[node.name]) if node.kind == "table" else None
+    if node.kind == "dataset":
+        return declared_metadata(app.dataset(node.name))
+    if node.kind == "table":
+        return table_metadata(app.tables[node.name])
+    return output_stream_metadata(app.outputs[node.name]) if node.name in app.outputs else None
 
 
 def _subject(app: "Application", node: Node) -> AssetSubject:

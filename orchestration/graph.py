@@ -89,7 +89,8 @@ class Join:
     """Records with the columns of their dataset entry.
 
     `on` pairs (stream column, dataset column), in the order of the dataset's key. `select` None means
-    all columns of the dataset besides its key, each with `prefix` before its name.
+    all columns of the dataset besides its key, each with `prefix` before its name. `min_match_rate` is the fraction of
+    records that have to meet an entry, None where none is demanded.
     """
 
     kind: ClassVar[str] = "join"
@@ -98,6 +99,7 @@ class Join:
     how: How
     select: tuple[Selected, ...] | None
     prefix: str = ""
+    min_match_rate: float | None = None
 
     def stream_column(self, dataset_column: str) -> str:
         """Return the stream's column that is compared with this column of the dataset's key."""

@@ -48,12 +48,28 @@ def outputs_of(app: Application) -> tuple[Output, ...]:
         elif isinstance(spec, Join):
             upstream = _union(upstream, (Node("dataset", spec.dataset),))
         elif isinstance(spec, SendToStream | SendToTable):
-            node = _target(app, spec)
+            node = target_of(app, spec)
             outputs[node] = _union(outputs.get(node, ()), upstream)
             if isinstance(spec, SendToStream):
                 upstream = (node,)
         made_of[operator.id] = upstream
     return tuple(Output(node, upstream) for node, upstream in outputs.items())
+
+
+def joins_of(app: Application) -> dict[str, Node]:
+    """Return the joins whose records reach an output, by their ids, each with the first output that they reach."""
+    passed: dict[str, tuple[str, ...]] = {}
+    reached: dict[str, Node] = {}
+    for operator in app.operators:
+        joins = tuple(dict.fromkeys(join for parent in operator.inputs for join in passed[parent]))
+        spec = operator.spec
+        if isinstance(spec, Join):
+            joins = (*joins, operator.id)
+        elif isinstance(spec, SendToStream | SendToTable):
+            for join in joins:
+                reached.setdefault(join, target_of(app, spec))
+        passed[operator.id] = joins
+    return reached
 
 
 def unused_datasets(app: Application) -> tuple[Node, ...]:
@@ -75,7 +91,7 @@ def sources_read(app: Application) -> tuple[Node, ...]:
     return _union([Node("stream", stream) for stream in app.inputs], made_from)
 
 
-def _target(app: Application, spec: SendToStream | SendToTable) -> Node:
+def target_of(app: Application, spec: SendToStream | SendToTable) -> Node:
     if isinstance(spec, SendToStream):
         return Node("stream", spec.stream)
     if spec.dataset:

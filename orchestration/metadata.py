@@ -13,8 +13,10 @@ from resources.streams import OffsetRange
 
 if TYPE_CHECKING:
     from assets import AdvanceReport, DatasetManifest
+    from assets.dataset import AdjunctDataset
     from assets.unbounded.freshness import PartitionLag
     from orchestration.graph import KeyedTable
+    from orchestration.message_stream import OutputStream
     from orchestration.step import StepReport
     from resources.objects import Lake
     from resources.schema import Schema
@@ -40,7 +42,8 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
         "adjunct/version": report.version or "none",
         "adjunct/offsets": MetadataValue.json(dict(report.offsets)),
         "adjunct/counters": MetadataValue.json(dict(report.counters)),
-        "adjunct/seconds": _seconds(report.seconds),
+        **{f"adjunct/records_{name}": count for name, count in report.counters.items()},
+        **_seconds(report.seconds),
         "dagster/uri": uri,
         "dagster/storage_kind": "parquet",
     }
@@ -126,6 +129,31 @@ def stream_metadata(lake: Lake, systems: Mapping[str, StreamSystem], name: str) 
     return metadata
 
 
+def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
+    """Return what a dataset's declaration says, for before the first run: key, input, and how it is spread."""
+    by = ", ".join(dataset.partition_by)
+    spread = "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}"
+    metadata: dict[str, Any] = {
+        "adjunct/kind": dataset.kind,
+        "adjunct/key": MetadataValue.json(list(dataset.key)),
+        "adjunct/input": str(dataset.input),
+        "adjunct/partitioning": spread,
+        "adjunct/holds_back": dataset.bootstrap,
+    }
+    if dataset.partitions is not None:
+        metadata["adjunct/partitions"] = dataset.partitions
+    if dataset.columns is not None:
+        metadata["adjunct/columns"] = MetadataValue.json(list(dataset.columns))
+    if dataset.version_set is not None:
+        metadata["adjunct/version_set"] = dataset.version_set
+    return metadata
+
+
+def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
+    """Return what the declaration of an output stream says: its key and partitions."""
+    return {"adjunct/key": MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
+
+
 def table_metadata(table: KeyedTable) -> dict[str, Any]:
     """Return what a remote table declares of itself: where it is, and its columns if they are declared."""
     declared = _declared(table)
@@ -155,7 +183,8 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/versions": MetadataValue.json(report.versions),
         "adjunct/checkpoint": MetadataValue.json(report.state.checkpoint),
         "adjunct/joins": MetadataValue.json(joins),
-        "adjunct/seconds": _seconds(report.seconds),
+        **{f"adjunct/unmatched/{name}": counts["unmatched"] for name, counts in joins.items()},
+        **_seconds(report.seconds),
         **({"adjunct/lost_offsets": lost} if lost else {}),
         **startpoint_metadata(report),
     }
@@ -193,5 +222,8 @@ def _table_schema(columns: Mapping[str, str]) -> MetadataValue:
     return MetadataValue.table_schema(TableSchema([TableColumn(name, kind) for name, kind in columns.items()]))
 
 
-def _seconds(seconds: Mapping[str, float]) -> MetadataValue:
-    return MetadataValue.json({stage: round(value, 3) for stage, value in seconds.items()})
+def _seconds(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return wall time by stage: all in one, and each as a number that Dagster plots."""
+    rounded = {stage: round(value, 3) for stage, value in seconds.items()}
+    each = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
+    return {"adjunct/seconds": MetadataValue.json(rounded), **each}

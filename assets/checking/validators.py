@@ -10,6 +10,7 @@ the version waits, for a version that is rejected is not judged again.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -116,6 +117,26 @@ class Check:
             message=found.message[:_MESSAGE_LENGTH],
             facts={str(key): plain(value) for key, value in (found.facts or {}).items()},
         )
+
+
+def thresholds_of(validator: Validator) -> dict[str, Any]:
+    """Return what a validator was given, by its function's arguments: {"fraction": 0.2, "minimum_rows": 0}."""
+    if not isinstance(validator, Check) or not validator.arguments:
+        return {}
+    try:
+        bound = inspect.signature(validator.function).bind(None, *validator.arguments)
+    except (TypeError, ValueError):  # a function that tells nothing of its arguments, or takes others
+        return {"arguments": plain(validator.arguments)}
+    return {name: plain(value) for name, value in list(bound.arguments.items())[1:]}
+
+
+def rule_of(validator: Validator) -> str:
+    """Return a validator's rule in one line: "row_count_within(fraction=0.2, minimum_rows=0)"."""
+    if not isinstance(validator, Check):
+        return type(validator).__name__
+    name = getattr(validator.function, "__name__", type(validator.function).__name__)
+    given = ", ".join(f"{argument}={value!r}" for argument, value in thresholds_of(validator).items())
+    return f"{name}({given})"
 
 
 # -- declared on a dataset: validators=[unique_keys(), row_count_within(0.2), …]

@@ -1,0 +1,130 @@
+"""What the assets of an application show besides its data: match rates of joins, rules of validators, declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey
+
+from assets.checking.validators import custom, no_nulls, row_count_within, rule_of, sql_check, thresholds_of, values_in
+from dagster_adjunct import Application, bounded_dataset, build_definitions
+from orchestration.batchlog import ApplicationState
+from orchestration.step import StepReport
+from resources.errors import ConfigurationError
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, Said, key_of, plain, running_lab
+
+ITEMS = bounded_dataset(
+    "items",
+    input="lake.items",
+    key="item",
+    partitions=2,
+    validators=[row_count_within(0.5, minimum_rows=3), no_nulls("label", severity="warn")],
+)
+OTHER = bounded_dataset("other", input="lake.other", key="item", broadcast=True)
+COPY = AssetKey(["lake", "copy"])
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    with running_lab(tmp_path, monkeypatch) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
+        yield lab
+
+
+def application() -> Application:
+    app = Application("shop")
+    joined = app.input_stream("lake.orders").join(
+        app.table(ITEMS), on="item", how="left", select=["label as title"], min_match_rate=0.9
+    )
+    other = app.table(OTHER)
+    (
+        joined.join(other, on="item", how="left", select=["price as other_price"])
+        .join(other, on="item", select=["label as other_label"])
+        .send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+        .join(other, on="item", how="left", select=["price as late_price"])
+        .send_to(app.output_stream("lake.late", partitions=2, key="item"))
+    )
+    return app
+
+
+def run(lab: Lab, patch: pytest.MonkeyPatch, counters: dict[str, dict[str, int]]) -> Said:
+    report = StepReport(1, True, counters, {}, {"work": 1.25}, ApplicationState(batch=len(counters)))
+    patch.setattr("orchestration.step.run_step", lambda context: report)
+    for name in ("items", "other"):
+        lab.deliver(name, APPLES, f"v{len(counters)}")
+    return lab.run(
+        build_definitions(application(), lake=lab.lake.url, spark=NoSpark()), COPY, AssetKey(["lake", "late"])
+    )
+
+
+def test_a_left_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"rows": 200, "unmatched": 20}
+    said = run(lab, monkeypatch, {"join-2-items": counts, "join-3-other": {"rows": 200, "unmatched": 190}})
+    assert said.passed == {"copy match_rate_items": True, "copy match_rate_other": True}, "no rate is demanded of other"
+    found = plain(said.checks["copy match_rate_items"].metadata)
+    assert (found["adjunct/match_rate"], found["adjunct/unmatched"], found["adjunct/min_match_rate"]) == (0.9, 20, 0.9)
+    assert said.made["copy"]["adjunct/unmatched/join-2-items"] == 20
+    assert said.made["copy"]["adjunct/seconds/work"] == 1.25
+
+    said = run(lab, monkeypatch, {"join-2-items": {"rows": 200, "unmatched": 21}, "a": {}, "b": {}})
+    failed = said.checks["copy match_rate_items"]
+    assert (failed.passed, failed.severity.value) == (False, "ERROR")
+    assert failed.description == "89.50% of 200 records met an entry of items; at least 90.0% is demanded"
+    assert said.success
+    assert "did not yield" not in said.log
+
+    quiet = run(lab, monkeypatch, {})
+    assert quiet.checks == {}
+    assert "did not yield" not in quiet.log
+
+
+def test_a_joins_check_stands_on_the_first_output_that_its_records_reach() -> None:
+    graph = build_definitions(application()).resolve_asset_graph()
+    assert {(key.asset_key.path[-1], key.name) for key in graph.asset_check_keys if "match" in key.name} == {
+        ("copy", "match_rate_items"),
+        ("copy", "match_rate_other"),
+        ("late", "match_rate_join_6_other"),
+    }
+
+
+def test_a_match_rate_that_can_not_be_held_is_refused() -> None:
+    app = Application("shop")
+    orders, items = app.input_stream("lake.orders"), app.table(ITEMS)
+    with pytest.raises(ConfigurationError, match=r"min_match_rate=95: expected 0 to 1"):
+        orders.join(items, on="item", how="left", min_match_rate=95)
+    with pytest.raises(ConfigurationError, match="is an inner join"):
+        orders.join(items, on="item", min_match_rate=0.95)
+
+
+def test_a_check_has_its_rule_and_threshold_before_and_after_it_is_evaluated(lab: Lab) -> None:
+    lab.deliver("items", APPLES, "v1")
+    said = lab.advance(ITEMS)
+    found = plain(said.checks["items row_count_within"].metadata)
+    assert found["adjunct/rule"] == "row_count_within(fraction=0.5, minimum_rows=3)"
+    assert (found["adjunct/fraction"], found["adjunct/minimum_rows"], found["adjunct/rows"]) == (0.5, 3, 2)
+    specs = {
+        spec.name: spec for each in lab.definitions(ITEMS).assets or () for spec in getattr(each, "check_specs", ())
+    }
+    assert str(specs["row_count_within"].description).startswith("row_count_within(fraction=0.5, minimum_rows=3): eval")
+    assert specs["no_nulls_label"].metadata["adjunct/severity"] == "warn"
+
+
+def test_a_rule_is_told_with_what_its_function_was_given() -> None:
+    assert rule_of(no_nulls("a", "b")) == "no_nulls(columns=['a', 'b'])"
+    assert rule_of(values_in("a", ["x"])) == "values_in(column='a', values=['x'])"
+    assert rule_of(sql_check("seats", "seats > 0")) == "sql(sql='seats > 0')"
+    assert thresholds_of(custom("mine", lambda candidate: True)) == {}
+
+
+def test_key_input_and_partitions_are_there_before_the_first_run() -> None:
+    specs = {spec.key: spec for spec in build_definitions(application()).resolve_all_asset_specs()}
+    items, other, copy = (specs[key].metadata for key in (key_of(ITEMS), key_of(OTHER), COPY))
+    assert items["adjunct/input"] == "lake.items"
+    assert (items["adjunct/partitions"], items["adjunct/partitioning"]) == (2, "2 by item")
+    assert items["adjunct/key"].value == ["item"]
+    assert other["adjunct/partitioning"] == "one broadcast copy"
+    assert copy["adjunct/partitions"] == 2
