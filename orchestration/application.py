@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from assets.dataset import AdjunctDataset
-from orchestration.declarations import column_names, partition_count
+from orchestration.declarations import column_names, partition_count, plain_column
 from orchestration.graph import Input, Join, KeyedTable, Operator, SendToStream, SendToTable, Spec
 from orchestration.message_stream import DatasetTable, MessageStream, OutputStream, RemoteTableHandle
 from resources.errors import ConfigurationError, PlanningError
@@ -88,6 +88,7 @@ class Application:
         default_offset: DefaultOffset | None = None,
         reset_offset: bool = False,
         on_lost: OnLost = "fail",
+        broadcast: bool | str = False,
     ) -> MessageStream:
         """Return the records of the stream "system.stream".
 
@@ -95,6 +96,10 @@ class Application:
         leaves that to the stream. With `reset_offset`, every run forgets its checkpoint of this stream and begins
         there. `on_lost` says what to do where retention has passed the checkpoint: "fail" (OffsetOutOfRangeError), or
         go on from the "oldest" offset that is left, and count what is lost.
+
+        With `broadcast`, every task of the plan reads the whole stream: each record is there once for each task, with
+        the task's number, from 0, in the column "task", or in the one that `broadcast` names. It is read with one
+        position for all tasks.
         """
         split_stream_name(name)
         if default_offset not in (None, "oldest", "upcoming"):
@@ -113,7 +118,8 @@ class Application:
                 "Keep what the first input_stream() returned, and use it in both places.",
             )
         self._refuse_reading(name)
-        return self._add(Input(name, default_offset, bool(reset_offset), on_lost), ())
+        column = _task_column(name, broadcast)
+        return self._add(Input(name, default_offset, bool(reset_offset), on_lost, column), ())
 
     def output_stream(self, name: str, *, partitions: int, key: str | Sequence[str] | None = None) -> OutputStream:
         """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
@@ -292,3 +298,15 @@ class Application:
                     f"dataset {dataset.name!r}.",
                     "Send to the dataset's table instead of declaring its input as an output stream.",
                 )
+
+
+def _task_column(stream: str, broadcast: bool | str) -> str | None:
+    """Return the name of the column with the task's number, None for an input that tasks share."""
+    if isinstance(broadcast, bool):
+        return "task" if broadcast else None
+    if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or the name of a column.",
+            'Write broadcast=True for the column "task", or a plain name for another one.',
+        )
+    return broadcast

@@ -38,7 +38,8 @@ class Intent(Document):
 
     `startpoints` are the ids of those that it applies, `epochs` what its records carry (0 where left out), and `lost`
     the offsets that retention took before they were read, where the input stream says to go on. A batch of `replays`
-    (their ids by partition) reads ranges of these only, and moves no checkpoint.
+    (their ids by partition) reads ranges of these only, and moves no checkpoint. `tasks` is how many read each record
+    of a broadcast input; None where there is none.
     """
 
     batch: int
@@ -50,6 +51,7 @@ class Intent(Document):
     epochs: dict[str, int] = Default(default_factory=dict)
     lost: dict[str, Range] = Default(default_factory=dict)
     replays: dict[str, str] = Default(default_factory=dict)
+    tasks: int | None = None
 
 
 class ClosedBatch(Document):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from resources.tables import RemoteTable
 
 Counters = dict[str, dict[str, int]]
+TASK = "__task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class BatchInputs:
 
     A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
     those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
-    the batch, None for one that replays. `identities` are those of the input streams that have one.
+    the batch, None for one that replays. `identities` are those of the input streams that have one. `tasks` is how many
+    read broadcast inputs; None: as many as the plan has.
     """
 
     batch: int
@@ -46,6 +48,7 @@ class BatchInputs:
     epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
     consumed: Mapping[SystemStreamPartition, str] | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
+    tasks: int | None = None
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:
@@ -90,7 +93,9 @@ class Batch:
     def _compile(self, operator: Operator) -> DataFrame:
         spec = operator.spec
         if isinstance(spec, Input):
-            return self._read(spec.stream)
+            records = self._read(spec.stream)
+            tasks = self._inputs.tasks or len(self._context.plan.tasks)
+            return records if spec.broadcast is None else _for_each_task(records, spec.broadcast, tasks)
         frame = self._exchanged(operator, self._frames[operator.inputs[0]])
         if isinstance(spec, Filter):
             return self._apply(operator, frame, spec.condition)
@@ -258,7 +263,7 @@ class Batch:
             _with_positions(frame, sources),
             producer=self._context.app.name,
             sequence=self._inputs.batch,
-            order_by=("__partition", "__offset"),
+            order_by=("__partition", "__offset", *_task_number(frame)),
             partitioned=not self._context.plan.exchanges_before(operator.id),
             consumed=self._inputs.consumed,
             **more,
@@ -314,6 +319,23 @@ def sent_schema(frame: DataFrame) -> Schema:
     )
 
 
+def _for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
+    """Return all the records once for each task, those of task n in partition n, with its number in the column `name`.
+
+    The number is there a second time, hidden: it orders the copies of one record where they come together again, so
+    that a batch that is repeated sends the same bytes.
+    """
+    from pyspark.sql import functions as F
+
+    numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
+    # The numbers stay where they are, and each of their partitions gets all records.
+    return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)
+
+
+def _task_number(frame: DataFrame) -> tuple[str, ...]:
+    return (TASK,) if TASK in frame.columns else ()
+
+
 def _with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
     """Return the records with the epoch of their partition's position added to their own.
 
@@ -329,7 +351,7 @@ def _with_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
 
 def _kept(frame: DataFrame) -> list[str]:
     """Return the columns that carry the records' positions through every operator."""
-    return [*RECORD_META, *(name for name in POSITION if name in frame.columns)]
+    return [*RECORD_META, *(name for name in (*POSITION, TASK) if name in frame.columns)]
 
 
 def _with_positions(records: DataFrame, sources: Sources | None) -> DataFrame:

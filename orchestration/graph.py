@@ -39,13 +39,17 @@ class KeyedTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Records of an input stream, as they are stored, and where reading begins where no checkpoint says so."""
+    """Records of an input stream, as they are stored, and where reading begins where no checkpoint says so.
+
+    With `broadcast`, every task reads all of them; it names the column with the number of the task.
+    """
 
     kind: ClassVar[str] = "input"
     stream: str
     default_offset: DefaultOffset | None = None
     reset_offset: bool = False
     on_lost: OnLost = "fail"
+    broadcast: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,7 @@ class _Step:
             if intent.replays
             else {SystemStreamPartition.parse(ssp): span.end for ssp, span in intent.ranges.items()},
             identities=self._state.offsets.streams,
+            tasks=intent.tasks,
         )
         counters = run_batch(self._context, inputs, lambda name: self._before_output(held, intent, name))
         worked = time.monotonic()
@@ -325,6 +326,9 @@ class _Step:
             clock=datetime.now(UTC),
             ranges=ranges,
             versions={},
+            tasks=len(self._context.plan.tasks)
+            if any(each.broadcast for each in self._context.app.inputs.values())
+            else None,
             **more,
         )
 

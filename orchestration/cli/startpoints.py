@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchestration.startpoints import Startpoints
     from resources.streams.startpoint import Startpoint
 
+_TASKS_SHOWN = 3
 _TIME = "The first record at or after it: ISO 8601 with its zone, a date (UTC), or ms since 1970."
 
 
@@ -225,7 +226,7 @@ def _show_asked(asked: Asked) -> None:
     rows = [
         [
             str(each.request.ssp),
-            each.tasks or None,
+            f"all {len(each.tasks)} tasks" if len(each.tasks) > _TASKS_SHOWN else ", ".join(each.tasks) or None,
             each.checkpoint,
             each.start,
             *([each.end] if bounded else []),

@@ -23,6 +23,8 @@ from orchestration.offsets.resolving import (
     Unresolved,
     default_offset,
     is_another,
+    is_broadcast,
+    one_task_of_all,
     resolve_request,
     task_partitions,
 )
@@ -141,8 +143,14 @@ class OffsetManager:
         found: list[ResolvedStartpoint] = []
         replays: list[Replay] = []
         unresolved: list[Unresolved] = []
-        for ssp, (task, request) in sorted(pending.items()):
+        for ssp, (tasks, request) in sorted(pending.items()):
             if ssp in resolved:
+                continue
+            if request.task is not None and is_broadcast(self._app, request.ssp):
+                refusal = one_task_of_all(request)
+                if request.on_unresolved == "fail":
+                    raise refusal
+                unresolved.append(Unresolved(request, str(refusal)))
                 continue
             try:
                 offset, until = resolve_request(streams.system(request.ssp.qualified_stream), request)
@@ -157,7 +165,8 @@ class OffsetManager:
                 resolved[ssp] = start
             else:
                 replays.append(_replay(known.next_epoch(ssp), start, until))
-                done.setdefault(task, {})[request.ssp] = start.id
+                for task in tasks:
+                    done.setdefault(task, {})[request.ssp] = start.id
         waiting = {replay_id(str(ssp), each) for ids in done.values() for ssp, each in ids.items()}
         offsets = known.model_copy(
             update={
@@ -174,17 +183,23 @@ class OffsetManager:
 
     def _pending(
         self, fan_out: FanOut, state: ApplicationState
-    ) -> tuple[dict[str, tuple[str, StartpointRequest]], dict[str, dict[SystemStreamPartition, str]]]:
-        """Return what is to be applied, with its task, by partition; and what was already: a crash kept it there."""
-        pending: dict[str, tuple[str, StartpointRequest]] = {}
+    ) -> tuple[dict[str, tuple[list[str], StartpointRequest]], dict[str, dict[SystemStreamPartition, str]]]:
+        """Return what is to be applied, with its tasks, by partition; and what was already: a crash kept it there.
+
+        Of a broadcast input all tasks hold the same; where a task has another one, the newest is what counts.
+        """
+        pending: dict[str, tuple[list[str], StartpointRequest]] = {}
         done: dict[str, dict[SystemStreamPartition, str]] = {}
         for task in self._readers:
             for ssp, request in fan_out.tasks.get(task, {}).items():
                 name, startpoint_id = str(ssp), request.startpoint.id
                 if state.offsets.has_taken(name, startpoint_id):
                     done.setdefault(task, {})[ssp] = startpoint_id
+                elif name not in pending:
+                    pending[name] = [task], request
                 else:
-                    pending[name] = task, request
+                    tasks, other = pending[name]
+                    pending[name] = [*tasks, task], max(other, request, key=_weight)
         return pending, done
 
     def _checkpoint(
@@ -351,6 +366,11 @@ class OffsetManager:
             'or for good: declare on_lost="oldest" at the input stream, which counts what is lost. To lose nothing, '
             "deliver the records again; then give the stream a longer retention.",
         )
+
+
+def _weight(request: StartpointRequest) -> tuple[bool, int]:
+    """Say which of the requests for one partition of a broadcast input counts; one for a task alone is found first."""
+    return request.task is not None, request.sequence
 
 
 def _resolved(request: StartpointRequest, offset: str, stream: str | None) -> ResolvedStartpoint:

@@ -10,7 +10,14 @@ from assets.unbounded.rewind import plan_rewind
 from orchestration.batchlog import application_state
 from orchestration.offsets.dataset_requests import dataset_task, dataset_tasks, named_only
 from orchestration.offsets.request import StartpointRequest
-from orchestration.offsets.resolving import Streams, is_another, resolve_request, task_partitions
+from orchestration.offsets.resolving import (
+    Streams,
+    is_another,
+    is_broadcast,
+    one_task_of_all,
+    resolve_request,
+    task_partitions,
+)
 from orchestration.run import plan_application
 from resources.errors import PermanentError
 from resources.streams.startpoint import describe_startpoint
@@ -100,7 +107,9 @@ def preview(
         ssp, tasks = request.ssp, tuple(owners.get(request.ssp, ()))
         if request.task is not None:
             tasks = (request.task,) if ssp in {**reading, **tables}.get(request.task, ()) else ()
-        if tasks and not set(tasks) & tables.keys():
+        if request.task in reading and is_broadcast(app, ssp):
+            found[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
+        elif tasks and not set(tasks) & tables.keys():
             found[number] = _of_input(streams, state, request, tasks)
         elif tasks:
             for task in tasks:

@@ -10,6 +10,7 @@ from orchestration.batchlog import BatchLog
 from orchestration.offsets.coordinating import startpoints_of
 from orchestration.offsets.dataset_requests import named_only
 from orchestration.offsets.preview import Preview, preview
+from orchestration.offsets.resolving import is_broadcast
 from resources.errors import ConfigurationError
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.startpoint import describe_startpoint
@@ -147,8 +148,9 @@ def take_back(
     wanted = None if ssps is None else dict.fromkeys(ssps)
 
     def chosen(held: Held) -> bool:
-        at = held.request.task if held.at is None else held.at
-        return (wanted is None or held.request.ssp in wanted) and (task is None or task == at)
+        # Of a broadcast input, all tasks hold what is for all of them: one does not give it back alone.
+        one = held.request.task if held.at is None or is_broadcast(app, held.request.ssp) else held.at
+        return (wanted is None or held.request.ssp in wanted) and (task is None or task == one)
 
     waiting = [each.request for each in _waiting(startpoints) if chosen(each)]
     taken = [Held(request) for request in startpoints.take_back(waiting, by=by)]
@@ -182,6 +184,11 @@ def take_back(
         "this after its end, or abandon the batch (adjunct checkpoint abandon)"
         for each in going
     ]
+    if task is not None:
+        for ssp, held in {each.request.ssp: each for each in _handed(startpoints, state)}.items():
+            if ssp not in known and is_broadcast(app, ssp) and (wanted is None or ssp in wanted):
+                left.append(f"{held.summary()}: it is for all tasks, and taken back from all of them or none")
+                known.add(ssp)
     left += [_nothing(str(ssp), state) for ssp in wanted or () if ssp not in known]
     return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resources.errors import OffsetOutOfRangeError
+from resources.errors import ConfigurationError, OffsetOutOfRangeError
 from resources.names import split_stream_name
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
 
 if TYPE_CHECKING:
+    from orchestration.application import Application
     from orchestration.graph import Input
     from orchestration.offsets.request import StartpointRequest
     from orchestration.planner import ExecutionPlan
@@ -61,6 +62,22 @@ def is_another(info: StreamInfo, before: str | None) -> bool:
 def task_partitions(plan: ExecutionPlan) -> dict[str, frozenset[SystemStreamPartition]]:
     """Return the input partitions of each task of a plan, as a fan-out wants them."""
     return {task.name: frozenset(map(SystemStreamPartition.parse, task.ssps)) for task in plan.tasks}
+
+
+def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
+    """Whether all tasks of the application read this partition, with one position."""
+    source = app.inputs.get(ssp.qualified_stream)
+    return source is not None and source.broadcast is not None
+
+
+def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
+    """Return the refusal of a request for one task where all tasks read the partition."""
+    return ConfigurationError(
+        f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
+        "start elsewhere.",
+        "Ask for it without a task, and all of them start there; what waits is taken back with "
+        f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
+    )
 
 
 def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> str:

@@ -79,7 +79,9 @@ def join_groups(app: Application, inserted: Collection[str] = ()) -> Groups:
     reached: dict[str, list[str]] = {join: [] for join in wanted}
     for operator in operators.values():
         roots = [exchange_node(operator.id)] if operator.id in inserted else []
-        roots += [operator.id] if operator.begins_stream else []
+        # What every task reads whole asks nobody for a count.
+        broadcast = isinstance(operator.spec, Input) and operator.spec.broadcast is not None
+        roots += [operator.id] if operator.begins_stream and not broadcast else []
         for root in roots:
 
             def note(vertex: str, root: str = root) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.graph import Join, PartitionBy, SendToTable
 from orchestration.planner.analysis import exchange_node
-from orchestration.planner.catalog import SPARK, Catalog
+from orchestration.planner.catalog import SPARK, TASK_NUMBER, Catalog
 from orchestration.planner.counts import declared_counts
 from orchestration.planner.flow import Flow, Flows, Requirement, follow, requirement
 
@@ -61,6 +61,8 @@ def repartitioned(app: Application, catalog: Catalog) -> tuple[Flows, dict[str, 
 
 def mismatch(needed: Requirement, flow: Flow) -> str:
     """Return in words why the stream does not lie as the dataset does, "" when it does (counts aside)."""
+    if flow.partitioner == TASK_NUMBER:
+        return "it is a broadcast input, which every task reads whole"
     if needed.columns is None or (flow.partitioned_by == needed.columns and flow.partitioner == SPARK):
         return ""
     if flow.lost_at:

@@ -10,8 +10,9 @@ from orchestration.declarations import partition_count
 from resources.errors import ConfigurationError, PlanningError
 from resources.schema import Schema
 
-Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
+Partitioner = Literal["spark-murmur3", "kafka-murmur2", "task number", "unknown"]
 SPARK: Partitioner = "spark-murmur3"
+TASK_NUMBER: Partitioner = "task number"
 UNKNOWN: Partitioner = "unknown"
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestration.graph import Input, PartitionBy, SendToStream
 from orchestration.planner.analysis import dataset_node
 from orchestration.planner.catalog import Catalog, PlannerConfig, facts_of
+from resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from orchestration.application import Application
@@ -44,7 +45,9 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
     for operator in app.operators:
         spec = operator.spec
         if isinstance(spec, Input):
-            counts[operator.id] = facts_of(catalog, spec.stream, operator.id).partitions
+            # A broadcast one is in as many as there are tasks, which the others decide: see `with_broadcast`.
+            facts = facts_of(catalog, spec.stream, operator.id)
+            counts[operator.id] = facts.partitions if spec.broadcast is None else None
         elif isinstance(spec, PartitionBy):
             counts[operator.id] = spec.partitions
         elif isinstance(spec, SendToStream):
@@ -61,7 +64,8 @@ def default_count(app: Application, catalog: Catalog, config: PlannerConfig) -> 
         return app.intermediate_partitions, "intermediate_partitions of the application"
     if config.intermediate_partitions is not None:
         return config.intermediate_partitions, "intermediate_partitions of the planner's settings"
-    inputs = {name: facts_of(catalog, name, "the application").partitions for name in app.inputs}
+    divided = [name for name, spec in app.inputs.items() if spec.broadcast is None]
+    inputs = {name: facts_of(catalog, name, "the application").partitions for name in divided}
     known = inputs | {name: output.partitions for name, output in app.outputs.items()}
     if not known:
         return 1, "no input or output has a count"
@@ -102,3 +106,21 @@ def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]]
         known.setdefault(stream, default)
     differing = (join for join, members in groups.items() if len({known[member] for member in members}) > 1)
     return Counts(known, inferred, next(differing, None))
+
+
+def with_broadcast(app: Application, counts: Counts) -> Counts:
+    """Return the counts with those of broadcast inputs: one copy for each task, of which there are as many as the most
+    partitions of an input, a dataset or an intermediate stream."""
+    specs = {operator.id: operator.spec for operator in app.operators}
+    broadcast = [node for node, spec in specs.items() if isinstance(spec, Input) and spec.broadcast is not None]
+    if not broadcast:
+        return counts
+    if len(broadcast) == len(app.inputs):
+        raise PlanningError(
+            f"all inputs of application {app.name!r} are broadcast ({', '.join(app.inputs)}): nothing says how many "
+            "tasks there are.",
+            "Read one without broadcast=: its partitions are shared out among the tasks.",
+        )
+    others = [node for node in counts.partitions if not isinstance(specs.get(node), SendToStream)]
+    tasks = max(counts.partitions[node] for node in others if node not in broadcast)
+    return replace(counts, partitions={**counts.partitions, **dict.fromkeys(broadcast, tasks)})

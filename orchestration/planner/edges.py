@@ -35,7 +35,7 @@ def stream_edges(
                 f"{app.name}-before-{operator.id}", "intermediate", exchange.partitions, exchange.columns, SPARK,
                 "auto_repartition", operator.id,
             )  # fmt: skip
-        edge = _edge(operator, flows, counts)
+        edge = _edge(operator, catalog, flows, counts)
         if edge is not None:
             edges[operator.id] = edge
     for dataset in app.datasets:
@@ -48,9 +48,14 @@ def stream_edges(
     return {node: _with_origin(node, edge, edges, counts, default_from) for node, edge in edges.items()}
 
 
-def _edge(operator: Operator, flows: Flows, counts: Counts) -> StreamEdge | None:
+def _edge(operator: Operator, catalog: Catalog, flows: Flows, counts: Counts) -> StreamEdge | None:
     spec, flow = operator.spec, flows.after[operator.id]
     partitions = counts.partitions.get(operator.id)
+    if isinstance(spec, Input) and spec.broadcast is not None:
+        facts = facts_of(catalog, spec.stream, operator.id)
+        return StreamEdge(
+            spec.stream, "broadcast-input", facts.partitions, facts.key, facts.partitioner, "input", operator.id
+        )
     if isinstance(spec, Input):
         return StreamEdge(spec.stream, "input", partitions, flow.partitioned_by, flow.partitioner, "input", operator.id)
     if isinstance(spec, SendToStream):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from resources.errors import PlanningError
 
-Role = Literal["input", "output", "intermediate", "side-input"]
+Role = Literal["input", "broadcast-input", "output", "intermediate", "side-input"]
 Reason = Literal["partition_by", "auto_repartition", "output", "remote table", "dataset"]
 
 
@@ -74,7 +74,7 @@ class PlannedOperator:
 @dataclass(frozen=True, slots=True)
 class Task:
     """`Partition n`: the input partitions ("lake.flights.3") and dataset buckets ("planes.3") that it
-    owns, and the datasets that it reads whole."""
+    owns, and the datasets and input streams that it reads whole (`ssps` has all partitions of these)."""
 
     name: str
     ssps: tuple[str, ...]
@@ -112,6 +112,16 @@ class ExecutionPlan:
             if operator.id == operator_id:
                 return operator
         raise PlanningError(f"the plan of {self.application!r} has no operator {operator_id!r}.", "Check the id.")
+
+    def task(self, name: str) -> Task:
+        """Return the task of this name, as in "Partition 3"."""
+        for task in self.tasks:
+            if task.name == name:
+                return task
+        raise PlanningError(
+            f"the plan of {self.application!r} has no task {name!r}; it has {len(self.tasks)}, from 'Partition 0' on.",
+            "Check the name.",
+        )
 
     def partitions_at(self, operator_id: str) -> int:
         """Return the partition count of the records that leave an operator."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.graph import Filter, Input, Join, Map, PartitionBy, SendToStream, SendToTable
 from orchestration.planner import columns as names
-from orchestration.planner.catalog import SPARK, UNKNOWN, Catalog, Partitioner, facts_of
+from orchestration.planner.catalog import SPARK, TASK_NUMBER, UNKNOWN, Catalog, Partitioner, facts_of
 from resources.errors import PlanningError
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def follow(app: Application, catalog: Catalog, repartition: Repartition | None =
     flows = Flows({}, {})
     for operator in app.operators:
         if isinstance(operator.spec, Input):
-            facts = facts_of(catalog, operator.spec.stream, operator.id)
-            flow = Flow(operator.id, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
+            flow = _of_input(catalog, operator.id, operator.spec)
             flows.before[operator.id] = flows.after[operator.id] = flow
             continue
         arriving = flows.after[operator.inputs[0]]
@@ -89,6 +88,19 @@ def follow(app: Application, catalog: Catalog, repartition: Repartition | None =
         onward = arriving if isinstance(operator.spec, SendToTable) else moved
         flows.after[operator.id] = _after(app, catalog, operator, onward)
     return flows
+
+
+def _of_input(catalog: Catalog, operator: str, spec: Input) -> Flow:
+    facts = facts_of(catalog, spec.stream, operator)
+    if spec.broadcast is None:
+        return Flow(operator, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
+    if facts.columns is not None and spec.broadcast.lower() in map(str.lower, facts.columns):
+        raise PlanningError(
+            f"{operator}: stream {spec.stream} has a column {spec.broadcast!r}, as the number of the task is called.",
+            'Call that otherwise: input_stream(…, broadcast="task_number").',
+        )
+    columns = None if facts.columns is None else (*facts.columns, spec.broadcast)
+    return Flow(operator, columns, (spec.broadcast,), TASK_NUMBER)
 
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:

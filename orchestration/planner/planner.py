@@ -16,7 +16,7 @@ from orchestration.planner.analysis import Groups, join_groups
 from orchestration.planner.auto import Inserted, repartitioned
 from orchestration.planner.catalog import Catalog, PlannerConfig
 from orchestration.planner.checks import check_co_partitioned, check_counts
-from orchestration.planner.counts import assign, declared_counts, default_count
+from orchestration.planner.counts import assign, declared_counts, default_count, with_broadcast
 from orchestration.planner.edges import stream_edges
 from orchestration.planner.execution_plan import (
     Exchange,
@@ -57,7 +57,7 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
     default, default_from = default_count(app, catalog, config)
     open_counts = declared_counts(app, catalog)
     open_counts |= {flows.before[item.operator].stream: item.partitions for item in inserted.values()}
-    counts = assign(open_counts, groups, default)
+    counts = with_broadcast(app, assign(open_counts, groups, default))
     edges = stream_edges(app, catalog, flows, counts, inserted, default_from)
     check_counts(app, groups, counts, edges, flows)
     check_co_partitioned(app, flows, edges)
@@ -77,17 +77,19 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
 def tasks(streams: tuple[StreamEdge, ...]) -> tuple[Task, ...]:
     """Return tasks 0 to n-1; a task owns its partition of all inputs and partitioned datasets.
 
-    n is the largest count of those and of the intermediate streams.
+    n is the largest count of those and of the intermediate streams. All tasks read all partitions of broadcast inputs.
     """
     inputs = [edge for edge in streams if edge.role == "input"]
+    shared = [edge for edge in streams if edge.role == "broadcast-input"]
+    everywhere = tuple(f"{edge.name}.{number}" for edge in shared for number in range(edge.partitions or 0))
     datasets = [edge for edge in streams if edge.role == "side-input" and edge.partitions is not None]
     whole = [edge for edge in streams if edge.role == "side-input" and edge.partitions is None]
-    broadcast = tuple(str(edge.dataset) for edge in whole)
-    total = max((edge.partitions or 0 for edge in streams if edge.role != "output"), default=0)
+    broadcast = (*(edge.name for edge in shared), *(str(edge.dataset) for edge in whole))
+    total = max((edge.partitions or 0 for edge in streams if edge.role not in ("output", "broadcast-input")), default=0)
     return tuple(
         Task(
             f"Partition {number}",
-            tuple(f"{edge.name}.{number}" for edge in inputs if number < (edge.partitions or 0)),
+            (*(f"{edge.name}.{number}" for edge in inputs if number < (edge.partitions or 0)), *everywhere),
             tuple(f"{edge.dataset}.{number}" for edge in datasets if number < (edge.partitions or 0)),
             broadcast,
         )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def summary(spec: Spec) -> str:
     """Return what an operator does, in a few words."""
     if isinstance(spec, Input):
-        return spec.stream
+        return spec.stream if spec.broadcast is None else f"{spec.stream}, all of it for each {spec.broadcast}"
     if isinstance(spec, Filter):
         return spec.condition if isinstance(spec.condition, str) else _called(spec.condition)
     if isinstance(spec, Map):
@@ -105,7 +105,7 @@ def _tasks(tasks: Sequence[Task]) -> list[str]:
 
 def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (
-        tuple(ssp.rpartition(".")[0] for ssp in task.ssps),
+        tuple(stream for stream in (ssp.rpartition(".")[0] for ssp in task.ssps) if stream not in task.broadcast),
         tuple(bucket.rpartition(".")[0] for bucket in task.buckets),
     )
 

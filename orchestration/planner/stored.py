@@ -34,6 +34,8 @@ def check_stored_columns(app: Application, catalog: Catalog) -> None:
         if isinstance(operator.spec, Input):
             facts = catalog.get(operator.spec.stream)
             after[operator.id] = None if facts is None or facts.schema is None else _types(facts.schema)
+            if operator.spec.broadcast is not None and (typed := after[operator.id]) is not None:
+                typed[operator.spec.broadcast] = "int"
             continue
         typed = after[operator.inputs[0]]
         stream = _written(app, operator)

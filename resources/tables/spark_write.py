@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resources.tables import RemoteTable
 
 UPDATE, DEFAULT = "update", "default"
-_POSITION = ("__partition", "__offset")
+_POSITION = ("__partition", "__offset", "__task")
 _TOMBSTONE = "__tombstone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

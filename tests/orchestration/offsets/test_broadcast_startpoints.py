@@ -1,0 +1,100 @@
+"""Startpoints of a broadcast input: for all tasks at once, applied once, and not for one task alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestration.application import Application
+from orchestration.offsets.startpoints import StartpointManager
+from orchestration.startpoints import Startpoints
+from resources.errors import ConfigurationError
+from resources.metadata import MetadataStore
+from resources.streams import SystemStreamPartition
+from resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from tests.orchestration.offsets.offsets_world import OffsetsWorld
+
+WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
+RULES = SystemStreamPartition("lake", "rules", 0)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+    """3 partitions of lake.s, and lake.rules with one, of 4 records; one run has read them."""
+    world = OffsetsWorld(monkeypatch)
+    world.stream("s", 3)
+    world.stream("rules", 1)
+    world.send("rules", *range(4))
+    return world
+
+
+@pytest.fixture
+def app(world: OffsetsWorld) -> Application:
+    app = Application("orders", max_batch_records=2)
+    app.input_stream("lake.s", default_offset="oldest")
+    app.input_stream("lake.rules", default_offset="oldest", broadcast=True)
+    world.run(app)
+    return app
+
+
+def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(world: OffsetsWorld, app: Application) -> None:
+    asked = Startpoints(world.lake, app).request("lake.rules", StartpointSpecific(offset="1"), **WHO)
+    assert [(each.tasks, each.offsets, each.moved) for each in asked.previews] == [
+        (("Partition 0", "Partition 1", "Partition 2"), 3, -3)
+    ]
+    world.begin(app)
+    assert {task for task, _ in world.fanned_out(app)} == {"Partition 0", "Partition 1", "Partition 2"}
+    assert world.reads(app) == [{str(RULES): ("1", "3")}, {str(RULES): ("3", "4")}]
+    assert world.fanned_out(app) == {}
+    assert world.reads(app) == []
+    assert world.state(app).offsets.epochs == {str(RULES): 1}
+
+
+def test_a_bounded_replay_is_begun_once_for_all_tasks(world: OffsetsWorld, app: Application) -> None:
+    startpoints = Startpoints(world.lake, app)
+    startpoints.request("lake.rules.0", StartpointOldest(), until=StartpointSpecific(offset="3"), **WHO)
+    assert world.reads(app) == [{str(RULES): ("0", "2")}, {str(RULES): ("2", "3")}]
+    assert world.fanned_out(app) == {}
+    assert world.reads(app) == []
+
+
+def test_one_task_alone_can_not_start_elsewhere(world: OffsetsWorld, app: Application) -> None:
+    startpoints = Startpoints(world.lake, app)
+    with pytest.raises(ConfigurationError, match="all tasks read with one position: 'Partition 1' alone"):
+        startpoints.request("lake.rules", StartpointOldest(), task="Partition 1", **WHO)
+    # Written by whoever does not look: runs refuse it until it is taken back, or say that they go on without it.
+    manager = StartpointManager(MetadataStore(world.lake), app)
+    manager.write_startpoint(RULES, StartpointOldest(), task="Partition 1", on_unresolved="checkpoint", **WHO)
+    startpoints.request("lake.s.1", StartpointOldest(), **WHO)
+    report = world.run(app)
+    assert any("lake.rules.0: goes on from its checkpoint" in text for text in report.startpoints)
+    assert startpoints.take_back("lake.rules", task="Partition 1", **WHO).startpoints
+    manager.write_startpoint(RULES, StartpointOldest(), task="Partition 1", **WHO)
+    with pytest.raises(ConfigurationError, match="'Partition 1' alone"):
+        world.run(app)
+    assert startpoints.clear(**WHO).startpoints
+    assert world.reads(app) == []
+
+
+def test_what_is_for_all_is_taken_back_from_all_tasks_or_none(world: OffsetsWorld, app: Application) -> None:
+    startpoints = Startpoints(world.lake, app)
+    startpoints.request("lake.rules", StartpointOldest(), **WHO)
+    world.begin(app)
+    kept = startpoints.take_back("lake.rules", task="Partition 1", **WHO)
+    assert (kept.startpoints, len(world.fanned_out(app))) == ((), 3)
+    assert "it is for all tasks, and taken back from all of them or none" in kept.left[0]
+    assert len(startpoints.take_back("lake.rules", **WHO).startpoints) == 3
+    assert world.reads(app) == []
+
+
+def test_a_batch_left_open_is_repeated_for_as_many_tasks_as_it_was_begun_for(
+    world: OffsetsWorld, app: Application
+) -> None:
+    world.send("rules", 4)
+    world.run(app)
+    last = world.state(app).last
+    assert last is not None
+    assert last.intent.tasks == 3
+    assert replace(world.output.batches[last.intent.batch], number=1).read() == {str(RULES): ("4", "5")}

@@ -1,0 +1,88 @@
+"""Broadcast inputs in plans: every task reads them whole, they decide no counts, and prove nothing for joins."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestration.application import Application
+from orchestration.planner import SPARK, StreamFacts, plan
+from resources.errors import ConfigurationError, PartitionCountMismatch, PlanningError
+from resources.schema import Schema
+from tests.orchestration.planner.planning import application, catalog, dataset
+
+RULES = StreamFacts("lake.rules", 2, ("rule",), SPARK, Schema.of(rule="string", limit="int"))
+
+
+def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
+    app = application()
+    app.input_stream("lake.s")
+    app.input_stream("lake.rules", broadcast=True).send_to(app.output_stream("lake.out", partitions=9))
+    found = plan(app, catalog(RULES, s=4))
+    everywhere = ("lake.rules.0", "lake.rules.1")
+    assert [task.ssps for task in found.tasks] == [(f"lake.s.{number}", *everywhere) for number in range(4)]
+    assert found.partitions_at("input-2") == 4
+    assert found.operator("input-2").columns == ("rule", "limit", "task")
+    said = found.render()
+    assert "Partition 0 to 3: input lake.s; all of lake.rules" in said
+    assert ["lake.rules", "broadcast-input", "2", "rule"] in [line.split()[:4] for line in said.splitlines()]
+
+
+def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
+    app = application()
+    wide = dataset("wide", 16)
+    app.input_stream("lake.s").join(app.table(wide), on="k")
+    rules = app.input_stream("lake.rules", broadcast=True)
+    rules.map("*", "rule as k").partition_by("k").join(app.table(dataset("other", 16)), on="k")
+    found = plan(app, catalog(RULES, s=16, wide=16, other=16))
+    assert all("lake.rules" not in group.streams for group in found.join_groups)
+    assert found.partitions_at("input-3") == 16  # as many as there are tasks
+    with pytest.raises(PartitionCountMismatch):
+        plan(app, catalog(RULES, s=8, wide=16, other=16))
+
+
+def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
+    for options, refused in (({}, True), ({"auto_repartition": True}, False)):
+        app = application(**options)
+        app.input_stream("lake.s")
+        rules = app.input_stream("lake.rules", broadcast=True).map("*", "rule as k")
+        rules.join(app.table(dataset("d", 4)), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
+        facts = catalog(RULES, s=4, d=4)
+        if refused:
+            with pytest.raises(PlanningError, match=r"broadcast input, which every task reads whole.*partition_by"):
+                plan(app, facts)
+        else:
+            assert [each.operator for each in plan(app, facts).exchanges] == ["join-4-d"]
+
+
+def test_a_broadcast_dataset_is_met_as_it_is() -> None:
+    app = application()
+    app.input_stream("lake.s")
+    rules = app.input_stream("lake.rules", broadcast=True).map("*", "rule as k")
+    rules.join(app.table(dataset("d")), on="k")
+    assert plan(app, catalog(RULES, s=4, d=1)).exchanges == ()
+
+
+def test_the_copies_of_a_task_stay_together_in_an_output_of_as_many_partitions() -> None:
+    app = application()
+    app.input_stream("lake.s")
+    rules = app.input_stream("lake.rules", broadcast="number")
+    rules.send_to(app.output_stream("lake.alike", partitions=4))
+    rules.send_to(app.output_stream("lake.fewer", partitions=3))
+    rules.send_to(app.output_stream("lake.keyed", partitions=4, key="number"))
+    moved = {each.operator: each.partitioned_by for each in plan(app, catalog(RULES, s=4)).exchanges}
+    assert moved == {"send-to-4": (), "send-to-5": ("number",)}
+
+
+def test_what_can_not_be_is_refused() -> None:
+    app = application()
+    app.input_stream("lake.rules", broadcast=True)
+    with pytest.raises(PlanningError, match="all inputs of application 'app' are broadcast"):
+        plan(app, catalog(RULES))
+    app = application()
+    app.input_stream("lake.s")
+    app.input_stream("lake.rules", broadcast="Limit")
+    with pytest.raises(PlanningError, match="has a column 'Limit'"):
+        plan(app, catalog(RULES, s=1))
+    for wrong in ("", "a b", "__task", 3):
+        with pytest.raises(ConfigurationError, match="broadcast="):
+            Application("app").input_stream("lake.rules", broadcast=wrong)  # type: ignore[arg-type]
