@@ -99,14 +99,16 @@ class MarkerFacts(_Document):
     """What one marker said: rows before it and a checksum, where it gave them.
 
     A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0). Where a
-    stream's marker gave no rows, they are those that were counted. Of a folder, `listing` tells its data files from
-    others, and `completed` is when the completion object was written.
+    stream's marker gave no rows, they are those that were counted. Of a folder, `checksum` is of the completion object,
+    `completed` is when that was written, and `contents` is of the data files' names and contents. `listing` tells these
+    files from others without reading them: a copy has another one.
     """
 
     offset: int
     rows: int | None = None
     checksum: str | None = None
     listing: str | None = None
+    contents: str | None = None
     completed: AwareDatetime | None = None
 
 
@@ -253,6 +255,25 @@ class Abandoned(_Document):
     at: AwareDatetime
 
 
+class Lost(_Document):
+    """What retention took of the stream before it was read: the offsets, by partition, and whose they were.
+
+    `versions` are those that had markers left; of others that ended there nothing is known any more.
+    """
+
+    versions: tuple[str, ...]
+    ranges: dict[str, tuple[Offset, Offset]]
+    at: AwareDatetime
+
+    def summary(self) -> str:
+        """Return it as a sentence without its period."""
+        said = [f"offsets {start} to {int(end) - 1} of {ssp}" for ssp, (start, end) in self.ranges.items()]
+        told = f"{', '.join(said[:3])}{f' and of {len(said) - 3} more partitions' if len(said) > 3 else ''}"
+        named = ", ".join(map(repr, self.versions))
+        lost = f"not whole any more, and left out: {named}" if named else "versions that ended there are lost"
+        return f"retention took {told} before they were read; {lost}"
+
+
 class Bootstrap(_Document):
     """A snapshot of a change stream: from where, up to which offsets, and whether it is reached.
 
@@ -300,7 +321,10 @@ class DatasetManifest(_Document):
     that comes again is known. `doomed` are the folders and documents that are being deleted: nobody may begin
     to use them (design, rule 4).
 
-    Of an unbounded dataset only: `stream` is the identity of the stream that it was read from. `retired` are the
+    `stream` is the identity of the stream that it was read from; `lost` is what retention took of that before it was
+    read, newest last.
+
+    Of an unbounded dataset only: `retired` are the
     generations that its current version does not read any more and earlier ones do; versions before number
     `retained_from` are gone. `confirmed_at` is when all changes up to the stream's end were last known to be in.
     Changes at or below `horizon` come too late (ordering columns only). `quarantining` are the ranges whose bad
@@ -320,9 +344,10 @@ class DatasetManifest(_Document):
     abandoned: tuple[Abandoned, ...] = ()
     awaited: Awaited | None = None
     doomed: tuple[str, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    stream: str | None = None
     offsets: dict[str, Offset]
     bootstrap: Bootstrap | None = None
-    stream: str | None = None
     retired: tuple[Retired, ...] = ()
     retained_from: int = Field(default=1, ge=1)
     confirmed_at: AwareDatetime | None = None

@@ -55,14 +55,14 @@ class AdvanceReport:
     """The outcome of advancing one dataset.
 
     `version` is the id now served (None before the first), `sealed` the ids made by this call, oldest first, and
-    `rejected` those that it refused. `verdicts` are what the validators said of `evaluated`, the version looked at
-    last; `warnings` what validators of severity "warn" found wrong with any version of this call, a text each.
-    `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters` are
-    of this call: records read, superseded or redelivered, keys that ended deleted, changes applied. `offsets` are
-    the next ones to read, by stream partition; of an unbounded dataset, `lag` is how many offsets of the stream, as
-    this call found it, are still before it, and `decision` what was decided about recovery. `waiting` names the
-    markers that the next version lacks, `waiting_since` when its first one was seen. `seconds` is wall time by
-    stage.
+    `rejected` those that it refused; `lost` names versions that retention had cut before they were read. `verdicts` are
+    what the validators said of `evaluated`, the version looked at last; `warnings` what validators of severity "warn"
+    found wrong with any version of this call, a text each. `rows` are the entries of the version served, None where
+    deltas would have to be merged to know. `counters` are of this call: records read, superseded or redelivered, keys
+    that ended deleted, changes applied. `offsets` are the next ones to read, by stream partition; of an unbounded
+    dataset, `lag` is how many offsets of the stream, as this call found it, are still before it, and `decision` what
+    was decided about recovery. `waiting` names the markers that the next version lacks, `waiting_since` when its first
+    one was seen. `seconds` is wall time by stage.
     """
 
     dataset: str
@@ -71,6 +71,7 @@ class AdvanceReport:
     version: str | None
     sealed: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     evaluated: str | None = None
     verdicts: tuple[Verdict, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -110,7 +111,7 @@ class AdvanceReport:
         values["decision"] = None if self.decision is None else self.decision.model_dump(mode="json")
         for name in ("counters", "offsets", "lag"):
             values[name] = dict(values[name])
-        for name in ("sealed", "rejected", "waiting", "warnings"):
+        for name in ("sealed", "rejected", "lost", "waiting", "warnings"):
             values[name] = list(values[name])
         return values
 

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from assets.log import DatasetLog
-from assets.manifest import Abandoned, Awaited, Change, DatasetManifest, VersionRef
+from assets.manifest import Abandoned, Awaited, Change, DatasetManifest, Lost, VersionRef
 from assets.publishing.build import add, check_declaration
 from assets.publishing.candidate import Built, build_candidate, validate_candidate
 from assets.publishing.operations import expire_pins, explained
-from assets.publishing.publish import declared, leave, publish
+from assets.publishing.publish import declared, heard, leave, publish
 from assets.publishing.version_set import join_version_set
 from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
 from assets.sources.delivery import Awaiting, Delivery
@@ -131,6 +131,8 @@ class Member:
     rejected: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     committed: DatasetManifest | None = None
     last: Built | None = None
@@ -200,8 +202,8 @@ class _Cycle:
         """Commit every member, for without a commit the version that stands in its way can't be abandoned."""
         for member in self._members:
             if member.committed is None:
-                at, awaited = member.manifest.offsets, member.manifest.awaited
-                self._commit = leave(self._commit, self._members, member, at, awaited, by=self._by)
+                at = Awaiting(None, (), member.manifest.offsets)
+                self._commit = leave(self._commit, self._members, member, at, member.manifest.awaited, by=self._by)
 
     def _delivered(self) -> dict[str, Delivery] | None:
         """Return what every member has delivered whole, None when one still waits; by then that is recorded."""
@@ -225,7 +227,8 @@ class _Cycle:
             member.awaiting = replace(each, idle=each.idle and not complete)
             member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
             awaited = _awaited(member.manifest, each, begun)
-            self._commit = leave(self._commit, self._members, member, each.offsets, awaited, by=self._by)
+            self._commit = leave(self._commit, self._members, member, each, awaited, by=self._by)
+            heard(member, each)
         self._begin()
         missing = tuple(marker for each in waiting.values() for marker in each.missing)
         since = [each.awaited.since for each in (self._member(name).manifest for name in waiting) if each.awaited]
@@ -240,7 +243,7 @@ class _Cycle:
 
     def _report(self, member: Member) -> AdvanceReport:
         manifest, version = member.manifest, member.manifest.version
-        idle = member.awaiting is not None and member.awaiting.idle and version is not None
+        idle = member.awaiting is not None and member.awaiting.idle and version is not None and not member.lost
         action: Action = "waiting"
         notes = []
         if member.sealed:
@@ -252,7 +255,8 @@ class _Cycle:
             notes.append("the version delivered equals the current one")
         elif idle:
             action = "up-to-date"
-            notes.append("nothing new was delivered")
+            notes += [] if member.notes else ["nothing new was delivered"]
+        notes += [lost.summary() for lost in member.lost]
         for ref in (manifest.ref(rejected) for rejected in member.rejected):
             if ref is not None:
                 notes.append(_rejected(member, ref))
@@ -267,8 +271,7 @@ class _Cycle:
             begun = awaited.version if awaited else None
             wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
             notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
-        if member.awaiting is not None and member.awaiting.note:
-            notes.append(member.awaiting.note)
+        notes += dict.fromkeys(member.notes)
         if manifest.pin is not None:
             notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
         looked_at = member.last.version if member.last and member.last.version else version
@@ -279,6 +282,7 @@ class _Cycle:
             version=None if version is None else version.id,
             sealed=tuple(member.sealed),
             rejected=tuple(member.rejected),
+            lost=tuple(name for lost in member.lost for name in lost.versions),
             evaluated=looked_at.id if looked_at else None,
             verdicts=looked_at.verdicts if looked_at else (),
             warnings=tuple(member.warnings),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
     from assets.publishing.bounded import Member
     from assets.publishing.candidate import Built
+    from assets.sources.delivery import Awaiting, Delivery
     from resources.objects.commit import Commit
 
 _TRIES = 20
@@ -85,17 +86,17 @@ def leave(
     commit: Commit | None,
     members: Sequence[Member],
     member: Member,
-    offsets: Mapping[str, str],
+    found: Awaiting,
     awaited: Awaited | None,
     *,
     by: str,
 ) -> Commit | None:
-    """Commit what waiting has found: offsets behind dropped re-deliveries, and which markers are missing.
+    """Commit what waiting has found: offsets behind what was dropped or lost, and which markers are missing.
 
     Also the first time, so that it stands where this dataset begins to read. Nothing new makes no commit.
     """
     for tried in range(_TRIES):
-        after = _left(member, offsets, awaited)
+        after = _left(member, found, awaited)
         if after is None:
             return commit
         try:
@@ -122,7 +123,13 @@ def declared(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest
     return manifest if declaration == manifest.declaration else manifest.after(declaration=declaration)
 
 
-def _left(member: Member, offsets: Mapping[str, str], awaited: Awaited | None) -> DatasetManifest | None:
+def heard(member: Member, found: Delivery | Awaiting) -> None:
+    """Take what was told of a delivery into the member's report."""
+    member.notes += found.notes
+    member.lost += [found.lost] if found.lost is not None else []
+
+
+def _left(member: Member, found: Awaiting, awaited: Awaited | None) -> DatasetManifest | None:
     """Return the manifest that says what is waited for, None where it says so already."""
     manifest = member.manifest
     same = awaited == manifest.awaited or (
@@ -130,16 +137,41 @@ def _left(member: Member, offsets: Mapping[str, str], awaited: Awaited | None) -
         and manifest.awaited is not None
         and (awaited.version, awaited.missing) == (manifest.awaited.version, manifest.awaited.missing)
     )
-    if dict(offsets) == manifest.offsets and same and member.committed == manifest:
+    if dict(found.offsets) == manifest.offsets and same and not found.copies and member.committed == manifest:
         return None
-    change = Change(action="wait", version=awaited.version if awaited else None)
-    return manifest.after(offsets=dict(offsets), awaited=awaited, change=change)
+    change = Change(action="wait", version=awaited.version if awaited else None, reason=_said(found))
+    return manifest.after(awaited=awaited, delivered=copied(manifest, found), **_place(manifest, found), change=change)
+
+
+def _place(manifest: DatasetManifest, found: Delivery | Awaiting) -> dict[str, object]:
+    """Return where the dataset stands in its input after this, and what retention took before it."""
+    return {
+        "offsets": dict(found.offsets),
+        "stream": found.stream or manifest.stream,
+        "lost": (*manifest.lost, *([found.lost] if found.lost is not None else []))[-FACTS_KEPT:],
+    }
+
+
+def copied(manifest: DatasetManifest, found: Delivery | Awaiting) -> tuple[Delivered, ...]:
+    """Return the deliveries on record, with what the markers are now of those that lie there anew, unchanged."""
+    newest = {done.name: done for done in manifest.delivered}
+    return tuple(
+        done.model_copy(update={"markers": dict(found.copies[done.name])})
+        if done.name in found.copies and done is newest[done.name]
+        else done
+        for done in manifest.delivered
+    )
+
+
+def _said(found: Delivery | Awaiting, *more: str) -> str:
+    lost = found.lost.summary() if found.lost is not None else ""
+    return "; ".join(filter(None, (*more, lost, *found.notes)))
 
 
 def _after(built: Built, document: str | None, refused: Built | None, make_current: bool) -> DatasetManifest:
     manifest, delivery, version = built.member.manifest, built.delivery, built.version
     common = {
-        "offsets": dict(delivery.offsets),
+        **_place(manifest, delivery),
         "awaited": None,
         "counters": add(manifest.counters, version.counters if version else {}),
     }
@@ -147,9 +179,10 @@ def _after(built: Built, document: str | None, refused: Built | None, make_curre
         held = manifest.ref(built.unchanged)
         head = {"head": held.id} if held is not None and _switches(manifest, held, make_current) else {}
         common["counters"] = manifest.counters
+        again = f"delivered as {delivery.version}"
         return serve(
             built.member.log, manifest, **common, **head, **_delivered(manifest, built, built.unchanged),
-            change=Change(action="unchanged", version=built.unchanged, reason=f"delivered as {delivery.version}"),
+            change=Change(action="unchanged", version=built.unchanged, reason=_said(delivery, again)),
         )  # fmt: skip
     ref = _ref(built, document, refused)
     fresh = {
@@ -161,11 +194,14 @@ def _after(built: Built, document: str | None, refused: Built | None, make_curre
     if version is not None and version.generations:
         fresh["next_generation"] = max(manifest.next_generation, max(g.id for g in version.generations) + 1)
     if refused is not None:
-        return manifest.after(**fresh, change=Change(action="reject", version=ref.id, reason=ref.reason))
+        return manifest.after(
+            **fresh, change=Change(action="reject", version=ref.id, reason=_said(delivery, ref.reason))
+        )
     head = {"head": ref.id} if _switches(manifest, ref, make_current) else {}
+    beside = "" if head else "kept beside a later version"
     return serve(
         built.member.log, manifest, **fresh, **head, built=version,
-        change=Change(action="seal", version=ref.id, reason="" if head else "kept beside a later version"),
+        change=Change(action="seal", version=ref.id, reason=_said(delivery, beside)),
     )  # fmt: skip
 
 
@@ -203,7 +239,8 @@ def _switches(manifest: DatasetManifest, new: VersionRef, make_current: bool) ->
 def _delivered(manifest: DatasetManifest, built: Built, version: str) -> dict[str, object]:
     done = Delivered(name=built.delivery.version, version=version, markers=dict(built.delivery.markers))
     # A name that was freed is taken again. Those that still are free are remembered however old they are.
-    delivered = (*(each for each in manifest.delivered if not (each.freed and each.name == done.name)), done)
+    before = copied(manifest, built.delivery)
+    delivered = (*(each for each in before if not (each.freed and each.name == done.name)), done)
     older, newest = delivered[:-FACTS_KEPT], delivered[-FACTS_KEPT:]
     free = tuple(each for each in older if each.freed)
     names = tuple(each.name for each in older if not each.freed)
@@ -292,6 +329,7 @@ def _note(built: Built, after: DatasetManifest) -> None:
     member, delivery = built.member, built.delivery
     member.manifest = member.committed = after
     member.last = built
+    heard(member, delivery)
     counters = {"redelivered": delivery.redelivered} if delivery.redelivered else {}
     ref = after.ref(built.id)
     if ref is None:

@@ -2,8 +2,8 @@
 
 In each partition, the records up to the first marker of a version that is not settled yet are that version's.
 A version is complete when every partition has delivered its marker, in whatever order. Records that end with
-the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped and counted, unless
-the marker contradicts what was sealed (design, rule 10).
+the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped, counted and
+told, unless the marker contradicts what was sealed (design, rule 10).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from assets.manifest import MarkerFacts
+from assets.manifest import Lost, MarkerFacts
 from resources.errors import MarkerConflictError
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import Marker
@@ -31,8 +31,10 @@ class Delivery:
 
     `offsets` are the manifest's after it, `ranges` what it takes in by stream partition; both are empty for files
     and queries. `markers` are what it promised, by stream partition or by completion object. `redelivered` counts
-    records dropped before it. `content` is the source's own. `identity` tells files from any others, so that a build
-    of them that died after it was finished is taken up; "" where nothing does.
+    records dropped before it, `lost` what retention took before it was read. `notes` tell of what was not taken, and
+    `stream` which stream this is. `copies` are deliveries that lie there anew with the same contents: by name, what
+    their markers are now. `content` is the source's own. `identity` tells files from any others, so that a build of
+    them that died after it was finished is taken up; "" where nothing does.
     """
 
     version: str
@@ -40,6 +42,10 @@ class Delivery:
     ranges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     markers: Mapping[str, MarkerFacts] = field(default_factory=dict)
     redelivered: int = 0
+    lost: Lost | None = None
+    notes: tuple[str, ...] = ()
+    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
+    stream: str | None = None
     content: Any = None
     identity: str = ""
 
@@ -48,8 +54,8 @@ class Delivery:
 class Awaiting:
     """No version is complete. `version` is the one that has begun, if any; `missing` names the markers it lacks.
 
-    `offsets` are the manifest's behind dropped re-deliveries. `idle` says that nothing at all has arrived. `note` says
-    what may be wrong with the place that was looked at.
+    `offsets` are the manifest's behind dropped re-deliveries and what retention took (`lost`). `idle` says that nothing
+    at all has arrived. `notes` tell of what was not taken, and of what may be wrong with the place that was looked at.
     """
 
     version: str | None
@@ -57,7 +63,10 @@ class Awaiting:
     offsets: Mapping[str, str] = field(default_factory=dict)
     redelivered: int = 0
     idle: bool = False
-    note: str = ""
+    lost: Lost | None = None
+    notes: tuple[str, ...] = ()
+    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
+    stream: str | None = None
 
 
 class VersionSource(Protocol):
@@ -189,7 +198,7 @@ def next_delivery(
             segment = Segment(ssp, position[ssp], int(marker.offset), marker)
             dropped.append(segment)
             position[ssp] = segment.next
-    _check_one_version(dataset, found)
+    check_one_version(dataset, {ssp: segment.marker.version for ssp, segment in found.items()})
     for ssp, segment in found.items():
         first = MarkerSaid(segment.marker.rows, segment.marker.checksum)
         for marker in by_partition[ssp]:
@@ -235,8 +244,9 @@ def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStream
 def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> None:
     if before is None:
         return
+    # What the stream counted is nobody's promise: the marker may come again alone. It is told where records came.
     for what, said, now in (
-        ("records", before.rows, marker.rows),
+        ("records", before.rows, None if marker.counted else marker.rows),
         ("checksum", before.checksum, marker.checksum),
     ):
         if said is not None and now is not None and said != now:
@@ -247,10 +257,11 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
             )
 
 
-def _check_one_version(dataset: str, found: Mapping[SystemStreamPartition, Segment]) -> None:
+def check_one_version(dataset: str, found: Mapping[SystemStreamPartition, str]) -> None:
+    """Refuse partitions that mark different versions as the next one."""
     names: dict[str, list[SystemStreamPartition]] = {}
-    for ssp, segment in found.items():
-        names.setdefault(segment.marker.version, []).append(ssp)
+    for ssp, version in found.items():
+        names.setdefault(version, []).append(ssp)
     if len(names) > 1:
         said = "; ".join(
             f"{', '.join(map(str, ssps[:3]))}{' …' if len(ssps) > 3 else ''}: {version!r}"

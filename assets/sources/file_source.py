@@ -10,13 +10,14 @@ the completion object says, the list also tells one delivery from another under 
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assets.manifest import DatasetManifest, MarkerFacts
+from assets.manifest import DatasetManifest
 from assets.policies import natural_order
+from assets.sources.contents import FolderContents
 from assets.sources.delivery import Awaiting, Delivery
 from assets.sources.entries import declaration_of, entries_of, schema_of_entries
 from assets.sources.folders import Folder, Promise, folders_in, promise_in
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from assets.dataset import AdjunctDataset
     from assets.manifest import Declaration
+    from assets.sources.contents import Copies
     from assets.sources.inputs import FileSource
     from resources.schema import Schema
 
@@ -49,8 +51,9 @@ class FileVersions:
         self._schema = schema_of_entries(spec, files.schema)
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
-        self._note = ""
+        self._notes: tuple[str, ...] = ()
         self._given: set[str] = set()
+        self._known = FolderContents(self._tree)
 
     @property
     def spec(self) -> AdjunctDataset:
@@ -79,14 +82,14 @@ class FileVersions:
     def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
         """Return the version in the first complete folder that is not settled, or which one it waits for.
 
-        Raises MarkerConflictError for a delivered folder that is completed anew with something else, and for one
-        that comes before what was delivered already.
+        Folders that were delivered and hold something else now are told; copies of what was delivered are it. When all
+        others are taken, raises MarkerConflictError for a folder that comes before what was delivered already.
         """
         if self._seen is None:
             files = self._tree.list()
             self._seen = folders_in(files, self._source.complete)
             if not files:
-                self._note = f"the folder {self._source.url} is missing or empty: no file was found in it"
+                self._notes = (f"the folder {self._source.url} is missing or empty: no file was found in it",)
         found = self._seen
         in_place = next((each for each in found if not each.path), None)
         named = [each for each in found if each.path]
@@ -97,14 +100,19 @@ class FileVersions:
             return self._asked_for(manifest, named, self._partition)
         if not named:
             missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
-            return Awaiting(None, (missing,), idle=in_place is None, note=self._note)
-        self._check_unchanged(manifest, named)
+            return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
+        copies, others = self._compare(manifest, named)
+        notes = (*self._notes, *map(self._other, others))
         settled = _settled(manifest) - self._completed_again(manifest, named)
-        for folder in self._in_order(manifest, [each for each in named if each.path not in settled]):
+        late, rest = self._in_order(manifest, [each for each in named if each.path not in settled])
+        for folder in rest:
             if folder.complete is None:
-                return Awaiting(folder.path, (self._marker(folder),))
-            return self._delivery(folder.path, folder)
-        return Awaiting(None, (f"{self._source.url}/*/{self._source.complete}",), idle=True, note=self._note)
+                self._check_late(manifest, late)
+                return Awaiting(folder.path, (self._marker(folder),), notes=notes, copies=copies)
+            return replace(self._delivery(folder.path, folder), notes=notes, copies=copies)
+        self._check_late(manifest, late)
+        missing = f"{self._source.url}/*/{self._source.complete}"
+        return Awaiting(None, (missing,), idle=True, notes=notes, copies=copies)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
         """Return how many records the files hold, None where only reading them all tells.
@@ -159,10 +167,10 @@ class FileVersions:
     def _asked_for(self, manifest: DatasetManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
         folder = next((each for each in named if each.path == name), None)
         if folder is None or folder.complete is None:
-            return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), note=self._note)
+            return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes)
         done = next((each for each in reversed(manifest.delivered) if each.name == name), None)
         held = manifest.ref(done.version) if done else None
-        if done and held and held.state == "sealed" and not self._differs(done.markers, folder, asked=True):
+        if done and held and held.state == "sealed" and not self._known.differs(done.markers, folder, asked=True):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
@@ -175,24 +183,37 @@ class FileVersions:
                 "folder that is written in place, whose versions are named by when they were completed.",
                 "Put each version into a folder of its own, or advance the dataset without a partition.",
             )
+        done = manifest.delivered[-1] if manifest.delivered else None
+        if done is not None and not done.freed:
+            copied = self._known.is_copy(done.markers, folder)
+            if copied or self._known.is_known(done.markers, folder):
+                copies = {done.name: self._known.markers(folder, done.markers)} if copied else {}
+                return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
         if any(file.modified > complete.modified for file in folder.files):
             # Somebody is replacing files and has left the old completion object there.
-            return Awaiting(None, (self._marker(folder),))
+            newer = max(folder.files, key=lambda file: file.modified)
+            note = f"{newer.path} was written after {self._marker(folder)}: write that last, when all files are whole"
+            return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
         if name in _settled(manifest):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
-    def _in_order(self, manifest: DatasetManifest, folders: list[Folder]) -> list[Folder]:
-        """Return the folders as they follow each other; late ones are refused, unless versions go by name."""
+    def _in_order(self, manifest: DatasetManifest, folders: list[Folder]) -> tuple[list[Folder], list[Folder]]:
+        """Return the folders that come too late, and the rest as they follow each other.
+
+        None is late where versions go by name.
+        """
         folders = sorted(folders, key=lambda each: natural_order(each.path))
-        if self._spec.versions is not None:
-            return folders
         newest = max(manifest.taken, key=natural_order, default=None)
-        if newest is None:
-            return folders
+        if self._spec.versions is not None or newest is None:
+            return [], folders
         late = [each for each in folders if natural_order(each.path) < natural_order(newest)]
+        return late, [each for each in folders if each not in late]
+
+    def _check_late(self, manifest: DatasetManifest, late: list[Folder]) -> None:
+        newest = max(manifest.taken, key=natural_order, default=None)
         for folder in late:
             if folder.complete is not None:
                 raise MarkerConflictError(
@@ -202,7 +223,6 @@ class FileVersions:
                     f"{self._spec.name!r}, {folder.path!r}, reason=…, by=…). Where older versions may come later, "
                     "declare versions=VersionPartitions(…).",
                 )
-        return [each for each in folders if each not in late]
 
     def _completed_again(self, manifest: DatasetManifest, named: list[Folder]) -> set[str]:
         """Return the refused versions that were completed anew since: they are tried again, in their order.
@@ -219,12 +239,12 @@ class FileVersions:
             ref = manifest.ref(done.version)
             refused = done.freed or (ref.sealed_at if ref is not None and ref.state == "rejected" else None)
             last = done is manifest.delivered[-1] or done.freed is not None or self._spec.versions is not None
-            if refused and last and (folder.complete.modified > refused or self._differs(done.markers, folder)):
+            if refused and last and (folder.complete.modified > refused or self._known.differs(done.markers, folder)):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
-    def _check_unchanged(self, manifest: DatasetManifest, named: list[Folder]) -> None:
-        """Refuse a delivered folder that was completed anew with something else (rule 10).
+    def _compare(self, manifest: DatasetManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
+        """Compare delivered folders with what was delivered (rule 10), one by one; return copies, and others.
 
         Of a version that was refused nothing is published, so there is nothing to contradict.
         """
@@ -235,20 +255,21 @@ class FileVersions:
             for done in manifest.delivered
             if done.name not in ended and done.version not in refused and not done.freed
         }
-        for folder in named:
-            said = delivered.get(folder.path)
-            if said is not None and folder.complete is not None and self._differs(said, folder):
-                now = f"is another one now, of {folder.complete.modified:%F %T}"
-                if self._same_marker(said, folder):
-                    now = f"was written again at {folder.complete.modified:%F %T}, over other files"
-                build = "build it again as a partition (partition=…), or " if self._spec.versions is not None else ""
-                raise MarkerConflictError(
-                    f"dataset {self._spec.name!r}: version {folder.path!r} was delivered, and its completion object "
-                    f"{self._marker(folder)} {now}.",
-                    f"Nothing was published and what is current stays. To publish it, {build}deliver it under a new "
-                    f"version name, and end this one with abandon_version(lake, {self._spec.name!r}, "
-                    f"{folder.path!r}, reason=…, by=…).",
-                )
+        here = [each for each in named if each.complete and each.path in delivered and each.path not in self._given]
+        others = [each for each in here if self._known.differs(delivered[each.path], each)]
+        same = [each for each in here if each not in others and self._known.is_copy(delivered[each.path], each)]
+        return {each.path: self._known.markers(each, delivered[each.path]) for each in same}, others
+
+    def _other(self, folder: Folder) -> str:
+        """Say that a delivered folder holds something else now, and how to publish that."""
+        assert folder.complete is not None
+        name, at = folder.path, f"{folder.complete.modified:%F %T}"
+        build = "build it again as a partition (partition=…), or " if self._spec.versions is not None else ""
+        return (
+            f"version {name!r} was delivered, and {self._marker(folder)} was written again at {at} over something "
+            f"else: what was published stays. To publish that, {build}deliver it under a new version name; to hear no "
+            f"more of it, end this one (adjunct dataset abandon {self._spec.name} {name} --reason …)"
+        )
 
     def _check_one_layout(self, named: list[Folder]) -> None:
         for folder in named:
@@ -263,35 +284,12 @@ class FileVersions:
         assert folder.complete is not None
         self._given.add(name)
         promise = promise_in(self._tree.read(folder.complete)) if folder.complete.size else Promise()
-        said = MarkerFacts(
-            offset=0,
-            rows=promise.rows,
-            checksum=self._tree.content_tag(folder.complete),
-            listing=_listing(folder),
-            completed=folder.complete.modified,
+        return Delivery(
+            name,
+            markers=self._known.delivered(folder, promise.rows),
+            content=(folder, promise),
+            identity=repr((self._source, folder)),
         )
-        markers = {folder.complete.path: said}
-        return Delivery(name, markers=markers, content=(folder, promise), identity=repr((self._source, folder)))
-
-    def _differs(self, said: Mapping[str, MarkerFacts], folder: Folder, *, asked: bool = False) -> bool:
-        """Whether a folder is another delivery than the one that was taken: by its completion object or its files.
-
-        Files that are replaced are no delivery before the completion object is written again, unless the version is
-        asked for: they may be copied, or on their way.
-        """
-        assert folder.complete is not None
-        before = said.get(folder.complete.path)
-        if before is None:
-            return False
-        if not self._same_marker(said, folder):
-            return True
-        again = asked or before.completed != folder.complete.modified
-        return again and before.listing is not None and before.listing != _listing(folder)
-
-    def _same_marker(self, said: Mapping[str, MarkerFacts], folder: Folder) -> bool:
-        assert folder.complete is not None
-        before = said.get(folder.complete.path)
-        return before is not None and before.checksum == self._tree.content_tag(folder.complete)
 
     # -- what is in it
 
@@ -335,12 +333,6 @@ class FileVersions:
 
     def _marker(self, folder: Folder) -> str:
         return "/".join(filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete]))
-
-
-def _listing(folder: Folder) -> str:
-    """Return what tells a folder's data files from others: their names, sizes and ETags."""
-    told = repr([(file.path, file.size, file.etag) for file in folder.files])
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 def _settled(manifest: DatasetManifest) -> set[str]:

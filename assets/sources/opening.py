@@ -139,9 +139,10 @@ class Source:
             return self.system.read(spark, _spans(ranges)).drop(EPOCH)
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(
-                f"dataset {self.spec.name!r} goes on where its input does not reach back any more: {error.problem}",
-                "Deliver the content again into a new stream and declare the dataset on it under a new name; "
-                "the sealed versions stay readable. A longer retention of the stream keeps this from happening.",
+                f"dataset {self.spec.name!r} lost records that it was about to read: {error.problem}",
+                "What is served stays. Advance it again: a bounded dataset goes on with the first version that is "
+                "whole on the stream, an unbounded one as on_lost_offset says. Keep the stream longer, or advance it "
+                "more often.",
             ) from error
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.manifest import DatasetManifest, MarkerFacts
+from assets.manifest import DatasetManifest, Lost, MarkerFacts
+from assets.sources.cut import Unknown, cut_partitions, go_on, to_count
 from assets.sources.delivery import (
     Awaiting,
     Complete,
     Delivery,
     MarkerSaid,
+    Segment,
     Settled,
     check_counts,
     check_repeats,
@@ -18,12 +22,13 @@ from assets.sources.delivery import (
 )
 from assets.sources.entries import entries_of
 from assets.sources.opening import Source, as_stored, by_partition
+from assets.sources.redelivered import told_again
 from resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
 from resources.names import split_stream_name
 from resources.schema import Schema
 from resources.streams.checksum import NOTHING, checksums_by_partition, promised_checksum
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import META, OFFSET, PARTITION, Marker
+from resources.streams.system import FIRST_OFFSET, META, OFFSET, PARTITION, Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,29 +74,48 @@ class StreamSource:
         return (OFFSET,) if self._stream.one_partition_a_key else (OFFSET, PARTITION)
 
     def first_manifest(self) -> DatasetManifest:
-        offsets = as_stored(self._stream.system.oldest(self._stream.ssps))
-        return DatasetManifest(name=self.spec.name, declaration=self.declaration, offsets=offsets)
+        """Return a manifest that begins at the stream's first offset, whatever retention has taken since."""
+        offsets = as_stored(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
+        return DatasetManifest(
+            name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
+        )
 
     def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
         """Return the next complete version, or the partitions without its marker.
 
-        Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that ends before what was read of it.
+        Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that was made anew.
         """
         offsets = {ssp: int(offset) for ssp, offset in by_partition(manifest.offsets).items()}
-        markers = self._markers(offsets)
-        found = next_delivery(self.spec.name, offsets, markers, _settled(manifest))
-        redelivered = sum(self._stream.count({cut.ssp: (str(cut.start), str(cut.end))}) for cut in found.dropped)
+        self._check_not_made_anew(manifest.stream)
+        markers, settled = self._markers(offsets), _settled(manifest)
+        oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
+        lost, gone = None, cut_partitions(offsets, oldest)
+        if gone:
+            counted = {cut.ssp: self._count(cut) for cut in to_count(offsets, oldest, markers)}
+            ahead = go_on(self.spec.name, offsets, oldest, markers, settled, counted)
+            if isinstance(ahead, Unknown):
+                return self._unknown(manifest, ahead, gone, {ssp: max(offsets[ssp], oldest[ssp]) for ssp in offsets})
+            offsets = ahead.offsets
+            # Before a dataset began, it has lost only what it can name.
+            lost = _lost(ahead.versions, gone) if ahead.versions or manifest.change else None
+        found = next_delivery(self.spec.name, offsets, markers, settled)
+        dropped = {cut: self._count(cut) for cut in found.dropped}
+        notes = told_again(manifest, dropped)
         if isinstance(found, Complete):
             records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in found.segments})
             check_repeats(self.spec.name, found, markers, records)
-            return _delivery(found, redelivered, records)
+            identity = self._stream.info.identity
+            return replace(_delivery(found, sum(dropped.values()), records), lost=lost, notes=notes, stream=identity)
         upcoming = self._upcoming(found.offsets)
         return Awaiting(
             found.version,
             tuple(map(str, found.missing)),
             as_stored({ssp: str(offset) for ssp, offset in found.offsets.items()}),
-            redelivered,
+            sum(dropped.values()),
             idle=all(upcoming[ssp] == offset for ssp, offset in found.offsets.items()),
+            lost=lost,
+            notes=notes,
+            stream=self._stream.info.identity,
         )
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
@@ -128,6 +152,11 @@ class StreamSource:
 
     # -- inside
 
+    def _check_not_made_anew(self, before: str | None) -> None:
+        now = self._stream.info.identity
+        if before is not None and now is not None and before != now:
+            raise self._made_anew(f"was read from another stream under the name {self.spec.input}")
+
     def _upcoming(self, offsets: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
         """Return where the stream ends, refused where that is before what was read of it."""
         ends = self._stream.system.upcoming(self._stream.ssps)
@@ -135,12 +164,36 @@ class StreamSource:
             ends = self._system.upcoming(self._stream.ssps)  # another writer may have read on since we looked
         for ssp, offset in offsets.items():
             if int(ends[ssp]) < offset:
-                raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r} has read {ssp} up to offset {offset}, and the stream ends at "
-                    f"{ends[ssp]}.",
-                    "The stream was deleted and made anew: declare the dataset under a new name to build it afresh.",
-                )
+                raise self._made_anew(f"has read {ssp} up to offset {offset}, and the stream ends at {ends[ssp]}")
         return {ssp: int(end) for ssp, end in ends.items()}
+
+    def _made_anew(self, found: str) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            f"dataset {self.spec.name!r} {found}.",
+            "The stream was deleted and made anew: its versions are others, whatever their names, and none is taken. "
+            "What is served stays. Declare the dataset under a new name to build it from there, or restore the stream.",
+        )
+
+    def _unknown(
+        self,
+        manifest: DatasetManifest,
+        found: Unknown,
+        gone: Mapping[SystemStreamPartition, tuple[int, int]],
+        starts: Mapping[SystemStreamPartition, int],
+    ) -> Awaiting:
+        """Return a wait at the offsets that stand: only the next markers tell which versions are lost."""
+        upcoming = self._upcoming(starts)
+        return Awaiting(
+            found.version,
+            tuple(map(str, found.missing)),
+            manifest.offsets,
+            idle=all(upcoming[ssp] == offset for ssp, offset in starts.items()),
+            notes=(_lost((), gone).summary(),) if manifest.change else (),
+            stream=self._stream.info.identity,
+        )
+
+    def _count(self, cut: Segment) -> int:
+        return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
         """Return the markers since these offsets, looked up once: later offsets need a part of them only."""
@@ -201,8 +254,13 @@ def _delivery(found: Complete, redelivered: int, records: Mapping[SystemStreamPa
             for cut in found.segments
         },
         redelivered,
-        found,
+        content=found,
     )
+
+
+def _lost(versions: tuple[str, ...], gone: Mapping[SystemStreamPartition, tuple[int, int]]) -> Lost:
+    ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in gone.items()}
+    return Lost(versions=versions, ranges=ranges, at=datetime.now(UTC))
 
 
 def _ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:

@@ -65,10 +65,10 @@ def examine(
         _check_never_there(log)
         return Found("none")
     building = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+    _check_not_made_anew(source, manifest.stream, offsets, upcoming)
     problem = _partitions_changed(source, offsets)
     if problem:
         return Found("invalid", problem, building=building)
-    _check_not_made_anew(source, manifest.stream, offsets, upcoming)
     lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, oldest[ssp]) < 0]
     if lost:
         ssp = lost[0]
@@ -182,7 +182,7 @@ def _check_not_made_anew(source: Source, stream: str | None, offsets: Offsets, u
     if stream is not None and source.info.identity is not None and stream != source.info.identity:
         found = f"dataset {name!r} was read from another stream under the name {source.spec.input}"
     for ssp, offset in offsets.items():
-        if source.system.compare(offset, upcoming[ssp]) > 0:
+        if ssp in upcoming and source.system.compare(offset, upcoming[ssp]) > 0:
             found = f"dataset {name!r} has read {ssp} up to offset {offset}, and the stream ends at {upcoming[ssp]}"
     if found:
         raise OffsetOutOfRangeError(

@@ -49,6 +49,8 @@ class FileTree(Protocol):
     @property
     def url(self) -> str: ...
 
+    def __hash__(self) -> int: ...
+
     def list(self, folder: str = "") -> list[FoundFile]:
         """Return all files below `folder` ("" or "NAME/"), by path; none where there is no such folder."""
         ...
@@ -66,7 +68,7 @@ class FileTree(Protocol):
         ...
 
     def content_tag(self, file: FoundFile) -> str:
-        """Return what equal contents have in common: for small files that are compared over time."""
+        """Return what equal contents have in common, whenever they were written. A local file is read whole for it."""
         ...
 
 
@@ -135,7 +137,8 @@ class LocalTree:
             self._check(path, file)  # what looks damaged may have been written to meanwhile
 
     def content_tag(self, file: FoundFile) -> str:
-        return hashlib.blake2b(self.read(file), digest_size=16).hexdigest()
+        with self.on_disk(file) as path, path.open("rb") as opened:
+            return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
     def _check(self, path: Path, file: FoundFile) -> None:
         try:

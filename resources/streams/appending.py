@@ -17,8 +17,8 @@ from resources.streams.system import AppendResult
 class NewMarker:
     """A marker to put after an append's records, into these partitions.
 
-    `rows` is by partition; None leaves the counts out, "delivered" fills in how many records stand between the
-    partition's marker before (or its first offset) and this one.
+    `rows` is by partition; "delivered" is how many records stand between the partition's marker before (or its first
+    offset) and this one. None is the same, of a producer that says nothing: such a marker may come again alone.
     """
 
     version: str
@@ -102,8 +102,9 @@ def _segment(state: StreamState, append: Append, appended: int) -> Segment:
     if append.marker:
         for partition in append.marker.partitions:
             offset = offsets[partition]
-            rows = _marker_rows(append.marker, partition, offset - state.marked_until[partition])
-            markers.append(MarkerEntry(partition, offset, append.marker.version, rows, append.marker.checksum))
+            said = append.marker
+            rows = _marker_rows(said, partition, offset - state.marked_until[partition])
+            markers.append(MarkerEntry(partition, offset, said.version, rows, said.checksum, said.rows is None))
             offsets[partition] += 1
     return Segment(
         id=state.next_segment,
@@ -118,11 +119,9 @@ def _segment(state: StreamState, append: Append, appended: int) -> Segment:
     )
 
 
-def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int | None:
-    if marker.rows == "delivered":
+def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int:
+    if marker.rows is None or marker.rows == "delivered":
         return delivered
-    if marker.rows is None:
-        return None
     if isinstance(marker.rows, str) or partition not in marker.rows:
         raise ConfigurationError(
             f"marker {marker.version!r} has no row count for partition {partition}.",

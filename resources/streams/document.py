@@ -123,13 +123,14 @@ class FileEntry(NamedTuple):
 
 
 class MarkerEntry(NamedTuple):
-    """One end-of-dataset marker."""
+    """One end-of-dataset marker; `counted` says that its producer left `rows` to the stream."""
 
     partition: Count
     offset: Count
     version: str
     rows: Count | None
     checksum: str | None
+    counted: bool = False
 
 
 class Segment(_Part):

@@ -268,7 +268,7 @@ class LakeStreams(NumberedOffsets):
             }
         ssps = [SystemStreamPartition(self.name, stream, p) for p in ends]
         return [
-            Marker(ssps[found.partition], str(found.offset), found.version, found.rows, found.checksum)
+            Marker(ssps[found.partition], str(found.offset), found.version, found.rows, found.checksum, found.counted)
             for found in markers_in(state, self.pages_of(stream), spans)
         ]
 
@@ -343,7 +343,8 @@ class LakeStreams(NumberedOffsets):
     ) -> AppendResult:
         """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
 
-        `rows` tells the records of the version by partition, for the reader to check.
+        `rows` tells the records of the version by partition, for the reader to check; without it, each marker says how
+        many the stream holds since the partition's marker before.
         """
         check_producer(producer, sequence)
         check_name("version", version)

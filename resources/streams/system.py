@@ -29,6 +29,8 @@ OFFSET = "__offset"
 TIMESTAMP = "__timestamp"
 TOMBSTONE = "__tombstone"
 EPOCH = "__epoch"
+# What a stream's partitions begin at: a later oldest offset says that records were dropped.
+FIRST_OFFSET = "0"
 META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
 RECORD_META = (*META, EPOCH)
 # What tells a record made by an application where it was made from: the input's partition ("lake.orders.3"), offset and
@@ -82,8 +84,9 @@ class Marker:
     """An end-of-dataset marker: the records of `version` in this partition end before `offset`.
 
     It takes one offset and is no record. `rows` counts the partition's records of the version where the producer
-    told. A `checksum` as `records_checksum` gives it (r2-…) is that of the partition's records, and is compared with
-    them; one of any other form is the producer's own, compared only when the marker comes again.
+    told, or since the marker before where the stream `counted` them itself. A `checksum` as `records_checksum`
+    gives it (r2-…) is that of the partition's records, and is compared with them; one of any other form is the
+    producer's own, compared only when the marker comes again.
     """
 
     ssp: SystemStreamPartition
@@ -91,6 +94,7 @@ class Marker:
     version: str
     rows: int | None = None
     checksum: str | None = None
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +227,7 @@ class StreamSystem(ABC):
         """Whether reading the stream from its oldest offset gives the newest record of every key it ever held."""
         ssps = self.partitions(stream)
         oldest = self.oldest(ssps)
-        return self.info(stream).compacted or all(oldest[ssp] == "0" for ssp in ssps)
+        return self.info(stream).compacted or all(oldest[ssp] == FIRST_OFFSET for ssp in ssps)
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return this system as it answers questions about one stream now, for a reader that asks several.

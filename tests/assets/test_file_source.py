@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from assets.sources.file_source import FileVersions
 from assets.sources.inputs import FileSource
 from assets.sources.opening import open_source
 from resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
+from resources.files.tree import LocalTree
 from resources.schema import Schema
 from tests.assets.conftest import World, no_spark
 
@@ -156,7 +158,7 @@ def test_nothing_there_waits_for_a_first_folder_and_says_that_the_place_may_be_m
     asked = versions(spec, "v1")
     waiting = asked.next(asked.first_manifest())
     assert isinstance(waiting, Awaiting)
-    assert said in waiting.note
+    assert said in waiting.notes[0]
 
     place.csv("v1", {}, done=None)
     assert "missing or empty" not in world.advance(spec).note
@@ -200,19 +202,96 @@ def test_versions_that_are_partitions_may_come_later(place: Place) -> None:
     assert in_order(spec, manifest)[0] == ["2026-01-01"]
 
 
-def test_a_delivered_folder_that_is_completed_anew_with_something_else_is_refused(place: Place) -> None:
+def test_a_delivered_folder_that_is_completed_anew_with_something_else_is_told_and_later_ones_are_taken(
+    place: Place,
+) -> None:
     place.csv("v1", {"N1": 1}, done='{"rows": 1}')
     spec = dataset(place)
     source, first = delivered(spec)
     manifest = after(source.first_manifest(), first)
     place.put("v1/_SUCCESS", '{"rows": 1}', modified=2e9)
-    assert in_order(spec, manifest)[1].idle
+    assert in_order(spec, manifest)[1].notes == ()
     place.put("v1/_SUCCESS", '{"rows": 2}')
-    with pytest.raises(MarkerConflictError, match=r"'v1' was delivered.*v1/_SUCCESS is another one"):
-        in_order(spec, manifest)
-    assert in_order(spec, abandoned(manifest, "v1"))[1].idle
+    place.csv("v2", {"N1": 2})
+    names, found = in_order(spec, manifest)
+    assert (names, found.idle) == (["v2"], True)
+    (note,) = found.notes
+    assert re.match(r"version 'v1' was delivered, and .*/v1/_SUCCESS was written again at .* over something else", note)
+    assert "under a new version name" in note
+    assert in_order(spec, abandoned(manifest, "v1"))[1].notes == ()
     forgotten = manifest.after(delivered=(), known=("v1",))
-    assert in_order(spec, forgotten)[1].idle
+    assert in_order(spec, forgotten)[1].notes == ()
+
+
+def copied(place: Place, *names: str) -> None:
+    """Replace what lies there by a copy, as a restore does: other inodes, other times."""
+    for name in names:
+        folder = Path(place.url) / name
+        folder.rename(folder.with_name("_aside"))
+        shutil.copytree(folder.with_name("_aside"), folder, copy_function=shutil.copyfile)
+        shutil.rmtree(folder.with_name("_aside"))
+        for file in folder.rglob("*"):
+            os.utime(file, (1.9e9, 1.9e9))
+
+
+def test_copies_of_delivered_folders_go_on_changed_ones_are_told_one_by_one_and_new_ones_are_taken(
+    place: Place, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 5):
+        place.csv(f"v{number}", {})
+    spec = dataset(place)
+
+    def advance() -> AdvanceReport:
+        return advance_dataset(world.lake, {}, spec, no_spark, by="test")
+
+    assert len(advance().sealed) == 1, "all of them are empty"
+    assert DatasetStore(world.lake, "planes").require_manifest().taken == {"v1", "v2", "v3", "v4"}
+    copied(place, "v1", "v2", "v3", "v4")
+    report = advance()
+    assert (report.action, report.note) == ("up-to-date", "nothing new was delivered")
+
+    read: list[str] = []
+    tag = LocalTree.content_tag
+    monkeypatch.setattr(LocalTree, "content_tag", lambda tree, file: read.append(file.path) or tag(tree, file))
+    advance()
+    assert not [path for path in read if path.endswith(".csv")], "a copy is read once"
+
+    copied(place, "v1", "v3")
+    for name in ("v2", "v4"):
+        place.csv(name, {"N1": 1})
+    place.csv("v5", {})
+    report = advance()
+    assert (report.action, report.note.count("was delivered, and")) == ("unchanged", 2)
+    assert "version 'v2' was delivered, and" in report.note
+    assert "version 'v4' was delivered, and" in report.note
+    assert "v5" in DatasetStore(world.lake, "planes").require_manifest().taken
+
+
+def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: Place, world: World) -> None:
+    place.csv("v2", {})
+    spec = dataset(place)
+    advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    place.csv("v1", {})
+    place.csv("v3", {})
+    with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v3'"):
+        advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    assert DatasetStore(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
+
+
+def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: Place, world: World) -> None:
+    place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
+    place.put("_SUCCESS", modified=1_790_000_001)
+    spec = dataset(place)
+    assert advance_dataset(world.lake, {}, spec, no_spark, by="test").action == "sealed"
+    for name, at in (("_SUCCESS", 1_790_000_100), ("part-0.csv", 1_790_000_200)):
+        os.utime(Path(place.url) / name, (at, at))
+    for _ in range(2):
+        report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+        assert (report.action, report.note) == ("up-to-date", "nothing new was delivered")
+    place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_300)
+    report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    assert report.waiting == (f"{place.url}/_SUCCESS",)
+    assert "part-0.csv was written after" in report.note
 
 
 # -- a partition that is asked for
@@ -283,10 +362,10 @@ def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_a
     manifest = DatasetStore(world.lake, "planes").require_manifest()
     assert in_order(spec, manifest)[1].idle, "nobody has completed it again"
     place.put("v1/_SUCCESS", modified=2e9)
-    with pytest.raises(MarkerConflictError, match=r"v1/_SUCCESS was written again at 2033.*over other files"):
-        in_order(spec, manifest)
-    with pytest.raises(MarkerConflictError, match=r"build it again as a partition"):
-        in_order(daily, manifest)
+    assert re.search(
+        r"v1/_SUCCESS was written again at 2033.*over something else", in_order(spec, manifest)[1].notes[0]
+    )
+    assert "build it again as a partition" in in_order(daily, manifest)[1].notes[0]
     assert asked().action == "unchanged", "it was built again: of no records, as before"
     assert asked().action == "up-to-date"
     assert in_order(daily, DatasetStore(world.lake, "planes").require_manifest())[1].idle
@@ -464,8 +543,7 @@ def test_versions_on_s3_are_found_complete_counted_and_compared(s3_place: Place)
     s3_place.put("v 1/_SUCCESS", '{"rows": 2}')
     assert in_order(spec, manifest)[1].version == "v 2"
     s3_place.put("v 1/_SUCCESS", '{"rows": 3}')
-    with pytest.raises(MarkerConflictError, match="v 1/_SUCCESS"):
-        in_order(spec, manifest)
+    assert "v 1/_SUCCESS was written again" in in_order(spec, manifest)[1].notes[0]
     s3_place.csv("v 1", {"N1": 5}, done=None, name="größe 1+2%.csv")
     with pytest.raises(SourceChangedError, match=r"größe 1\+2%\.csv"):
         source.check(first, no_spark)

@@ -1,0 +1,339 @@
+"""Bounded datasets whose stream retention has cut: what is whole is taken, what is not is named, nothing is mixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assets import DatasetStore, abandon_version
+from assets.sources.cut import GoesOn, Unknown, go_on, to_count
+from assets.sources.delivery import Complete, next_delivery
+from resources.errors import MarkerConflictError, OffsetOutOfRangeError
+from resources.streams import LakeStreams, Marker, SystemStreamPartition
+from resources.streams.document import Retention
+from tests.assets.conftest import World
+from tests.assets.cycle import KEYS, NAME, PLANES, SCHEMA, deliver, served, whole
+from tests.assets.plain import build_without_spark, no_session
+
+P0, P1, P2 = (SystemStreamPartition("lake", "planes", p) for p in range(3))
+NOW = datetime.now(UTC)
+LONG_AGO = NOW - timedelta(days=2)
+
+
+def marker(ssp: SystemStreamPartition, offset: int, version: str, rows: int | None = None) -> Marker:
+    return Marker(ssp, str(offset), version, rows)
+
+
+# -- decided from markers alone
+
+
+def test_a_version_that_is_cut_in_one_partition_is_lost_in_all_and_the_next_one_is_taken() -> None:
+    markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
+    found = go_on("planes", {P0: 0, P1: 0}, {P0: 2, P1: 0}, markers, {}, {P0: 3})
+    assert found == GoesOn({P0: 6, P1: 6}, ("v1",))
+
+
+def test_a_version_whose_markers_count_what_is_left_is_whole() -> None:
+    markers = [marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
+    offsets, oldest = {P0: 0, P1: 0}, {P0: 6, P1: 0}
+    assert [(cut.ssp, cut.start, cut.end) for cut in to_count(offsets, oldest, markers)] == [(P0, 6, 9)]
+    assert go_on("planes", offsets, oldest, markers, {}, {P0: 3}) == GoesOn({P0: 6, P1: 6}, ("v1",))
+    assert go_on("planes", offsets, oldest, markers, {}, {P0: 2}) == GoesOn({P0: 10, P1: 10}, ("v1", "v2"))
+
+
+def test_a_version_whose_beginning_is_gone_and_whose_marker_counts_nothing_is_never_whole() -> None:
+    markers = [marker(P0, 9, "v2"), marker(P0, 12, "v3"), marker(P1, 9, "v2"), marker(P1, 12, "v3")]
+    found = go_on("planes", {P0: 0, P1: 0}, {P0: 6, P1: 6}, markers, {}, {})
+    assert found == GoesOn({P0: 10, P1: 10}, ("v2",))
+
+
+def test_what_is_lost_is_not_told_before_every_partition_says_what_it_has_next() -> None:
+    offsets, oldest = {P0: 0, P1: 0}, {P0: 6, P1: 0}
+    assert go_on("planes", offsets, oldest, [marker(P1, 5, "v1")], {}, {}) == Unknown(None, (P0,))
+    ahead = [marker(P0, 9, "v2", 3), marker(P1, 5, "v1")]
+    assert go_on("planes", offsets, oldest, ahead, {}, {P0: 3}) == Unknown("v2", (P1,))
+
+
+def test_a_version_that_comes_again_whole_after_it_was_cut_is_taken() -> None:
+    markers = [marker(P0, 5, "v1", 5), marker(P0, 11, "v1", 5), marker(P1, 5, "v1", 5), marker(P1, 11, "v1", 5)]
+    found = go_on("planes", {P0: 0, P1: 0}, {P0: 2, P1: 2}, markers, {}, {P0: 3, P1: 3})
+    assert found == GoesOn({P0: 6, P1: 6}, ("v1",))
+    again = next_delivery("planes", found.offsets, markers, {})
+    assert isinstance(again, Complete)
+    assert [(cut.start, cut.end) for cut in again.segments] == [(6, 11), (6, 11)]
+
+
+def test_partitions_that_disagree_on_what_was_lost_are_refused_and_named() -> None:
+    markers = [
+        *(marker(P0, at, version) for at, version in ((2, "v1"), (4, "vX"), (6, "v2"))),
+        *(marker(P1, at, version) for at, version in ((2, "v1"), (6, "v2"))),
+        *(marker(P2, at, version, 1) for at, version in ((6, "v2"), (8, "v3"))),
+    ]
+    with pytest.raises(
+        MarkerConflictError, match=r"before version 'v2'.*lake\.planes\.0: v1, vX; lake\.planes\.1: v1;"
+    ):
+        go_on("planes", {P0: 0, P1: 0, P2: 0}, {P0: 0, P1: 0, P2: 5}, markers, {}, {P2: 1})
+
+
+@dataclass(frozen=True)
+class History:
+    """What producers sent, by partition: records of each version (the last ones without marker), and the cut."""
+
+    rows: tuple[tuple[int, ...], ...]
+    told: tuple[bool, ...]
+    read: int
+    cut: tuple[float, ...]
+
+    def begins(self, partition: int, version: int) -> int:
+        return sum(rows + 1 for rows in self.rows[partition][:version])
+
+    def oldest(self, partition: int) -> int:
+        return round(self.begins(partition, len(self.rows[partition])) * self.cut[partition])
+
+    def is_whole(self, version: int) -> bool:
+        """Every partition has its marker, holds all of it, and has a proof of it: a count or the marker before."""
+        for partition, rows in enumerate(self.rows):
+            begins, oldest = self.begins(partition, version), self.oldest(partition)
+            if version >= len(rows) or oldest > begins:
+                return False
+            proof = self.told[version] or oldest < begins or oldest <= self.begins(partition, self.read)
+            if not proof:
+                return False
+        return True
+
+
+histories = st.integers(2, 3).flatmap(
+    lambda partitions: st.builds(
+        History,
+        st.tuples(*[st.lists(st.integers(0, 3), max_size=5).map(tuple) for _ in range(partitions)]),
+        st.tuples(*[st.booleans() for _ in range(5)]),
+        st.integers(0, 2),
+        st.tuples(*[st.sampled_from((0.0, 0.2, 0.4, 0.5, 0.7, 0.9, 1.0)) for _ in range(partitions)]),
+    )
+)
+
+
+@given(histories)
+@settings(max_examples=200)
+def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(history: History) -> None:
+    history = replace(history, read=min(history.read, *map(len, history.rows)))
+    ssps = [SystemStreamPartition("lake", "planes", p) for p in range(len(history.rows))]
+    markers = [
+        marker(ssp, history.begins(p, n) + rows, f"v{n}", rows if history.told[n] else None)
+        for p, ssp in enumerate(ssps)
+        for n, rows in enumerate(history.rows[p])
+        if history.begins(p, n) + rows >= history.oldest(p)
+    ]
+    offsets = {ssp: history.begins(p, history.read) for p, ssp in enumerate(ssps)}
+    oldest = {ssp: history.oldest(p) for p, ssp in enumerate(ssps)}
+    settled = {f"v{n}": {} for n in range(history.read)}
+    lost: tuple[str, ...] = ()
+    taken = []
+    if any(offsets[ssp] < oldest[ssp] for ssp in ssps):
+        counted = {cut.ssp: cut.end - cut.start for cut in to_count(offsets, oldest, markers)}
+        found = go_on("planes", offsets, oldest, markers, settled, counted)
+        offsets, lost = (found.offsets, found.versions) if isinstance(found, GoesOn) else ({}, ())
+    while offsets and isinstance(complete := next_delivery("planes", offsets, markers, settled), Complete):
+        number = int(complete.version[1:])
+        assert {cut.ssp: (cut.start, cut.end) for cut in complete.segments} == {
+            ssp: (history.begins(p, number), history.begins(p, number) + history.rows[p][number])
+            for p, ssp in enumerate(ssps)
+        }
+        taken.append(number)
+        settled[complete.version] = {}
+        offsets = complete.offsets
+    complete_versions = range(history.read, min(map(len, history.rows)))
+    assert taken == [version for version in complete_versions if history.is_whole(version)]
+    assert not set(lost) & {f"v{version}" for version in taken}
+
+
+# -- a real lake stream
+
+
+@dataclass
+class Aging(World):
+    """A world whose appends are made at `now`, so that retention can take the older ones."""
+
+    now: datetime = LONG_AGO
+
+    @property
+    def streams(self) -> LakeStreams:
+        return LakeStreams(self.lake, clock=lambda: self.now)
+
+    def cut(self) -> None:
+        """Let retention take what was appended long ago."""
+        self.streams.configure(NAME, retention=Retention(max_age=timedelta(days=1)), compaction=None)
+        assert self.streams.maintain(NAME, NOW).dropped_segments
+
+
+@pytest.fixture
+def aging(world: World, monkeypatch: pytest.MonkeyPatch) -> Aging:
+    build_without_spark(monkeypatch)
+    aged = Aging(world.lake, no_session)
+    aged.stream(NAME, SCHEMA, ["k"], 2)
+    return aged
+
+
+def begun(world: Aging) -> None:
+    """The dataset has v1, and v2 and v3 come while nobody looks."""
+    deliver(world, 1)
+    assert world.advance(PLANES).action == "sealed"
+    deliver(world, 2)
+    deliver(world, 3)
+
+
+def test_a_dataset_goes_on_with_the_first_whole_version_and_says_what_it_has_lost(aging: Aging) -> None:
+    begun(aging)
+    read = DatasetStore(aging.lake, NAME).require_manifest().offsets
+    gone = aging.streams.upcoming(aging.streams.partitions(NAME))
+    aging.now = NOW
+    deliver(aging, 4)
+    aging.cut()
+    report = aging.advance(PLANES)
+    assert (report.action, served(aging.lake)) == ("sealed", whole(4))
+    for ssp, end in gone.items():
+        assert f"offsets {read[str(ssp)]} to {int(end) - 1} of {ssp}" in report.note
+    (lost,) = DatasetStore(aging.lake, NAME).require_manifest().lost
+    assert lost.versions == (), "their markers are gone with them"
+    assert lost.ranges == {str(ssp): (read[str(ssp)], end) for ssp, end in gone.items()}
+    entry = next(iter(DatasetStore(aging.lake, NAME).history(limit=1)))
+    assert entry.action == "seal"
+    assert "retention took" in entry.reason
+    again = aging.advance(PLANES)
+    assert (again.action, again.note) == ("up-to-date", "nothing new was delivered")
+
+
+def test_versions_that_began_before_the_cut_are_named_and_never_served(aging: Aging) -> None:
+    begun(aging)
+    aging.send(NAME, [(key, 4) for key in KEYS[:2]])
+    aging.now = NOW
+    aging.send(NAME, [(key, 4) for key in KEYS[2:]])
+    aging.streams.append_markers(NAME, "v4", producer="p", sequence=1)
+    aging.cut()
+    report = aging.advance(PLANES)
+    assert (report.action, report.lost, served(aging.lake)) == ("waiting", ("v4",), whole(1))
+    assert "not whole any more, and left out: 'v4'" in report.note
+    deliver(aging, 4)
+    assert aging.advance(PLANES).action == "sealed", "it is delivered again, as a remedy"
+    assert served(aging.lake) == whole(4)
+
+
+def test_a_dataset_of_which_everything_is_gone_waits_for_the_next_version(aging: Aging) -> None:
+    begun(aging)
+    aging.cut()
+    for _ in range(2):
+        report = aging.advance(PLANES)
+        assert (report.action, served(aging.lake)) == ("up-to-date", whole(1))
+        assert "retention took offsets" in report.note
+    aging.now = NOW
+    deliver(aging, 5)
+    assert aging.advance(PLANES).action == "sealed"
+    assert served(aging.lake) == whole(5)
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["counted by the stream", "not counted, as in older streams"])
+def test_a_new_dataset_does_not_take_a_version_whose_beginning_is_gone(
+    aging: Aging, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    if not counted:
+        monkeypatch.setattr("resources.streams.appending._marker_rows", lambda *facts: None)
+    aging.send(NAME, [(key, 1) for key in KEYS[:2]])
+    aging.now = NOW
+    aging.send(NAME, [(key, 1) for key in KEYS[2:]])
+    aging.streams.append_markers(NAME, "v1", producer="p", sequence=1)
+    aging.cut()
+    report = aging.advance(PLANES)
+    assert (report.action, report.lost, served(aging.lake)) == ("waiting", ("v1",), None)
+    deliver(aging, 2)
+    assert aging.advance(PLANES).action == "sealed"
+    assert served(aging.lake) == whole(2)
+
+
+def test_a_new_dataset_begins_with_a_version_that_is_whole_behind_a_cut(aging: Aging) -> None:
+    deliver(aging, 1)
+    aging.now = NOW
+    aging.send(NAME, [("a", 2)])
+    aging.streams.append_markers(NAME, "v2", producer="p", sequence=1)
+    aging.cut()
+    report = aging.advance(PLANES)
+    assert (report.action, served(aging.lake), report.lost) == ("sealed", {"a": 2}, ())
+    assert "retention" not in report.note, "before it began, nothing was its own to lose"
+
+
+def test_a_marker_alone_that_comes_again_contradicts_nothing(aging: Aging) -> None:
+    aging.send(NAME, [(key, 1) for key in KEYS])
+    for sequence in (1, 2):
+        aging.streams.append_markers(NAME, "v1", producer="p", sequence=sequence)
+    assert aging.advance(PLANES).action == "sealed"
+    aging.streams.append_markers(NAME, "v1", producer="p", sequence=3)
+    report = aging.advance(PLANES)
+    assert (report.action, report.note) == ("up-to-date", "nothing new was delivered")
+    aging.send(NAME, [("a", 2)])
+    aging.streams.append_markers(NAME, "v1", producer="p", sequence=4)
+    assert "they differ from what was taken: lake.planes." in aging.advance(PLANES).note
+
+
+# -- streams made anew, and deliveries that come again
+
+
+@pytest.mark.parametrize("versions", [1, 3], ids=["as long as the first", "longer than the first"])
+def test_a_stream_made_anew_is_refused_however_long_it_is(aging: Aging, versions: int) -> None:
+    deliver(aging, 1)
+    aging.advance(PLANES)
+    aging.lake.store.delete_many([item.key for item in aging.lake.store.list(f"streams/{NAME}/")])
+    aging.stream(NAME, SCHEMA, ["k"], 2)
+    for number in range(1, versions + 1):
+        aging.send(NAME, [(key, -number) for key in KEYS], version=f"v{number}")
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"'planes' was read from another stream under the name lake\.planes"
+    ):
+        aging.advance(PLANES)
+    assert served(aging.lake) == whole(1)
+
+
+def test_a_version_delivered_again_with_as_many_records_is_told_with_the_way_to_take_it(aging: Aging) -> None:
+    deliver(aging, 1)
+    aging.advance(PLANES)
+    aging.send(NAME, [(key, 99) for key in KEYS], version="v1")
+    report = aging.advance(PLANES)
+    assert (report.action, report.counters, served(aging.lake)) == ("up-to-date", {"redelivered": 4}, whole(1))
+    told = "v1' was delivered again: its 4 record(s) are dropped, and whether they equal what was taken is not known"
+    assert told in report.note
+    assert "new version name" in report.note
+    assert next(iter(DatasetStore(aging.lake, NAME).history(limit=1))).reason == report.note
+    aging.send(NAME, [(key, 98) for key in KEYS], version="v1")
+    deliver(aging, 2)
+    report = aging.advance(PLANES)
+    assert (report.action, served(aging.lake)) == ("sealed", whole(2))
+    assert told in report.note, "also where a new version comes behind it"
+
+
+def test_a_delivery_with_equal_checksums_in_all_markers_is_known_to_be_equal(aging: Aging) -> None:
+    def send(sequence: int, checksum: str) -> None:
+        aging.send(NAME, [(key, 1) for key in KEYS])
+        aging.streams.append_markers(NAME, "v1", producer="p", sequence=sequence, checksum=checksum)
+
+    send(1, "sha256:abc")
+    aging.advance(PLANES)
+    send(2, "sha256:abc")
+    report = aging.advance(PLANES)
+    assert (report.counters, report.note) == ({"redelivered": 4}, "nothing new was delivered")
+    send(3, "sha256:def")
+    with pytest.raises(MarkerConflictError, match="with checksum sha256:def"):
+        aging.advance(PLANES)
+
+
+def test_a_correction_under_the_name_of_a_rejected_version_is_told_what_holds_the_name(aging: Aging) -> None:
+    aging.mark(NAME, "v1", [0, 1], rows={0: 7, 1: 7})
+    rejected = aging.advance(PLANES).rejected
+    deliver(aging, 1)
+    report = aging.advance(PLANES)
+    assert "the rejected one holds the name. To have them judged" in report.note
+    assert f"adjunct dataset drop planes {rejected[0]} --reason" in report.note
+    abandon_version(aging.lake, NAME, "v1", reason="wrong", by="me")
+    deliver(aging, 1)
+    assert "because it was abandoned" in aging.advance(PLANES).note
