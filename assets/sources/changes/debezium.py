@@ -29,7 +29,8 @@ class DebeziumEnvelope:
     `avro_schema` is the schema of all values, or schemas by id where values begin with Confluent's five bytes.
     `timestamps` says what numbers in TIMESTAMP columns count ("millis", "micros"), None where they are ISO texts with
     a zone. `decimals` says how DECIMAL columns come in JSON: "precise" (base64 of the unscaled number, Debezium's
-    default) or "string". `unavailable` is what Debezium sends for a large value that it does not know.
+    default) or "string". `unavailable` is what Debezium sends for a large value that it does not know (its
+    `unavailable.value.placeholder`), None where the source always knows (REPLICA IDENTITY FULL).
 
     `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the table's name in it
     ("public.accounts"): changes of one transaction then become visible together.
@@ -41,7 +42,7 @@ class DebeziumEnvelope:
     avro_schema: AvroSchemas | None = None
     timestamps: Literal["millis", "micros"] | None = None
     decimals: Literal["precise", "string"] | None = None
-    unavailable: str = "__debezium_unavailable_value"
+    unavailable: str | None = "__debezium_unavailable_value"
     transactions: str | None = None
     collection: str | None = None
 

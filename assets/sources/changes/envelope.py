@@ -177,6 +177,8 @@ def _problem(
     op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
     unread = F.col(_PARSED).isNull() | F.col(_PARSED)[_BAD].isNotNull()
     shape = F.lit("not a Debezium envelope: ")
+    # A snapshot's row is read whole: there the text is the text. An update that changes the key comes as a "c".
+    logged, placeholder = op.isin("c", "u"), declared.unavailable
     reasons = [
         F.col(_UNREAD),
         F.when(F.col(_TEXT).isNull(), F.lit("not a Debezium envelope: the value is null")),
@@ -193,7 +195,7 @@ def _problem(
         ),
         *[F.when(writes, _misfit(declared, field, _RAW, _AFTER)) for field in schema.fields if field.type not in _READ],
         *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
-        *[F.when(writes, _unavailable(declared, field)) for field in schema.fields if field.type in _UNKNOWABLE],
+        *[F.when(logged, _unavailable(placeholder, field)) for field in schema.fields if field.type in _UNKNOWABLE],
     ]
     if own:
         reasons.append(_foreign(own))
@@ -271,14 +273,17 @@ def _misfit(declared: DebeziumEnvelope, field: Field, raw: str, converted: str) 
     return F.when(said.isNotNull() & F.col(converted)[field.name].isNull(), told)
 
 
-def _unavailable(declared: DebeziumEnvelope, field: Field) -> Column:
+def _unavailable(placeholder: str | None, field: Field) -> Column:
     from pyspark.sql import functions as F
 
-    placeholder = declared.unavailable.encode() if field.type == "binary" else declared.unavailable
+    if placeholder is None:
+        return F.lit(None).cast("string")
     return F.when(
-        F.col(_AFTER)[field.name] == F.lit(placeholder),
-        F.lit(f"column {field.name!r} is too large to be logged and was not changed: nothing says what it holds. Set "
-              "REPLICA IDENTITY FULL in the source, or leave it out of columns"),
+        F.col(_AFTER)[field.name] == F.lit(placeholder.encode() if field.type == "binary" else placeholder),
+        F.lit(f"column {field.name!r} is {placeholder!r}, which stands for a value too large to be logged that was not "
+              "changed: nothing says what it holds. Set REPLICA IDENTITY FULL in the source, or leave it out of "
+              "columns. Where that is its text: DebeziumEnvelope(unavailable=None), once REPLICA IDENTITY is FULL, or "
+              "another unavailable.value.placeholder in the connector and the same in unavailable="),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -376,7 +377,23 @@ def test_a_large_value_that_is_not_known_is_never_stored_as_its_placeholder(spar
     )
     found = problems(sparkling, dataset(changes=CUSTOMERS))
     assert list(found) == [0], "columns that are not stored do not matter"
-    assert found[0].startswith("column 'email' is too large to be logged")
+    assert found[0].startswith("column 'email' is '__debezium_unavailable_value', which stands for a value too large")
+    assert "unavailable=None" in found[0], "where that is its text, it says what helps"
+
+
+def test_a_text_that_is_the_placeholder_is_taken_where_nothing_is_unknown(sparkling: World) -> None:
+    text = "__debezium_unavailable_value"
+    envelopes(
+        sparkling,
+        envelope("r", None, {**ANNE, "email": text}),
+        # An update that changes the key comes as a "d" and a "c": what was not logged is as unknown there.
+        envelope("c", None, {**ANNE, "email": text}),
+        envelope("u", None, {**ANNE, "email": text}),
+        envelope("u", None, {**ANNE, "email": "?"}),
+    )
+    assert list(problems(sparkling, dataset(changes=CUSTOMERS))) == [1, 2]
+    assert list(problems(sparkling, dataset(changes=replace(CUSTOMERS, unavailable=None)))) == []
+    assert list(problems(sparkling, dataset(changes=replace(CUSTOMERS, unavailable="?")))) == [3]
 
 
 def test_column_names_may_have_any_characters(sparkling: World) -> None:
