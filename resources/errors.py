@@ -36,7 +36,16 @@ looks at `TransientError` only, so whoever adds an error decides there whether i
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+# What follows the colon is a password, unless it is a port and a path behind it. Some write a slash in a password.
+_LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@(?=[\w\[])")
+
+
+def without_passwords(text: str) -> str:
+    """Return a text in which URLs have no login any more: `***` stands for user and password."""
+    return _LOGIN.sub(r"\1***@", text)
 
 
 class AdjunctError(Exception):
@@ -46,9 +55,10 @@ class AdjunctError(Exception):
     """
 
     def __init__(self, problem: str, next_step: str = "") -> None:
-        self.problem = problem
-        self.next_step = next_step
-        super().__init__(f"{problem} {next_step}" if next_step else problem)
+        # What others say, such as a driver that did not reach its server, may quote a URL with its password.
+        self.problem = without_passwords(problem)
+        self.next_step = without_passwords(next_step)
+        super().__init__(f"{self.problem} {self.next_step}" if next_step else self.problem)
 
     def __reduce__(self) -> tuple[type[AdjunctError], tuple[str, str], dict[str, object]]:
         # Errors cross process borders (Spark workers): keep both parts apart when pickled, and let

@@ -40,7 +40,9 @@ class LakeSettings(BaseSettings):
     lake under the same path.
     """
 
-    model_config = SettingsConfigDict(env_prefix="ADJUNCT_S3_", frozen=True, populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="ADJUNCT_S3_", frozen=True, populate_by_name=True, hide_input_in_errors=True
+    )
 
     endpoint: str | None = None
     region: str | None = None
@@ -180,6 +182,12 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
         )
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
+        if set(url.partition("://")[2].partition("/")[0]) & set("@:"):
+            raise ConfigurationError(
+                "the lake's URL holds a login, or something else beside a bucket, which is not shown here: expected "
+                "s3://BUCKET/PREFIX.",
+                "Leave credentials to boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+            )
         return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()
     if scheme == "memory":
         return url, None

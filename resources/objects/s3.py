@@ -21,7 +21,15 @@ from resources.errors import (
 )
 from resources.objects.s3_errors import StoreBusyError, UploadGoneError, asking, ends_before, repeated
 from resources.objects.s3_upload import multipart
-from resources.objects.store import ObjectInfo, S3Options, Stored, StoreDescriptor, check_key, check_prefix
+from resources.objects.store import (
+    ObjectInfo,
+    S3Options,
+    Stored,
+    StoreDescriptor,
+    check_key,
+    check_no_login,
+    check_prefix,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -285,9 +293,11 @@ def connect(options: S3Options, what: str) -> S3Client:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return asking(
+    client = asking(
         what,
         lambda: boto3.session.Session().client(
             "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
         ),
     )
+    check_no_login(client.meta.endpoint_url)
+    return client

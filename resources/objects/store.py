@@ -136,6 +136,9 @@ class S3Options:
     read_timeout: float = 60.0
     attempts: int = 6
 
+    def __post_init__(self) -> None:
+        check_no_login(self.endpoint)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreDescriptor:
@@ -199,3 +202,13 @@ def time_of_store(store: ObjectStore, key: str) -> datetime:
     found = store.head(key)
     assert found is not None
     return found.modified
+
+
+def check_no_login(endpoint: str | None) -> None:
+    """Refuse an endpoint whose URL holds a login: botocore's errors, Spark's settings and its UI would show it."""
+    if "@" in (endpoint or "").partition("://")[2].partition("/")[0]:
+        raise ConfigurationError(
+            "the URL of the S3 endpoint holds a login, which S3 does not use and logs would show.",
+            "Write it like https://s3.example.com:9000; credentials belong to boto3's own chain (AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+        )
