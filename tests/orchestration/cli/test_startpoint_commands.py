@@ -305,3 +305,22 @@ def test_what_would_leave_gaps_in_a_table_is_refused_without_force(world: Offset
     assert listed(world) == {}
     said(world, *ask("lake.rates.1", "--upcoming", "--force"))
     assert listed(world) == {"waiting": ["lake.rates.1"]}
+
+
+# -- switched off
+
+
+def test_where_startpoints_are_switched_off_they_are_refused_listed_and_taken_back(
+    world: OffsetsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said(world, *ask("lake.orders.1", "--oldest"))
+    off = Application("order-totals", startpoints=False)
+    off.input_stream("lake.orders", default_offset="oldest")
+    monkeypatch.setattr(sys.modules["shop"], "app", off)
+    for more in ([], ["--dry-run"]):
+        assert "switched off (startpoints=False)" in refused(world, *ask("lake.orders.0", "--oldest", *more))
+    assert "are switched off (startpoints=False): runs leave these alone" in said(
+        world, "startpoint", "list", "shop:app"
+    )
+    assert told(world, "startpoint", "list", "shop:app")["switched_off"] is True
+    assert "taken back: lake.orders.1" in said(world, "startpoint", "clear", "shop:app", "--all", *WHY)
