@@ -54,6 +54,7 @@ from assets.exchange.iceberg import (  # noqa: E402
     register_in_iceberg,
     release_from_iceberg,
 )
+from assets.exchange.stream_view import StreamView, stream_view  # noqa: E402
 from assets.following import DeadLetters, DeltaCompaction  # noqa: E402
 from assets.manifest import Verdict, VersionRef  # noqa: E402
 from assets.policies import DiscardPolicy, VersionPartitions  # noqa: E402
@@ -311,6 +312,7 @@ __all__ = [
     "StreamNotFoundError",
     "StreamSystem",
     "StreamUnavailableError",
+    "StreamView",
     "SystemStreamPartition",
     "TableAccessError",
     "TableError",
@@ -381,6 +383,7 @@ __all__ = [
     "served_versions",
     "session_scope",
     "sql_check",
+    "stream_view",
     "systems_for",
     "unbounded_dataset",
     "unique_keys",

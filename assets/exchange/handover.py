@@ -1,7 +1,7 @@
-"""A version handed to other engines as it lies in the lake: nothing is copied.
+"""A version, or a stream at one moment, handed to other engines as it lies in the lake: nothing is copied.
 
-What is handed over is one version: it does not follow the dataset, and nothing here keeps it from being discarded.
-Pin it or hold a lease while others read, or register it in an Iceberg catalogue, which holds it (`iceberg.py`).
+What is handed over does not follow the dataset or stream, and nothing here keeps it from being deleted. Pin a version
+or hold a lease while others read, or register it in an Iceberg catalogue, which holds it (`iceberg.py`).
 """
 
 from __future__ import annotations
@@ -9,52 +9,79 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from assets.exchange.stream_view import StreamView, arrow_filter, polars_filter, sql_filter
 from assets.reading.stored import StoredFile, files_of
 from resources.errors import ConfigurationError, DatasetError
 from resources.objects.arrow_fs import arrow_filesystem, location
+from resources.schema import arrow_type
+from resources.streams.system import EPOCH, POSITION
 
 if TYPE_CHECKING:
     import duckdb
     import polars
+    import pyarrow
     import pyarrow.dataset
 
     from assets.reading.view import DatasetView
 
 
-def parquet_files(view: DatasetView) -> list[str]:
-    """Return where the version's Parquet files are: paths for a lake in a folder, s3:// addresses on S3.
+def parquet_files(view: DatasetView | StreamView) -> list[str]:
+    """Return where the Parquet files are: paths for a lake in a folder, s3:// addresses on S3.
 
-    Their rows are all entries, each once. Those of a change stream's table have two columns more, `__position` and
-    `__tombstone` (false in each). Raises DatasetError for a version whose files have to be merged first, and
-    ConfigurationError for a lake in memory.
+    Their rows are all entries of a version, each once, or all records of a stream. Those of a change stream's table
+    have two columns more, `__position` and `__tombstone` (false in each); a stream's have more that begin with `__`.
+    Raises DatasetError for a version whose files have to be merged first and for a stream of which records are
+    replaced, and ConfigurationError for a lake in memory.
     """
+    if isinstance(view, StreamView) and view.replaced:
+        raise DatasetError(
+            f"stream {view.stream!r}: its files hold records that a replay has replaced, and files can't tell.",
+            'Hand it over by pyarrow_dataset, duckdb_view or polars_frame; or take all records (epochs="all"), or '
+            "write the latest ones into a file: adjunct stream export --epochs latest.",
+        )
+    return _paths(view)
+
+
+def _paths(view: DatasetView | StreamView) -> list[str]:
     return [location(stored.store, stored.key) for stored in whole_files(view)]
 
 
-def pyarrow_dataset(view: DatasetView) -> pyarrow.dataset.FileSystemDataset:
-    """Return a `pyarrow.dataset` over exactly the version's files, with the columns of `view.schema`.
+def pyarrow_dataset(view: DatasetView | StreamView) -> pyarrow.dataset.Dataset:
+    """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
 
-    No file is opened before it is read. Raises as `parquet_files` does.
+    Those of a stream are followed by `__tombstone` and `__epoch` (null for 0). Where records of it are replaced they
+    are left out, and the columns that tell it follow. No file is opened before it is read. Raises as `parquet_files`
+    does, but not for what is replaced.
     """
+    found = _whole_dataset(view)
+    return found.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else found
+
+
+def _whole_dataset(view: DatasetView | StreamView) -> pyarrow.dataset.FileSystemDataset:
+    import pyarrow as pa
     from pyarrow import dataset
 
-    paths = [path.removeprefix("s3://") for path in parquet_files(view)]
+    paths = [path.removeprefix("s3://") for path in _paths(view)]
+    schema = arrow_schema_of(view)
+    if isinstance(view, StreamView) and view.replaced:
+        schema = pa.schema([*schema, *(pa.field(name, arrow_type(view.hidden[name])) for name in POSITION)])
     sizes = [stored.file.size for stored in whole_files(view)]
     filesystem, parquet = arrow_filesystem(view.store), dataset.ParquetFileFormat()
     fragments = [
         parquet.make_fragment(path, filesystem=filesystem, file_size=size)
         for path, size in zip(paths, sizes, strict=True)
     ]
-    return dataset.FileSystemDataset(fragments, view.schema.to_arrow(), parquet, filesystem=filesystem)
+    return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
 
-def duckdb_view(connection: duckdb.DuckDBPyConnection, view: DatasetView, name: str) -> None:
-    """Create, or replace, a view of this name over the version's files; it lives as long as the connection.
+def duckdb_view(connection: duckdb.DuckDBPyConnection, view: DatasetView | StreamView, name: str) -> None:
+    """Create, or replace, a view of this name over the version or stream; it lives as long as the connection.
 
-    Over files in a folder DuckDB reads them itself. On S3 they are read through `pyarrow_dataset`, so that no
-    extension has to be installed and the lake's own settings hold. Raises as `parquet_files` does.
+    Over a version's files in a folder DuckDB reads them itself. On S3, and for a stream, they are read through
+    pyarrow, so that no extension has to be installed and the lake's own settings hold. Raises as `parquet_files`
+    does, but leaves out what is replaced.
     """
-    files = parquet_files(view)
+    files, where = _paths(view), "true"
     if (
         files
         and _has_all_columns(view)
@@ -65,25 +92,49 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: DatasetView, name: 
         source = f"read_parquet([{listed}], hive_partitioning = false)"
     else:
         registered = f"adjunct {view.dataset} {view.version}"
-        connection.register(registered, pyarrow_dataset(view))
+        connection.execute("SELECT 1").fetchall()  # with a result that is not read to its end, nothing is registered
+        connection.register(registered, _whole_dataset(view))
         source = _quoted(registered)
-    columns = ", ".join(map(_quoted, view.schema.names))
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS SELECT {columns} FROM {source}")
+    columns = ", ".join(map(_quoted, columns_of(view)))
+    if isinstance(view, StreamView):
+        columns, where = columns.replace(_quoted(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}"), sql_filter(view)
+    query = f"SELECT {columns} FROM {source} WHERE {where}"
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS {query}")
 
 
-def polars_frame(view: DatasetView) -> polars.LazyFrame:
-    """Return a Polars LazyFrame over the version's files, with the columns of `view.schema`.
+def polars_frame(view: DatasetView | StreamView) -> polars.LazyFrame:
+    """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 
-    Over files in a folder Polars reads them itself, and on S3 through `pyarrow_dataset`. Raises as `parquet_files`
-    does, and ConfigurationError where Polars is not installed.
+    Over a version's files in a folder Polars reads them itself; on S3, and for a stream, through pyarrow. Raises as
+    `duckdb_view` does, and ConfigurationError where Polars is not installed.
     """
     polars = engine("polars", extra="polars")
+    if isinstance(view, StreamView):
+        records = polars_filter(view, polars.scan_pyarrow_dataset(_whole_dataset(view)))
+        records = records.with_columns(polars.col(EPOCH).fill_null(0))
+        return records.select(list(view.columns))
     files = parquet_files(view)
     if files and not files[0].startswith("s3://") and _has_all_columns(view):
         frame = polars.scan_parquet(files, glob=False, hive_partitioning=False).select(view.schema.names)
     else:
         frame = polars.scan_pyarrow_dataset(pyarrow_dataset(view))
     return frame  # type: ignore[no-any-return]
+
+
+def columns_of(view: DatasetView | StreamView) -> dict[str, str]:
+    """Return the columns that other engines see, with their types."""
+    if isinstance(view, StreamView):
+        return view.columns
+    return {field.name: field.type for field in view.schema.fields}
+
+
+def arrow_schema_of(view: DatasetView | StreamView) -> pyarrow.Schema:
+    """Return the same as Arrow's schema."""
+    import pyarrow as pa
+
+    fields = view.schema.to_arrow()
+    more = {name: kind for name, kind in columns_of(view).items() if name not in fields.names}
+    return pa.schema([*fields, *(pa.field(name, arrow_type(kind)) for name, kind in more.items())])
 
 
 def engine(module: str, *, extra: str) -> Any:
@@ -98,8 +149,10 @@ def engine(module: str, *, extra: str) -> Any:
         ) from error
 
 
-def whole_files(view: DatasetView) -> list[StoredFile]:
-    """Return the version's files, whose rows are its entries. Raises DatasetError where they have to be merged."""
+def whole_files(view: DatasetView | StreamView) -> list[StoredFile]:
+    """Return the files, whose rows are all entries or records. Raises DatasetError where they have to be merged."""
+    if isinstance(view, StreamView):
+        return list(view.files)
     sealed = view.sealed
     stored = f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its "
     if len(sealed.generations) > 1:
@@ -119,11 +172,13 @@ def whole_files(view: DatasetView) -> list[StoredFile]:
     return files_of(view.store, view.dataset, sealed)
 
 
-def _has_all_columns(view: DatasetView) -> bool:
+def _has_all_columns(view: DatasetView | StreamView) -> bool:
     """Whether the files have the version's columns as they are; those of a change stream's table may be older.
 
     Where a column was added or widened since, pyarrow reads it as it is now; others do not.
     """
+    if isinstance(view, StreamView):  # not worth opening each of many files
+        return False
     if not view.sealed.positioned:
         return True
     wanted = view.sealed.layout.arrow_schema()

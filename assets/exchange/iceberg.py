@@ -1,22 +1,25 @@
-"""Versions registered as snapshots of an Iceberg table, by PyIceberg: metadata only, no row is written or copied.
+"""Versions and streams registered as snapshots of an Iceberg table, by PyIceberg: no row is written or copied.
 
-The table's snapshots refer to the lake's own files, so every version that one of them holds is held in the lake too
-(`retention/holds.py`) and not discarded. Expire snapshots in the catalogue: the next registration lets theirs go.
+The table's snapshots refer to the lake's own files, so what one of them holds is held in the lake too
+(`retention/holds.py`, `resources/streams/holds.py`) and not deleted. Expire snapshots in the catalogue: the next
+registration lets theirs go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assets.exchange.handover import engine, whole_files
+from assets.exchange.handover import arrow_schema_of, columns_of, engine, parquet_files, whole_files
+from assets.exchange.stream_view import StreamView
 from assets.log import DatasetLog
 from assets.manifest import POSITION, TOMBSTONE
 from assets.retention.holds import hold, let_go
 from resources.errors import CommitConflict, CommitStateUnknown, ConfigurationError, DatasetError, ManifestMismatchError
-from resources.objects.arrow_fs import location
 from resources.objects.lake import lake_in
+from resources.streams import holds as stream_holds
+from resources.streams.document import HIDDEN
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -31,7 +34,10 @@ if TYPE_CHECKING:
 DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
 GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
-_HIDDEN = {POSITION: 2_147_000_000, TOMBSTONE: 2_147_000_001}
+_HIDDEN = {
+    name: 2_147_000_000 + place
+    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN))))
+}
 """Field ids that no table comes to by itself, below those that Iceberg keeps for its own."""
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
 
@@ -79,7 +85,7 @@ class IcebergSnapshot:
 
 
 def register_in_iceberg(
-    view: DatasetView, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
+    view: DatasetView | StreamView, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
 ) -> IcebergSnapshot:
     """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
 
@@ -94,12 +100,13 @@ def register_in_iceberg(
     """
     engine("pyiceberg.table", extra="iceberg")
     lake = lake_in(view.store)
-    _check_sealed(view, lake)
-    paths = tuple(location(stored.store, stored.key) for stored in whole_files(view))
+    if not isinstance(view, StreamView):
+        _check_sealed(view, lake)
+    paths = tuple(parquet_files(view))
     table = _table(view, catalog, identifier)
     _check_columns(view, table, identifier)
     holder = _holder(identifier)
-    hold(lake, view.dataset, view.version, holder=holder)
+    _hold(lake, view, holder)
     current = table.current_snapshot()
     new = (
         current is None or current.summary is None or current.summary.additional_properties.get(VERSION) != view.version
@@ -108,7 +115,7 @@ def register_in_iceberg(
         _commit(view, table, identifier, paths, dict(properties or {}))
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    let_go(lake, view.dataset, holder=holder, keep={view.version, *_versions(table)})
+    _let_go(lake, view.dataset, holder, {view.version, *_versions(table)})
     return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
 
 
@@ -139,14 +146,29 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
 
     They may be discarded from now on, and snapshots that still refer to them become unreadable.
     """
-    return let_go(lake, dataset, holder=_holder(identifier))
+    return _let_go(lake, dataset, _holder(identifier), ())
+
+
+def _hold(lake: Lake, view: DatasetView | StreamView, holder: str) -> None:
+    if isinstance(view, StreamView):
+        stream_holds.hold(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
+    else:
+        hold(lake, view.dataset, view.version, holder=holder)
+
+
+def _let_go(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
+    """Let go of a dataset's versions, or of a stream's where the name is that of one ("lake.enriched")."""
+    system, _, stream = name.rpartition(".")
+    if system:
+        return stream_holds.let_go(lake, stream, holder=holder, keep=keep)
+    return let_go(lake, name, holder=holder, keep=keep)
 
 
 def _holder(identifier: str) -> str:
     return f"Iceberg table {identifier}"
 
 
-def _check_sealed(view: DatasetView, lake: Lake) -> None:
+def _check_sealed(view: DatasetView | StreamView, lake: Lake) -> None:
     manifest = DatasetLog(lake, view.dataset).read()[1]
     ref = manifest.ref(view.version) if manifest is not None else None
     if ref is not None and ref.state != "sealed":
@@ -156,14 +178,14 @@ def _check_sealed(view: DatasetView, lake: Lake) -> None:
         )
 
 
-def _table(view: DatasetView, catalog: Catalog, identifier: str) -> Table:
+def _table(view: DatasetView | StreamView, catalog: Catalog, identifier: str) -> Table:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
     try:
         try:
             table = catalog.load_table(identifier)
         except NoSuchTableError:
-            table = catalog.create_table(identifier, schema=view.schema.to_arrow(), properties={DATASET: view.dataset})
+            table = catalog.create_table(identifier, schema=arrow_schema_of(view), properties={DATASET: view.dataset})
     except TableAlreadyExistsError:  # somebody else made it just now
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
@@ -176,16 +198,16 @@ def _table(view: DatasetView, catalog: Catalog, identifier: str) -> Table:
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
         raise DatasetError(
             f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
-            f"registering dataset {view.dataset!r} would replace.",
+            f"registering {_whose(view)} would replace.",
             "Choose another table.",
         )
     return table
 
 
-def _check_columns(view: DatasetView, table: Table, identifier: str) -> None:
+def _check_columns(view: DatasetView | StreamView, table: Table, identifier: str) -> None:
     """Refuse a version without a column of the table, or with another type, unless it was in the table before."""
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
-    mine = {field.name: _iceberg_type(field.type) for field in view.schema.fields}
+    mine = {name: _iceberg_type(kind) for name, kind in columns_of(view).items()}
     returns = view.version in _versions(table)
     wrong = [f"{name} ({kind}) is missing" for name, kind in theirs.items() if name not in mine and not returns]
     wrong += [
@@ -193,26 +215,25 @@ def _check_columns(view: DatasetView, table: Table, identifier: str) -> None:
     ]
     if wrong:
         raise DatasetError(
-            f"dataset {view.dataset!r}, version {view.version} does not fit the Iceberg table {identifier!r}: "
-            f"{'; '.join(wrong)}.",
+            f"{_what(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}.",
             "Columns can only be added. Register this version in a new table.",
         )
 
 
 def _commit(
-    view: DatasetView, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]
+    view: DatasetView | StreamView, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]
 ) -> None:
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
     from pyiceberg.table import TableProperties
 
     summary = {**properties, DATASET: view.dataset, VERSION: view.version}
-    if view.sealed.name is not None:
+    if not isinstance(view, StreamView) and view.sealed.name is not None:
         summary[NAME] = view.sealed.name
     leaving = [task.file for task in table.scan().plan_files()]
     try:
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
-                update.union_by_name(view.schema.to_arrow())
+                update.union_by_name(arrow_schema_of(view))
             # The files are the lake's: engines that expire snapshots or drop the table must not delete them.
             wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
             # The files have no field ids, so readers find columns by this.
@@ -232,13 +253,15 @@ def _commit(
         ) from error
     except (CommitFailedException, ValidationException) as error:
         raise CommitConflict(
-            f"the Iceberg table {identifier!r} was changed by somebody else while version {view.version} of dataset "
-            f"{view.dataset!r} was registered ({error}).",
+            f"the Iceberg table {identifier!r} was changed by somebody else while {_what(view)} was registered "
+            f"({error}).",
             "Nothing was registered. Look at what the table holds, and register again.",
         ) from error
 
 
-def _data_files(view: DatasetView, table: Table, transaction: Transaction, paths: tuple[str, ...]) -> list[DataFile]:
+def _data_files(
+    view: DatasetView | StreamView, table: Table, transaction: Transaction, paths: tuple[str, ...]
+) -> list[DataFile]:
     """Return what Iceberg is to know of the files, from their footers."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
@@ -247,7 +270,7 @@ def _data_files(view: DatasetView, table: Table, transaction: Transaction, paths
         found = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
         raise ManifestMismatchError(
-            f"dataset {view.dataset!r}, version {view.version}: a file can't be read by PyIceberg: {error}.",
+            f"{_what(view)}: a file can't be read by PyIceberg: {error}.",
             "See that the catalogue's settings reach the lake (s3.endpoint, credentials), and that the version is "
             "whole: adjunct dataset verify.",
         ) from error
@@ -257,7 +280,7 @@ def _data_files(view: DatasetView, table: Table, transaction: Transaction, paths
     return found
 
 
-def _name_mapping(view: DatasetView, metadata: TableMetadata) -> str:
+def _name_mapping(view: DatasetView | StreamView, metadata: TableMetadata) -> str:
     """Return the table's mapping of names to fields, which readers want to have for each column of a file.
 
     The columns that a change stream's table has beside its own are mapped to fields that the table has not, so that
@@ -271,15 +294,21 @@ def _name_mapping(view: DatasetView, metadata: TableMetadata) -> str:
     return NameMapping([*mapping.root, *hidden]).model_dump_json()
 
 
-def _with_hidden(view: DatasetView, metadata: TableMetadata) -> TableMetadata:
+def _with_hidden(view: DatasetView | StreamView, metadata: TableMetadata) -> TableMetadata:
     """Return the table's metadata as if it had the hidden columns too: only to look at files, never committed."""
     from pyiceberg.schema import Schema
-    from pyiceberg.types import BooleanType, LongType, NestedField
+    from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
     hidden = _hidden(view)
     if not hidden:
         return metadata
-    types = {"bigint": LongType(), "boolean": BooleanType()}
+    types = {
+        "bigint": LongType(),
+        "boolean": BooleanType(),
+        "int": IntegerType(),
+        "string": StringType(),
+        "timestamp": TimestamptzType(),
+    }
     schema = metadata.schema()
     fields = [NestedField(_HIDDEN[name], name, types[kind], required=False) for name, kind in hidden.items()]
     wide = Schema(*schema.fields, *fields, schema_id=schema.schema_id)
@@ -287,9 +316,17 @@ def _with_hidden(view: DatasetView, metadata: TableMetadata) -> TableMetadata:
     return metadata.model_copy(update={"schemas": [wide], "properties": {**metadata.properties, **unseen}})
 
 
-def _hidden(view: DatasetView) -> dict[str, str]:
+def _what(view: DatasetView | StreamView) -> str:
+    return f"{_whose(view)}{' at commit' if isinstance(view, StreamView) else ', version'} {view.version}"
+
+
+def _whose(view: DatasetView | StreamView) -> str:
+    return f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
+
+
+def _hidden(view: DatasetView | StreamView) -> dict[str, str]:
     """Return the columns that the files have beside those of the dataset, with their types."""
-    return dict(view.sealed.layout.hidden)
+    return view.hidden if isinstance(view, StreamView) else dict(view.sealed.layout.hidden)
 
 
 def _versions(table: Table) -> set[str]:

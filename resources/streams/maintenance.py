@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from resources.errors import CommitConflict, ConfigurationError
 from resources.streams.compaction import merge_files
 from resources.streams.document import Dropped, Entry, FileEntry, Segment, StreamState, data_folder
+from resources.streams.holds import held_attempts
 from resources.streams.index import Pages, all_segments, leaves, page_keys, rebuilt
 from resources.streams.policies import expired, merged, runs_to_merge
 from resources.streams.readers import old_positions
@@ -159,6 +160,8 @@ def _out_of_reach(
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
     reached = {segment.folder(prefix) for segment in all_segments(state, pages)} | waiting
+    for attempts in held_attempts(streams.lake, stream).values():
+        reached |= {data_folder(prefix, attempt) for attempt in attempts}
     found = []
     for item in store.list(f"{prefix}/data/"):
         attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]

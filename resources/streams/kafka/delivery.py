@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
 from resources.streams.kafka.security import Refusals, new_client
 from resources.streams.kafka.send_errors import refused
-from resources.streams.system import EPOCH, TIMESTAMP
+from resources.streams.system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -202,7 +202,8 @@ class Sender:
 
 
 def records_of(batch: pa.RecordBatch, append: Append) -> Iterator[Record]:
-    """Return the records of a batch that has `__key` `__value` and, as it may, `__timestamp`, `__epoch`, `__headers`.
+    """Return the records of a batch that has `__key` `__value` and, as it may, `__timestamp`, `__epoch`, `__headers`
+    and the columns of POSITION.
 
     Kafka keeps times in ms. Raises SchemaMismatchError for a time that it can't keep.
     """
@@ -243,6 +244,12 @@ def _headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]
         ours: Iterable[list[Header]] = (by_epoch.get(epoch, own) for epoch in epochs)
     else:
         ours = repeat(own, rows)
+    if SOURCE in names and SOURCE_OFFSET in names:
+        made = zip(ours, batch.column(SOURCE).to_pylist(), batch.column(SOURCE_OFFSET).to_pylist(), strict=False)
+        ours = (
+            mine if source is None else [*mine, (f"{RESERVED}source", f"{source}@{offset}".encode())]
+            for mine, source, offset in made
+        )
     if HEADERS not in names:
         return ours
     return (_joined(theirs, mine) for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False))

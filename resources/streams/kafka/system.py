@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resources.errors import InvalidNameError, StreamExistsError, StreamNotFoundError
+from resources.errors import ConfigurationError, InvalidNameError, StreamExistsError, StreamNotFoundError
 from resources.names import check_name
 from resources.streams.kafka.admin import KafkaAdmin, TopicDescription
 from resources.streams.kafka.consume import TopicRange, count_records, first_at
 from resources.streams.kafka.declared import Declarations, Known
 from resources.streams.kafka.offsets import check_range
 from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from resources.streams.latest import check_epochs
 from resources.streams.numbered import NumberedOffsets, parse_offset
 from resources.streams.ranges import no_partition, one_stream
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import AppendResult, Marker, OffsetRange, StreamInfo, StreamSystem
+from resources.streams.system import AppendResult, Epochs, Marker, OffsetRange, StreamInfo, StreamSystem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from resources.objects.lake import Lake
     from resources.schema import Schema
+    from resources.streams.sources import Sources
 
 Edges = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
@@ -57,6 +59,8 @@ class KafkaStreams(NumberedOffsets):
     The lake keeps what Kafka can't: how streams that were created here are read. Methods raise
     StreamUnavailableError, which is transient, where brokers do not answer.
     """
+
+    keeps_positions = True
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self.name = settings.name
@@ -137,14 +141,24 @@ class KafkaStreams(NumberedOffsets):
 
     # -- reading
 
-    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
+    def read(
+        self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange], *, epochs: Epochs = "all"
+    ) -> DataFrame:
         """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
 
+        The latest results of a replayed output can't be told here: a topic keeps no ranges that were read again, so a
+        record of which a replay made nothing more would stay. `epochs="latest"` raises ConfigurationError.
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
         was created again has taken records since the ranges were checked.
         """
         from resources.streams.kafka.source import Plan, records_frame
 
+        if check_epochs(epochs):
+            raise ConfigurationError(
+                f'stream system {self.name!r} can\'t read epochs="latest": a topic does not tell which ranges were '
+                "read again, and so not of which records a replay has made nothing any more.",
+                "Send the results to a stream of the lake, too; or compare headers (adjunct-source, adjunct-epoch).",
+            )
         facts, wanted = self._ranges(ranges)
         stream = f"{self.name}.{facts.stream}"
         return records_frame(spark, Plan(self.settings, facts.declared, stream, tuple(wanted)))
@@ -168,8 +182,12 @@ class KafkaStreams(NumberedOffsets):
         order_by: Sequence[str] = (),
         partitioned: bool = False,
         consumed: Mapping[SystemStreamPartition, str] | None = None,
+        sources: Sources | None = None,
     ) -> AppendResult:
-        """Add records; see `produce.append`, which says what is promised with and without transactions."""
+        """Add records; see `produce.append`, which says what is promised with and without transactions.
+
+        What a record was made of becomes a header; `sources` are not kept: a topic has no place for ranges.
+        """
         from resources.streams.kafka.produce import append
 
         return append(

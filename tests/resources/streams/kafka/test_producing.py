@@ -113,6 +113,15 @@ def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(kafka: KafkaServer
     assert (first.headers, second.headers) == (whose | {"adjunct-epoch": b"3"}, whose)
     assert second.value is None
 
+    made = {"__source": ["lake.in.3", None], "__source_offset": pa.array([17, None], pa.int64())}
+    system.append("s", raw(("a", "1"), ("b", "2"), **made), producer="app", sequence=1)
+    of_a_record, of_none = seen(kafka, topic)[2:]
+    assert of_a_record.headers["adjunct-source"] == b"lake.in.3@17"
+    assert "adjunct-source" not in of_none.headers
+    ranges = ranges_of("s", system.append("s", raw(("c", "3")), producer="app", sequence=2))
+    with pytest.raises(ConfigurationError, match="a topic does not tell which ranges were read again"):
+        system.read(None, ranges, epochs="latest")  # type: ignore[arg-type]
+
 
 def test_a_tombstone_has_no_value_whatever_its_columns_hold(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession
