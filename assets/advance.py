@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from assets.report import OnStage, ignore
+from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def advance_dataset(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    spark: Callable[[], SparkSession],
+    spark: SparkSession | Callable[[], SparkSession],
     *,
     by: str,
     partition: str | None = None,
@@ -35,6 +36,7 @@ def advance_dataset(
     datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
     bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
     """
+    spark = starter_of(spark)
     if spec.kind == "bounded":
         from assets.publishing.bounded import advance_bounded
 

@@ -7,6 +7,7 @@ they are ours and not folders of the same name that come first on the path.
 
 from __future__ import annotations
 
+from dagster_adjunct._arguments import guard
 from dagster_adjunct._floors import check_floors
 
 check_floors()
@@ -392,3 +393,5 @@ __all__ = [
     "verify_version",
     "version_set",
 ]
+
+guard(globals(), __all__)

@@ -6,9 +6,9 @@ the Spark step compiles later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from assets.dataset import AdjunctDataset
 from orchestration.declarations import column_names, partition_count, plain_column
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing import overload
 
     from orchestration.graph import DefaultOffset, OnLost
+
+T = TypeVar("T")
 
 
 class Application:
@@ -190,7 +192,7 @@ class Application:
 
     def operator(self, operator_id: str) -> Operator:
         """Return the operator of this id."""
-        return self._operators[operator_id]
+        return self._declared(self._operators, "operator", operator_id)
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -209,7 +211,7 @@ class Application:
 
     def dataset(self, name: str) -> AdjunctDataset:
         """Return the declared dataset of this name."""
-        return self._datasets[name].dataset
+        return self._declared(self._datasets, "dataset", name).dataset
 
     @property
     def max_staleness(self) -> dict[str, timedelta]:
@@ -224,7 +226,15 @@ class Application:
 
     def table_key(self, name: str) -> tuple[str, ...]:
         """Return the key columns of a declared remote table."""
-        return self._remote_tables[name].key
+        return self._declared(self._remote_tables, "remote table", name).key
+
+    def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
+        if name not in declared:
+            raise ConfigurationError(
+                f"application {self.name!r} has no {kind} {name!r}; it has: {', '.join(declared) or 'none'}.",
+                "Correct the name.",
+            )
+        return declared[name]
 
     # -- for MessageStream
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.planner import Catalog, StreamFacts
 from orchestration.planner.catalog import FoundStreams
-from resources.errors import StreamNotFoundError
+from resources.errors import ConfigurationError, StreamNotFoundError
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -32,6 +32,12 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     missing: dict[str, str] = {}
     for name in sorted(_streams(app)):
         system, _, stream = name.partition(".")
+        if system not in systems:
+            raise ConfigurationError(
+                f"application {app.name!r} reads {name}, and no stream system {system!r} is given: there are "
+                f"{', '.join(systems) or 'none'}.",
+                "Pass what systems_for(app, lake) returns.",
+            )
         try:
             info = systems[system].info(stream)
         except StreamNotFoundError as error:

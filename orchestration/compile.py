@@ -303,11 +303,19 @@ class Batch:
             ),
         )
 
+    def _positions_of(self, operator: Operator) -> str:
+        """Return the stream whose positions the records before an operator carry."""
+        by_id = {each.id: each for each in self._context.app.operators}
+        at = by_id[operator.inputs[0]]
+        while not isinstance(at.spec, Input | SendToStream):
+            at = by_id[at.inputs[0]]
+        return at.spec.stream
+
     def _write(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
         self._before_output(spec.table)
         table = cast("RemoteTable[Any, Any, Any]", self._context.app.tables[spec.table])
         partitions = self._context.plan.partitions_at(operator.id)
-        write = TableWrite(table, spec.contract, spec.on_null_key, partitions)
+        write = TableWrite(table, spec.contract, spec.on_null_key, partitions, self._positions_of(operator))
         exchange = bool(self._context.plan.exchanges_before(operator.id))
         self._counters[spec.table] = write_table(frame, write, exchange=exchange, what=operator.id)
 

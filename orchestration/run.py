@@ -18,6 +18,7 @@ from orchestration.planner import ExecutionPlan, plan
 from orchestration.run_lease import WAIT, Claim, RunLease, checked_wait
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
 from orchestration.tables import remember_tables
+from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def run_application(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     app: Application,
-    spark: Callable[[], SparkSession],
+    spark: SparkSession | Callable[[], SparkSession],
     *,
     run: str,
     on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
@@ -122,6 +123,7 @@ def run_application(
     Raises what planning, datasets and step raise, and RunLeaseLostError; whatever was
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
+    session = starter_of(spark)
 
     def say(text: str) -> None:
         _log.warning(text)
@@ -130,7 +132,7 @@ def run_application(
     claim = Claim(wait=checked_wait(wait), take_over=take_over, say=say)
     with RunLease(lake, app.name, run, claim) as lease:
         planned = plan_application(app, systems)  # over the streams as they are now, not before a wait
-        datasets = advance_datasets(lake, systems, app, spark, by=run, on_report=on_event, on_stage=on_stage)
+        datasets = advance_datasets(lake, systems, app, session, by=run, on_report=on_event, on_stage=on_stage)
         remember_tables(lake, app, by=run)
 
         def heard(report: AdvanceReport) -> None:
@@ -138,8 +140,8 @@ def run_application(
             datasets.append(report)
 
         def follow() -> None:
-            follow_meanwhile(lake, systems, app.datasets, spark, by=run, on_report=heard, on_stage=on_stage)
+            follow_meanwhile(lake, systems, app.datasets, session, by=run, on_report=heard, on_stage=on_stage)
 
-        context = StepContext(lake, systems, app, planned, spark, run, on_event, max_batches, follow, lease.check)
+        context = StepContext(lake, systems, app, planned, session, run, on_event, max_batches, follow, lease.check)
         step = run_step(context)
     return RunReport(tuple(datasets), step)

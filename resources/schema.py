@@ -220,9 +220,7 @@ def _type_from_arrow(field: pa.Field) -> str:
         kind = pa.binary()
     if pa.types.is_timestamp(kind):
         if kind.tz is None:
-            raise SchemaMismatchError(
-                f"column {field.name!r} is a timestamp without a time zone.", "Make it UTC before appending."
-            )
+            raise SchemaMismatchError(f"column {field.name!r} is a timestamp without a time zone.", _zoned(field.name))
         return "timestamp"
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
@@ -254,7 +252,9 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
         if not same_family(column.type, arrow_type(field.type)):
             raise SchemaMismatchError(
                 f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}.",
-                "Cast the column before, so that it is seen what becomes of odd values.",
+                _zoned(field.name)
+                if pa.types.is_timestamp(column.type) and field.type == "timestamp"
+                else "Cast the column before, so that it is seen what becomes of odd values.",
             )
         try:
             columns.append(column.cast(arrow_type(field.type), safe=True))
@@ -262,7 +262,9 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
             raise SchemaMismatchError(
                 f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type} "
                 f"({str(error).splitlines()[0]}).",
-                "Cast the column, or mend the record that does not fit.",
+                _coarser(field.name)
+                if _is_ns(column.type)
+                else "Cast the column, or mend the record that does not fit.",
             ) from error
     return pa.table(columns, schema=schema.to_arrow())
 
@@ -288,3 +290,23 @@ def same_family(found: pa.DataType, expected: pa.DataType) -> bool:
         if family(expected):
             return bool(family(found))
     return False
+
+
+def _is_ns(kind: pa.DataType) -> bool:
+    import pyarrow.types as t
+
+    return bool(t.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _coarser(name: str) -> str:
+    return (
+        f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in Arrow "
+        f"pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a bigint column."
+    )
+
+
+def _zoned(name: str) -> str:
+    return (
+        f"A time without its zone could be any of a day's: say which, as in pandas df[{name!r}].dt.tz_localize('UTC'), "
+        f"or in Arrow pyarrow.compute.assume_timezone(table[{name!r}], 'UTC')."
+    )

@@ -17,6 +17,7 @@ from assets.log import DatasetLog
 from assets.manifest import POSITION, TOMBSTONE
 from assets.retention.holds import hold, let_go
 from resources.errors import CommitConflict, CommitStateUnknown, ConfigurationError, DatasetError, ManifestMismatchError
+from resources.given_session import starter_of
 from resources.objects.lake import lake_in
 from resources.streams import holds as stream_holds
 from resources.streams.document import HIDDEN
@@ -120,7 +121,7 @@ def register_in_iceberg(
 
 
 def publish_to_iceberg(
-    lake: Lake, dataset: str, table: IcebergTable, spark: Callable[[], SparkSession], *, by: str
+    lake: Lake, dataset: str, table: IcebergTable, spark: SparkSession | Callable[[], SparkSession], *, by: str
 ) -> IcebergSnapshot:
     """Make what a dataset serves now the current snapshot of an Iceberg table, and return the snapshot.
 
@@ -128,6 +129,7 @@ def publish_to_iceberg(
     there already is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and
     NoSealedVersionError while nothing is served.
     """
+    spark = starter_of(spark)
     from assets.store import open_dataset
     from assets.unbounded.compaction import compact_dataset
 

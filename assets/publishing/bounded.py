@@ -27,6 +27,7 @@ from assets.sources.delivery import Awaiting, Delivery
 from assets.sources.inputs import FileSource, QuerySource
 from assets.sources.opening import open_source
 from resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
+from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def advance_bounded(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    spark: Callable[[], SparkSession],
+    spark: SparkSession | Callable[[], SparkSession],
     *,
     by: str,
     partition: str | None = None,
@@ -57,6 +58,7 @@ def advance_bounded(
     markers contradict each other, DatasetError (a changed declaration), ValidatorError (a mistake in a validator),
     and CommitConflict when another writer was first; what is served stays served.
     """
+    spark = starter_of(spark)
     if spec.version_set is not None:
         raise ConfigurationError(
             f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
@@ -71,7 +73,7 @@ def advance_version_set(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     specs: Sequence[AdjunctDataset],
-    spark: Callable[[], SparkSession],
+    spark: SparkSession | Callable[[], SparkSession],
     *,
     by: str,
     on_stage: OnStage = ignore,
@@ -81,6 +83,7 @@ def advance_version_set(
     A version that one member refuses is refused for all. Raises what `advance_bounded` raises, and
     MarkerConflictError when the members' next versions have different names.
     """
+    spark = starter_of(spark)
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from assets.reading.keys import coerce_key, key_from_text
 from assets.reading.lookup import FileCache, Key, KeyFiles
 from assets.reading.ranges import key_range
 from resources.columns import column
+from resources.given_session import session_of
 from resources.hashing import bucketer
 from resources.plain import to_plain
 
@@ -75,13 +76,14 @@ class DatasetView:
 
     # -- by Spark
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
         A partitioned dataset is a bucketed scan: a join on its partition columns, or on its key, has no exchange
         on this side. With deltas, superseded rows are dropped where they are scanned. Raises
         ManifestMismatchError when the stored files are not exactly those of the manifest.
         """
+        spark = session_of(spark)
         from resources.bucketing.read import bucketed_frame
 
         rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)

@@ -28,6 +28,7 @@ from resources.errors import (
     DatasetNotFoundError,
     VersionDiscardedError,
 )
+from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
 def compact_dataset(
     lake: Lake,
     dataset_name: str,
-    spark: Callable[[], SparkSession],
+    spark: SparkSession | Callable[[], SparkSession],
     *,
     by: str,
     level: Level | None = None,
@@ -165,6 +166,7 @@ def compact_dataset(
     something to do, and `by` stands in the commit. A table that is being rebuilt is compacted where it is served.
     Raises DatasetNotFoundError, and DatasetError for a bounded dataset.
     """
+    spark = starter_of(spark)
     if level not in (None, "minor", "major"):
         raise ConfigurationError(
             f"dataset {dataset_name!r} is to be compacted at level {level!r}: expected minor or major.", "Choose one."

@@ -15,6 +15,7 @@ from assets.store import DatasetStore
 from assets.unbounded.recovery import decide, examine
 from assets.unbounded.transient import TransientTable, TransientView
 from resources.errors import ConfigurationError
+from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
 from resources.streams.ssp import SystemStreamPartition
 
@@ -76,7 +77,7 @@ class AdjunctDatasetManager:
 
     @unwrapped()
     def process(
-        self, stream: str | SystemStreamPartition, spark: Callable[[], SparkSession], by: str
+        self, stream: str | SystemStreamPartition, spark: SparkSession | Callable[[], SparkSession], by: str
     ) -> dict[str, AdvanceReport]:
         """Take what is new on a stream into all datasets that it feeds; return what was done, by dataset.
 
@@ -84,6 +85,7 @@ class AdjunctDatasetManager:
         with the members that the manager knows. Raises what `advance_dataset` raises; a dataset that has advanced
         before the error stays so.
         """
+        spark = starter_of(spark)
         reports: dict[str, AdvanceReport] = {}
         for dataset in self.datasets_of(stream):
             if dataset.name in self._transient:

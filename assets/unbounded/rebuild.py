@@ -9,6 +9,7 @@ from assets.publishing.operations import explained
 from assets.report import OnStage, ignore
 from assets.unbounded.follow import advance_unbounded
 from resources.errors import DatasetError
+from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def rebuild_dataset(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    spark: Callable[[], SparkSession],
+    spark: SparkSession | Callable[[], SparkSession],
     *,
     reason: str,
     by: str,
@@ -37,6 +38,7 @@ def rebuild_dataset(
     other columns. A run that ends before is gone on with by the next advance. Raises DatasetError for a bounded
     dataset, and where the stream does not tell of every key any more; ConfigurationError without a reason.
     """
+    spark = starter_of(spark)
     if spec.kind != "unbounded":
         raise DatasetError(
             f"dataset {spec.name!r} is bounded: there is nothing to build anew from a stream.",

@@ -18,6 +18,7 @@ from assets.unbounded.follow import Follower
 from assets.unbounded.reapply import Rewinding
 from assets.unbounded.rewind_plan import Force, Positions, RewindPlan, decide_rewind, open_startpoints
 from resources.errors import CommitConflict, DatasetError
+from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def rewind_dataset(
     lake: Lake,
     systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    spark: Callable[[], SparkSession],
+    spark: SparkSession | Callable[[], SparkSession],
     *,
     positions: Positions,
     reason: str,
@@ -74,6 +75,7 @@ def rewind_dataset(
     OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflict when another writer was first,
     and what an advance raises.
     """
+    spark = starter_of(spark)
     _check_kind(spec)
     explained("rewind", spec.name, reason, by)
     work = Follower(lake, systems, spec, spark, by, None, on_stage)

@@ -29,6 +29,7 @@ from resources.errors import (
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
+from resources.given_session import session_of
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
@@ -82,12 +83,13 @@ class TransientView:
     def __repr__(self) -> str:
         return f"TransientView({self.dataset!r}, {self.version!r})"
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
         Bucket i of a partitioned dataset is partition i, so that a join on its partition columns, or on its key, has no
         exchange on this side; a broadcast one is one partition, which all tasks get a copy of.
         """
+        spark = session_of(spark)
         return self.kept.where(f"NOT {TOMBSTONE}").select(*[column(name) for name in self.schema.names])
 
     def release(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from pathlib import Path
 
 from orchestration.application import Application
-from resources.errors import ConfigurationError
+from resources.errors import AdjunctError, ConfigurationError
 
 
 def load_application(reference: str) -> Application:
@@ -24,11 +25,15 @@ def load_application(reference: str) -> Application:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
+        if error.name is None or f"{module_name}.".startswith(f"{error.name}.") is False:
+            raise _broken(module_name, error) from error
         raise ConfigurationError(
             f"module {module_name!r} is not found (from {here}).", "Run from the folder that holds it."
         ) from error
+    except AdjunctError:
+        raise
+    except Exception as error:  # whatever a user's module does while it is imported
+        raise _broken(module_name, error) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Application):
         names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
@@ -38,3 +43,20 @@ def load_application(reference: str) -> Application:
             "Correct the name after the colon.",
         )
     return found
+
+
+def _broken(module: str, error: Exception) -> ConfigurationError:
+    """Return the error that names the line of a user's code that can't be imported."""
+    if isinstance(error, SyntaxError):
+        where, said = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [each for each in frames if "importlib" not in each.filename and each.filename != __file__]
+        own = [each for each in theirs if Path(each.filename).is_relative_to(Path.cwd())] or theirs
+        where = f"{own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else module
+        said = f"{type(error).__name__}: {error}"
+    missing = f"Install what {error.name!r} is of, or mend" if isinstance(error, ModuleNotFoundError) else "Mend"
+    return ConfigurationError(
+        f"module {module!r} can't be imported: {said} at {where}.",
+        f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback.",
+    )

@@ -24,6 +24,7 @@ from resources.errors import (
     ProducerConflict,
     StreamNotFoundError,
 )
+from resources.given_session import session_of
 from resources.names import check_name
 from resources.objects.removal import is_deleted
 from resources.schema import Schema
@@ -174,7 +175,7 @@ class LakeStreams(NumberedOffsets):
 
     def read(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Callable[[], SparkSession],
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         *,
         epochs: Epochs = "all",
@@ -187,6 +188,7 @@ class LakeStreams(NumberedOffsets):
         stream. That refuses records that do not tell what they were made of, or keeps them all
         (`without_position="keep"`). With `positions`, the columns of POSITION follow.
         """
+        spark = session_of(spark)
         from resources.streams.spark_read import read_frame
 
         latest = check_epochs(epochs)

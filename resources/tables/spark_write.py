@@ -33,6 +33,8 @@ class TableWrite:
     contract: UpdateContract | None
     on_null_key: Literal["fail", "skip"]
     tasks: int
+    source: str = ""
+    """The stream whose positions the records carry, for errors."""
 
 
 def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> dict[str, int]:
@@ -49,7 +51,8 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     if exchange:
         df = df.repartition(write.tasks, *keys)
     df = df.sortWithinPartitions(*[name for name in _POSITION if name in df.columns])
-    hidden = [name for name in df.columns if name.startswith("__") and name != _TOMBSTONE]
+    kept = (_TOMBSTONE, *_POSITION)
+    hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
     rows = df.drop(*hidden).mapInArrow(_task(write, what), "counters string").collect()
     total = TableMetrics()
     skipped = 0
@@ -120,10 +123,18 @@ def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
     if nulls and write.on_null_key == "fail":
         raise NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
-            f"{write.table.name}.",
+            f"{write.table.name}{_place(batch.filter(pc.invert(valid)), write.source)}.",
             'Filter them out, or let them be counted and skipped: send_to(…, on_null_key="skip").',
         )
     return kept, nulls
+
+
+def _place(lacking: Any, source: str) -> str:
+    """Return where the first of these records stands, as far as it is known."""
+    if not set(_POSITION) <= set(lacking.schema.names):
+        return ""
+    partition, offset = (lacking.column(name)[0].as_py() for name in _POSITION)
+    return f"; the first is {source or 'partition '}{'.' if source else ''}{partition} at offset {offset}"
 
 
 def _messages(batch: Any, key: Sequence[str]) -> list[tuple[Any, UpdateMessage[Any, Any]]]:
@@ -138,7 +149,7 @@ def _messages(batch: Any, key: Sequence[str]) -> list[tuple[Any, UpdateMessage[A
 
 async def _put(batch: Any, table: RemoteTable[Any, Any, Any]) -> None:
     """Put or delete, run by run, so that a key's records keep their order."""
-    names = [name for name in batch.schema.names if name != _TOMBSTONE]
+    names = [name for name in batch.schema.names if name not in (_TOMBSTONE, *_POSITION)]
     records = _rows(names, [batch.column(name) for name in names])
     keys = _keys(batch, table.key)
     deleted = batch.column(_TOMBSTONE).to_pylist() if _TOMBSTONE in batch.schema.names else [False] * batch.num_rows

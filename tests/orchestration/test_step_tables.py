@@ -72,7 +72,10 @@ def test_a_null_key_fails_the_batch_or_is_counted_and_skipped(step_world: StepWo
     changes(step_world)
     step_world.send("changes", (None, 1), ("a", 2), (None, 3))
     app = updating(step_world, UpdateContract.UPDATE_WITH_DEFAULTS, default=True)
-    with pytest.raises(NullKeyError, match=r"record\(s\) have no k, the key of table things.*on_null_key"):
+    with pytest.raises(
+        NullKeyError,
+        match=r"have no k, the key of table things; the first is lake\.changes\.\d at offset \d.*on_null_key",
+    ):
         step_world.run(app)
     assert step_world.state(app).batch == 0
     patient = updating(step_world, UpdateContract.UPDATE_WITH_DEFAULTS, default=True, on_null_key="skip")

@@ -4,6 +4,7 @@ import datetime as dt
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from resources.errors import MalformedDocumentError, SchemaMismatchError
@@ -113,3 +114,17 @@ def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kin
 def test_conform_wants_exactly_the_columns() -> None:
     with pytest.raises(SchemaMismatchError, match=r"columns \['b'\] are missing and \['c'\] are not expected"):
         conform(pa.table({"a": [1], "c": [1]}), Schema.of(a="bigint", b="int"), "stream 's'")
+
+
+def test_times_that_do_not_fit_say_what_to_write() -> None:
+    ns = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC"))
+    schema = Schema.of(at="timestamp")
+    with pytest.raises(SchemaMismatchError, match=r"dt\.floor\('us'\).*floor_temporal"):
+        conform(pa.table({"at": ns}), schema, "stream 's'")
+    rounded = pc.floor_temporal(ns, unit="microsecond")
+    assert conform(pa.table({"at": rounded}), schema, "s").column("at")[0].value == 1_700_000_000_123_456
+    naive = ns.cast(pa.timestamp("ns"))
+    with pytest.raises(SchemaMismatchError, match=r"tz_localize\('UTC'\).*assume_timezone"):
+        conform(pa.table({"at": naive}), schema, "stream 's'")
+    told = pc.floor_temporal(pc.assume_timezone(naive, "UTC"), unit="microsecond")
+    assert conform(pa.table({"at": told}), schema, "s").num_rows == 1

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from resources.errors import ConfigurationError, InvalidNameError, StreamExistsError, StreamNotFoundError
+from resources.given_session import session_of
 from resources.names import check_name
 from resources.streams.kafka.admin import KafkaAdmin, TopicDescription
 from resources.streams.kafka.consume import TopicRange, count_records, first_at
@@ -142,7 +143,11 @@ class KafkaStreams(NumberedOffsets):
     # -- reading
 
     def read(
-        self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange], *, epochs: Epochs = "all"
+        self,
+        spark: SparkSession | Callable[[], SparkSession],
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        *,
+        epochs: Epochs = "all",
     ) -> DataFrame:
         """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
 
@@ -151,6 +156,7 @@ class KafkaStreams(NumberedOffsets):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
         was created again has taken records since the ranges were checked.
         """
+        spark = session_of(spark)
         from resources.streams.kafka.source import Plan, records_frame
 
         if check_epochs(epochs):

@@ -1,0 +1,180 @@
+"""What users pass, checked at the edge of the package: a keyword that is mistyped, a value of a wrong type.
+
+One way for every public function, constructor and method, from the types that they declare. `guard` wraps what the
+package exports; the declarations that mypy and editors read stay what they are, and inside the floors nothing is
+checked twice. What a user's own code raises passes as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import inspect
+from collections.abc import Mapping, MutableMapping, Sequence
+from itertools import chain, repeat
+from types import FunctionType
+from typing import Any
+
+from dagster_adjunct._fitting import expected, fits, hints_of, is_ours
+from resources.errors import AdjunctError, ConfigurationError
+
+_MARK = "__adjunct_checked__"
+_DECLARATIONS = frozenset({"bounded_dataset", "unbounded_dataset", "version_set", "build_definitions"})
+# Made once a record, by tasks: only how it is called is looked at.
+_COUNTLESS = frozenset({"UpdateMessage"})
+
+
+def guard(names: MutableMapping[str, Any], exported: Sequence[str]) -> None:
+    """Check the arguments of everything `exported` from here on; functions are replaced, classes changed in place."""
+    for name in exported:
+        found = names[name]
+        if inspect.isclass(found):
+            _guard_class(found, names)
+        elif isinstance(found, FunctionType):
+            checked = _checked(found, name, names)
+            checked.__module__ = str(names["__name__"])  # where a pickle finds it again
+            names[name] = checked
+
+
+def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
+    if issubclass(cls, BaseException | enum.Enum) or getattr(cls, "_is_protocol", False):
+        return
+    for owner in cls.__mro__:
+        if not is_ours(owner.__module__):
+            continue
+        for name, member in list(vars(owner).items()):
+            function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            if name == "__init__":
+                said = cls.__name__
+            elif name.startswith("_"):
+                continue
+            else:
+                said = f"{owner.__name__}.{name}"
+            if not isinstance(function, FunctionType) or hasattr(function, _MARK):
+                continue
+            checked: Any = _checked(function, said, names, skip=0 if isinstance(member, staticmethod) else 1)
+            if isinstance(member, classmethod | staticmethod):
+                checked = type(member)(checked)
+            setattr(owner, name, checked)
+    if "__init__" not in vars(cls) and _is_model(cls):
+        _guard_model(cls)
+
+
+def _is_model(cls: type[Any]) -> bool:
+    return hasattr(cls, "__pydantic_validator__")
+
+
+def _guard_model(cls: type[Any]) -> None:
+    """Say what pydantic finds wrong with a setting as an error of ours; values are its to check."""
+    from pydantic import ValidationError
+
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        try:
+            made(self, *args, **given)
+        except (ValidationError, TypeError) as error:
+            if isinstance(error, ValidationError):
+                found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            else:
+                found = [str(error)]
+            raise ConfigurationError(
+                f"{cls.__name__}: {'; '.join(found)}.", _nearest(given, list(type(self).model_fields), cls.__name__)
+            ) from None
+
+    cls.__init__ = __init__
+
+
+def _checked(function: Any, said: str, names: Mapping[str, Any], skip: int = 0) -> Any:
+    """Return the function with its arguments checked; `skip` is 1 for a method, whose first is the object itself."""
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    optional = {each.name for each in parameters if each.default is not each.empty}
+    several = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
+    anything = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), "")
+    known = {each.name for each in parameters}
+    declares = function.__name__ == "__init__" or said in _DECLARATIONS
+    hints: dict[str, Any] | None = {} if said in _COUNTLESS else None
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        nonlocal hints
+        if hints is None:
+            hints = hints_of(function, [each.name for each in parameters], names)
+        places = chain(positional, repeat(several)) if several else positional
+        for name, value in chain(zip(places, args[skip:], strict=False), given.items()):
+            hint = hints.get(name if name in known else anything)
+            if hint is not None and type(value) is not hint and not fits(value, hint):
+                if declares:  # it may have more to say of it, and does nothing else
+                    _own_words(function, args, given)
+                raise _misfit(said, name, value, hint, optional=name in optional)
+        try:
+            return function(*args, **given)
+        except TypeError as error:
+            # Raised by the call itself, and not inside it.
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise _misplaced(said, error, given, args[skip:], parameters) from None
+            raise
+
+    setattr(call, _MARK, True)
+    return call
+
+
+def _own_words(function: Any, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Raise what a declaration itself says of what it was given; what is no error of ours says nothing."""
+    try:
+        function(*args, **given)
+    except AdjunctError:
+        raise
+    except Exception:  # noqa: BLE001, S110 - the type that is wrong says it better
+        pass
+
+
+def _misfit(said: str, name: str, value: object, hint: Any, *, optional: bool) -> AdjunctError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    kind = "" if value is None else f" ({type(value).__name__})"
+    return ConfigurationError(
+        f"{said}: {name} is {shown}{kind}: expected {expected(hint)}.",
+        f"Give {name}= such a value{', or leave it out' if optional else ''}.",
+    )
+
+
+def _misplaced(
+    said: str, error: TypeError, given: Mapping[str, Any], args: Sequence[Any], parameters: Sequence[inspect.Parameter]
+) -> ConfigurationError:
+    known = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        return ConfigurationError(f"{said} takes no {unknown[0]}=.", _nearest(given, known, said))
+    placed = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if len(args) > len(placed):
+        first = ", ".join(placed) or "none"
+        named = [name for name in known if name not in placed]
+        return ConfigurationError(
+            f"{said} takes {len(placed)} arguments by position ({first}), and {len(args)} are given.",
+            f"Name the others: {', '.join(f'{name}=' for name in named)}." if named else "Leave the others out.",
+        )
+    missing = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        and each.name not in given
+        and each.name not in placed[: len(args)]
+    ]
+    if missing:
+        return ConfigurationError(f"{said} lacks {', '.join(f'{name}=' for name in missing)}.", "Give what is missing.")
+    return ConfigurationError(f"{said}: {error}.", "Give each argument once.")
+
+
+def _nearest(given: Mapping[str, Any], known: Sequence[str], said: str) -> str:
+    """Return the next step for keywords that are not known: the nearest one that is, or all there are."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            if near:
+                return f"Did you mean {near[0]}=?"
+    return f"{said} takes {', '.join(f'{name}=' for name in known) or 'nothing'}."

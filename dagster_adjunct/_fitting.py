@@ -1,0 +1,138 @@
+"""Whether a value is what a declared type says, as far as that can be seen without running anything."""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import numbers
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+FLOORS = ("resources", "assets", "orchestration")
+_UNIONS = (Union, types.UnionType)
+_LOOKED_AT = 50  # elements: enough to see a mistake, and cheap for a million keys
+_WORDS = {
+    str: "a text", int: "a whole number", float: "a number", bool: "True or False", bytes: "bytes", type(None): "None",
+}  # fmt: skip
+
+
+class _ByName(type):
+    """A class of Spark's or Arrow's, known by its name: neither is loaded to look at an argument."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        kinds = type(value).__mro__
+        return any(each.__name__ == cls.__name__ and each.__module__.startswith(_HEAVY) for each in kinds)
+
+
+_HEAVY = ("pyspark.", "pyarrow.")
+_BY_NAME = {name: _ByName(name, (), {}) for name in ("SparkSession", "DataFrame", "StructType", "Table", "Schema")}
+_ARROW = types.SimpleNamespace(**_BY_NAME)
+
+
+class _Names(dict[str, Any]):
+    """The names that an annotation may use, and Any for what is imported for type checkers only and not loaded."""
+
+    def __init__(self, module: Mapping[str, Any], exported: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._known = (module, exported, vars(builtins), vars(typing), vars(collections.abc))
+
+    def __missing__(self, name: str) -> Any:
+        found = next((names[name] for names in self._known if name in names), None)
+        if found is not None:
+            return found
+        return _ARROW if name == "pa" else _BY_NAME.get(name) or _in_floors(name)
+
+
+def _in_floors(name: str) -> Any:
+    """Return what the loaded modules of this package call so, if they agree."""
+    modules = [module for path, module in list(sys.modules.items()) if is_ours(path)]
+    found = {id(each): each for module in modules if (each := vars(module).get(name)) is not None}
+    return found.popitem()[1] if len(found) == 1 else Any
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is of one of the floors."""
+    return any(part in FLOORS for part in module.split(".")[:2])
+
+
+def hints_of(function: Callable[..., Any], parameters: Sequence[str], exported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the declared types of parameters, of those that say anything."""
+    names, found = _Names(vars(sys.modules[function.__module__]), exported), {}
+    for name in parameters:
+        hint: Any = function.__annotations__.get(name, Any)
+        if isinstance(hint, str):
+            try:
+                hint = eval(hint, {}, names)  # of our own source, as typing.get_type_hints does
+            except (TypeError, AttributeError):  # it uses what is loaded when needed: pa.Table
+                hint = Any
+        if hint is not Any and hint is not object:
+            found[name] = hint
+    return found
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a declared type; a text is no sequence of texts, and True is no number."""
+    if hint is Any or hint is object:
+        return True
+    if hint is None:
+        return value is None
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in _UNIONS:
+        return any(fits(value, each) for each in inner)
+    if origin is Literal:
+        return any(type(value) is type(each) and value == each for each in inner)
+    if origin is Annotated:
+        return fits(value, inner[0])
+    kind = origin or hint
+    if kind is collections.abc.Callable:
+        return callable(value)
+    if not isinstance(kind, type):
+        return True
+    if kind in (int, float):
+        number = numbers.Integral if kind is int else numbers.Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
+        return True
+    if not isinstance(value, kind):
+        return False
+    return _elements_fit(value, kind, inner)
+
+
+def _elements_fit(value: Any, kind: type[Any], inner: tuple[Any, ...]) -> bool:
+    if isinstance(value, str | bytes):
+        return kind not in (Sequence, Collection, Iterable)
+    if not inner or isinstance(value, Iterator) or not isinstance(value, Mapping | Sequence | collections.abc.Set):
+        return True
+    if isinstance(value, Mapping):
+        return len(inner) != 2 or all(
+            fits(key, inner[0]) and fits(each, inner[1]) for key, each in islice(value.items(), _LOOKED_AT)
+        )
+    if kind is tuple and inner[-1] is not Ellipsis:
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    return all(fits(each, inner[0]) for each in islice(value, _LOOKED_AT))
+
+
+def expected(hint: Any) -> str:
+    """Return a declared type in words."""
+    if hint is Any or hint is object:
+        return "any value"
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in _UNIONS:
+        return " or ".join(dict.fromkeys(expected(each) for each in inner))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is Annotated:
+        return expected(inner[0])
+    kind = origin or hint
+    if kind is collections.abc.Callable:
+        return "a function"
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return f"a mapping from {expected(inner[0])} to {expected(inner[1])}" if len(inner) == 2 else "a mapping"
+    if kind in (Sequence, Collection, Iterable, list, tuple, set, frozenset):
+        several = "several values" if not inner else f"several values, each {expected(inner[0])}"
+        return "a tuple" if kind is tuple and not inner else several
+    return _WORDS.get(kind, f"{getattr(kind, '__name__', kind)}")

@@ -1,0 +1,41 @@
+"""MODULE:APP whose module can't be imported: the file and line, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestration.cli.load import load_application
+from resources.errors import ConfigurationError
+
+CASES = {
+    "absent_import": ("x = 1\nimport no_such_package_here\n", r"No module named .*, line 2 .import no_such_package"),
+    "wrong_name": ("from dagster_adjunct import no_such_name\n", r"cannot import name .*wrong_name\.py, line 1"),
+    "bad_syntax": ("def f(:\n    pass\n", r"invalid syntax: def f\(: at .*bad_syntax\.py, line 1"),
+    "raises": ("\n\ndef f():\n    return 1 / 0\n\nf()\n", r"ZeroDivisionError.*raises\.py, line 4 .return 1 / 0"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_module_that_can_not_be_imported_is_told_with_file_and_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, says = CASES[name]
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=says):
+        load_application(f"{name}:app")
+
+
+def test_a_mistake_within_an_imported_declaration_keeps_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "declared.py").write_text(
+        "from dagster_adjunct import Application\napp = Application('a', owner='x')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"Application takes no owner=\. Did you mean owners="):
+        load_application("declared:app")

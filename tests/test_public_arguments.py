@@ -1,0 +1,239 @@
+"""Every public function, constructor and method is given what it does not take: the answer is an error of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dagster_adjunct as public
+from dagster_adjunct import AdjunctError, ConfigurationError
+
+WRONG: tuple[Any, ...] = (None, 5, -1, True, 1.5, [], [5], {}, "", "a b", b"x", object(), lambda *given, **named: 1)
+
+
+class _NoSparkError(Exception):
+    """Spark was asked for: what was given has passed all checks."""
+
+
+def _no_spark() -> Any:
+    raise _NoSparkError
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Values that fit, by the names of parameters: what is asked for besides the one that is wrong."""
+    lake = public.open_lake("memory://public-arguments")
+    schema = public.Schema.of(k="string", n="int")
+    streams = public.LakeStreams(lake)
+    streams.create("s", schema=schema, key=["k"], partitions=2)
+    ssp = public.SystemStreamPartition("lake", "s", 0)
+    dataset = public.bounded_dataset("d", input="lake.s", key="k", partitions=2)
+    app = public.Application("app")
+    orders = app.input_stream("lake.s")
+    return {
+        "streams_kept": streams, "lake_kept": lake,  # a lake in memory lives as long as somebody holds it
+        "lake": lake, "spark": _no_spark, "schema": schema, "name": "x", "input": "lake.s", "key": "k", "by": "ada",
+        "reason": "why", "partitions": 2, "spec": dataset, "dataset": dataset, "member": dataset, "members": dataset,
+        "system": "lake", "systems": {"lake": streams}, "stream": "s", "ssp": ssp, "partition": 0, "app": app,
+        "application": app, "version": "v1", "table": dataset, "on": "k", "condition": "n > 1", "expressions": "*",
+        "columns": "k", "target": app.output_stream("lake.out", partitions=2), "url": "memory://x", "version_set": "x",
+        "ranges": {ssp: public.OffsetRange("0", "0")}, "data": pa.table({"k": ["a"], "n": pa.array([1], pa.int32())}),
+        "producer": "p", "sequence": 1, "startpoint": public.StartpointOldest(), "position": public.StartpointOldest(),
+        "message_stream": orders, "home": tmp_path_factory.mktemp("home"), "path": tmp_path_factory.mktemp("path"),
+        "now": datetime.now(UTC), "limit": 1, "key_columns": ["k"], "keys": ["a"], "timestamp_ms": 10**12,
+        "grace": timedelta(hours=1), "field": "n", "type": "int", "column": "n", "old": "v1", "new": "v2",
+    }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from resources.backends import registry
+    from resources.streams import system
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(system, "_systems", dict(system._systems))
+    for name, value in vars(registry).items():
+        if isinstance(value, dict) and name.startswith("_") and not name.startswith("__"):
+            monkeypatch.setattr(registry, name, dict(value))
+
+
+def _functions() -> Iterator[tuple[str, Any]]:
+    for name in public.__all__:
+        found = getattr(public, name)
+        if inspect.isfunction(found):
+            yield name, found
+        elif inspect.isclass(found) and not issubclass(found, BaseException | enum.Enum) and _is_made(found):
+            yield name, found
+            for attribute in dir(found):
+                static = inspect.getattr_static(found, attribute, None)
+                if (
+                    not attribute.startswith("_")
+                    and isinstance(static, classmethod | staticmethod)
+                    and _is_ours(static)
+                ):
+                    yield f"{name}.{attribute}", getattr(found, attribute)
+
+
+def _is_made(cls: type[Any]) -> bool:
+    return not inspect.isabstract(cls) and not getattr(cls, "_is_protocol", False)
+
+
+def _is_ours(member: Any) -> bool:
+    module = str(getattr(getattr(member, "__func__", member), "__module__", ""))
+    return module.split(".", maxsplit=1)[0] in ("resources", "assets", "orchestration", "dagster_adjunct")
+
+
+def _objects(known: dict[str, Any]) -> dict[str, Any]:
+    """One object of each public class whose methods users call and that needs neither Spark nor a server."""
+    lake, app = known["lake"], public.Application("shop")
+    return {
+        "Application": app,
+        "MessageStream": app.input_stream("lake.s"),
+        "DatasetStore": public.DatasetStore(lake, known["dataset"]),
+        "LakeStreams": public.LakeStreams(lake),
+        "Lake": lake,
+        "Schema": known["schema"],
+        "StartpointManager": public.StartpointManager(public.MetadataStore(lake), "shop"),
+        "CheckpointManager": public.CheckpointManager(lake, "shop"),
+        "MetadataStore": public.MetadataStore(lake),
+        "AdjunctDatasetManager": public.AdjunctDatasetManager(
+            lake, known["systems"], [public.unbounded_dataset("u", input="lake.s", key="k", partitions=2)]
+        ),
+        "Startpoints": public.Startpoints(lake, app),
+    }
+
+
+def _methods(known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, each in _objects(known).items():
+        for attribute in dir(type(each)):
+            static = inspect.getattr_static(type(each), attribute, None)
+            if not attribute.startswith("_") and inspect.isfunction(static) and _is_ours(static):
+                yield f"{name}.{attribute}", getattr(each, attribute)
+
+
+def _given(function: Any, known: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str, Any]]:
+    parameters = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.kind is not each.VAR_KEYWORD and not each.name.startswith("_")  # pydantic's own are none of ours
+    ]
+    needed = {
+        each.name: known.get(each.name, "x")
+        for each in parameters
+        if each.default is each.empty and each.kind is not each.VAR_POSITIONAL
+    }
+    return parameters, needed
+
+
+def _call(function: Any, parameters: list[inspect.Parameter], given: dict[str, Any]) -> None:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for each in parameters:
+        if each.name not in given:
+            continue
+        if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
+            args.append(given[each.name])
+        else:
+            kwargs[each.name] = given[each.name]
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # what stands before it is given by position
+        before = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.name in kwargs]
+        args = [*(kwargs.pop(name) for name in before), *args]
+    result = function(*args, **kwargs)
+    if inspect.iscoroutine(result):
+        asyncio.run(asyncio.wait_for(result, 5))
+    elif inspect.isgenerator(result):
+        next(result, None)
+
+
+def _attack(functions: Iterator[tuple[str, Any]], known: dict[str, Any]) -> list[str]:
+    bare = []
+    for name, function in functions:
+        parameters, needed = _given(function, known)
+        for parameter in parameters:
+            for value in WRONG:
+                try:
+                    _call(function, parameters, {**needed, parameter.name: value})
+                except (AdjunctError, _NoSparkError):
+                    pass
+                except Exception as error:  # noqa: BLE001 - that is what is looked for
+                    bare.append(f"{name}({parameter.name}={value!r:.30}): {type(error).__name__}: {str(error)[:90]}")
+    return bare
+
+
+def test_no_function_or_constructor_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]) -> None:
+    assert "\n".join(_attack(_functions(), known)) == ""
+
+
+def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]) -> None:
+    assert "\n".join(_attack(_methods(known), known)) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: public.bounded_dataset("d", input="lake.s", key="k", partition=2), "no partition=. Did you mean part"),
+        (
+            lambda: public.bounded_dataset("d", input="lake.s", key=7, partitions=2),
+            r"key is 7 \(int\): expected a text",
+        ),
+        (lambda: public.bounded_dataset("d", input=None, key="k", partitions=2), "input is None: expected a text or"),
+        (lambda: public.bounded_dataset("d", input="lake.s", partitions=2), "lacks key="),
+        (lambda: public.Application("a", owners=5), "owners is 5"),
+        (lambda: public.Application("a", max_batch=5), "Did you mean max_batch_records="),
+        (lambda: public.Application("a", "b", "c"), "takes 1 arguments by position .name., and 3 are given"),
+        (lambda: public.Retention(max_bites=5), "Did you mean max_bytes="),
+        (lambda: public.no_nulls("a", None), "columns is None"),
+        (lambda: public.open_lake(5), "url is 5"),
+        (lambda: public.Schema.of(k=5), "k is 5"),
+    ],
+)
+def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        call()
+
+
+def test_an_operation_is_refused_before_it_begins(known: dict[str, Any]) -> None:
+    store = public.DatasetStore(known["lake"], "d")
+    with pytest.raises(ConfigurationError, match=r"DatasetStore.pin: reason is None: expected a text"):
+        store.pin("v1", reason=None, by="ada")  # type: ignore[arg-type]
+
+
+def test_a_list_of_columns_is_no_text_and_a_truth_is_no_number() -> None:
+    for value in ("ab", b"ab", [b"a"], 5):
+        with pytest.raises(ConfigurationError, match="expected several values, each a text"):
+            public.LakeStreams(public.open_lake("memory://x")).create(
+                "t",
+                schema=public.Schema.of(k="int"),
+                key=value,
+                partitions=1,  # type: ignore[arg-type]
+            )
+    with pytest.raises(ConfigurationError, match="partitions is True"):
+        public.LakeStreams(public.open_lake("memory://x")).create(
+            "t", schema=public.Schema.of(k="int"), key=["k"], partitions=True
+        )
+
+
+def test_what_a_users_own_function_raises_passes_as_it_is(known: dict[str, Any]) -> None:
+    def clock() -> datetime:
+        return datetime.now(UTC) + 1  # type: ignore[operator, no-any-return]
+
+    streams = public.LakeStreams(known["lake"], clock=clock)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        streams.append("s", known["data"], producer="p", sequence=1)
+
+
+def test_checked_functions_keep_signature_documentation_and_pickle() -> None:
+    from assets.dataset import bounded_dataset
+
+    assert inspect.signature(public.bounded_dataset) == inspect.signature(bounded_dataset)
+    assert public.bounded_dataset.__doc__ == bounded_dataset.__doc__
+    assert pickle.loads(pickle.dumps(public.bounded_dataset)) is public.bounded_dataset
