@@ -7,7 +7,7 @@ A specification is a pure declaration: making one reads nothing and writes nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +18,7 @@ from assets.policies import DiscardPolicy, VersionPartitions
 from assets.sources.changes.formats import ChangeFormat, Upserts
 from assets.sources.extractor import KeyValueExtractor
 from assets.sources.inputs import Input, QuerySource
+from resources.declared import Place, caller
 from resources.errors import ConfigurationError
 from resources.names import check_name, split_stream_name
 
@@ -41,7 +42,8 @@ class AdjunctDataset:
     `partitions` is the number of buckets, None for one broadcast copy. `partition_by` are the key
     columns that choose the bucket, () for a broadcast copy. `columns` are the columns to store, None
     for all of the input's. `bootstrap` holds an application back until the dataset can be read for
-    the first time. `owners` and `group` are what Dagster shows.
+    the first time. `owners`, `group` and `column_descriptions` are what Dagster shows; values of `sensitive` columns
+    are masked there. `declared_at` is the line of the user's code, and never stored in the lake.
 
     For bounded datasets: `extractor` makes entries of records; `duplicates` says whether several records of one
     key are resolved to the last one or refuse the version; `validators` decide what may be published; members of
@@ -69,8 +71,13 @@ class AdjunctDataset:
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
     on_damage: Literal["fail", "previous"] = "fail"
     following: Following = field(default_factory=Following)
+    column_descriptions: tuple[tuple[str, str], ...] = ()
+    sensitive: tuple[str, ...] = ()
+    declared_at: Place | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.declared_at is None:
+            object.__setattr__(self, "declared_at", caller())
         check_name("dataset", self.name)
         if isinstance(self.input, str):
             split_stream_name(self.input)
@@ -88,6 +95,8 @@ class AdjunctDataset:
         self._check_spread()
         self._check_types()
         check_validators(f"dataset {self.name!r}", self.validators)
+        self._check_columns("sensitive", self.sensitive)
+        self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
         if self.kind == "unbounded" and self.stream is None:
             raise self._wrong(
                 f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
@@ -195,6 +204,8 @@ def bounded_dataset(
     description: str = "",
     owners: str | Sequence[str] = (),
     group: str | None = None,
+    column_descriptions: Mapping[str, str] | None = None,
+    sensitive: str | Sequence[str] = (),
 ) -> AdjunctDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
 
@@ -222,6 +233,8 @@ def bounded_dataset(
         # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage.
         discard=DiscardPolicy(keep=3 if versions is None else None) if discard is None else discard,
         on_damage=on_damage,
+        column_descriptions=_descriptions(name, column_descriptions),
+        sensitive=_names(sensitive),
     )
 
 
@@ -251,6 +264,8 @@ def unbounded_dataset(
     description: str = "",
     owners: str | Sequence[str] = (),
     group: str | None = None,
+    column_descriptions: Mapping[str, str] | None = None,
+    sensitive: str | Sequence[str] = (),
 ) -> AdjunctDataset:
     """Return a dataset that follows the change stream `input`: the last change of a key wins.
 
@@ -279,6 +294,7 @@ def unbounded_dataset(
         name, "unbounded", input, _names(key), spread, partitions, bootstrap,
         None if columns is None else _names(columns), description, _names(owners), group,
         extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
+        column_descriptions=_descriptions(name, column_descriptions), sensitive=_names(sensitive),
     )  # fmt: skip
 
 
@@ -302,6 +318,17 @@ def _partition_by(
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _descriptions(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
+        raise ConfigurationError(
+            f"dataset {name!r} has column_descriptions={given!r}: expected a text for each column.",
+            'Write {"seats": "Seats, as the manufacturer tells", …}.',
+        )
+    return tuple(given.items())
 
 
 def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ...]:

@@ -14,6 +14,7 @@ from assets.dataset import AdjunctDataset
 from orchestration.declarations import column_names, partition_count, plain_column
 from orchestration.graph import Input, Join, KeyedTable, Operator, SendToStream, SendToTable, Spec
 from orchestration.message_stream import DatasetTable, MessageStream, OutputStream, RemoteTableHandle
+from resources.declared import caller
 from resources.errors import ConfigurationError, PlanningError
 from resources.names import check_name, split_stream_name
 
@@ -48,6 +49,7 @@ class Application:
         startpoints_expire_after: timedelta = timedelta(hours=12),
     ) -> None:
         self.name = check_name("application", name)
+        self.declared_at = caller()
         self.description = description
         self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
         self.auto_repartition = auto_repartition

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetCheckResult,
@@ -19,12 +19,20 @@ from dagster import (
 from pydantic import Field
 
 from orchestration.asset_events import AssetEvent, check_outputs, told
+from orchestration.column_lineage import descriptions_of, hidden_columns, origins, output_columns
 from orchestration.dataset_ops import observe, report_served
 from orchestration.failures import clear_failures
 from orchestration.join_checks import join_check_results, join_check_specs
 from orchestration.lake_resource import LakeResource
 from orchestration.lineage import Node
-from orchestration.metadata import output_metadata, step_metadata, stream_metadata, table_metadata
+from orchestration.metadata import (
+    lineage_metadata,
+    output_metadata,
+    step_metadata,
+    stream_metadata,
+    table_metadata,
+)
+from orchestration.preview import stream_preview
 from orchestration.sensing.runs import has_ended
 from resources.spark import SparkResource
 
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from orchestration.application import Application
+    from orchestration.planner import ExecutionPlan
     from orchestration.step import StepEvent
     from resources.objects import Lake
     from resources.streams import StreamSystem
@@ -57,11 +66,13 @@ def outputs_asset(
     outputs: Mapping[Node, AssetSpec],
     inputs: Mapping[str, AssetKey],
     datasets: Mapping[str, AssetKey],
+    preview_rows: int = 0,
 ) -> AssetsDefinition:
     """Return the multi-asset of all that an application writes: one run of its step materialises all.
 
     `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
     than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
+    `preview_rows` is how many records of each output stream are shown.
     Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
     """
 
@@ -132,12 +143,7 @@ def outputs_asset(
                 )
             if report.batches > 1:
                 report_datasets(lake)
-            described = {
-                node: stream_metadata(lake, systems, node.name)
-                if node.kind == "stream"
-                else table_metadata(app.tables[node.name])
-                for node in outputs
-            }
+            described = _described(lake, systems, app, planned, outputs, {**inputs, **datasets}, preview_rows)
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
             yield from check_outputs(context, set())
@@ -145,7 +151,7 @@ def outputs_asset(
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
         said = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
         for node, spec in outputs.items():
-            metadata = step_metadata(report) | output_metadata(report, node.name) | (described[node] or {})
+            metadata = step_metadata(report) | output_metadata(report, node.name) | described[node]
             if waiting:
                 metadata["adjunct/left_out"] = MetadataValue.json(waiting)
             yield from told(context, spec.key, version, metadata, said)
@@ -154,6 +160,35 @@ def outputs_asset(
         yield from check_outputs(context, {(each.asset_key, each.check_name) for each in results})
 
     return step
+
+
+def _described(
+    lake: "Lake",
+    systems: "Mapping[str, StreamSystem]",
+    app: "Application",
+    planned: "ExecutionPlan",
+    outputs: Mapping[Node, AssetSpec],
+    read: Mapping[str, AssetKey],
+    preview_rows: int,
+) -> dict[Node, dict[str, Any]]:
+    """Return what each output holds and is made of; `read` are the assets of inputs and datasets by their names."""
+
+    def key_of(node: Node) -> AssetKey | None:
+        return outputs[node].key if node in outputs else read.get(node.name)
+
+    made = output_columns(app, planned)
+    whence = origins(made)
+    described = {}
+    for node in outputs:
+        found = whence.get(node, {})
+        if node.kind == "stream":
+            held = stream_metadata(lake, systems, node.name, descriptions_of(app, found))
+            shown = partial(hidden_columns, app, found)
+            described[node] = {} if held is None else held | stream_preview(systems, node.name, preview_rows, shown)
+        else:
+            described[node] = table_metadata(app.tables[node.name], descriptions_of(app, found))
+        described[node] |= lineage_metadata(made.get(node, {}), key_of)
+    return described
 
 
 def tell_left_out(

@@ -18,6 +18,7 @@ from dagster import (
 from assets.sources.inputs import FileSource
 from orchestration.advancing import made_by_partition, partitions_note, units_of
 from orchestration.asset_ops import outputs_asset
+from orchestration.code_references import code_references
 from orchestration.compact_ops import compact_job, compact_schedule
 from orchestration.dataset_ops import DatasetAsset, dataset_assets
 from orchestration.iceberg_ops import iceberg_jobs, iceberg_schedule
@@ -26,6 +27,7 @@ from orchestration.lineage import Node, outputs_of, source_of, sources_read, unu
 from orchestration.metadata import declared_metadata, output_stream_metadata, storage_of, table_metadata
 from orchestration.operations import discard_job, discard_schedule, version_job
 from orchestration.partition_ops import partition_job, partitioned_dataset_asset
+from orchestration.preview import MOST_ROWS
 from orchestration.sensing.launch_when import LaunchWhen, launch_rules
 from orchestration.sensing.new_records import new_records_sensor
 from orchestration.sensing.restarts import restart_sensor
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
     from assets.exchange.iceberg import IcebergTable
     from orchestration.application import Application
+    from resources.declared import Place
 
 _SHORTEST_WINDOW = timedelta(minutes=1)
 
@@ -52,6 +55,8 @@ def build_definitions(
     spark: SparkResource | None = None,
     iceberg: "Mapping[str, IcebergTable] | None" = None,
     launch_when: LaunchWhen | Mapping[str, LaunchWhen] | None = None,
+    preview_rows: int = 0,
+    link_code: bool = False,
 ) -> Definitions:
     """Return Dagster definitions for one application or several; nothing is opened or planned while loading.
 
@@ -76,13 +81,19 @@ def build_definitions(
     limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the batch log fences the
     second. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what they serve,
     also on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake` is a URL
-    (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). Raises ConfigurationError where two applications declare one
+    (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows so many entries or records of datasets and
+    output streams in Dagster, 50 at most; `link_code` leads from assets to the lines of this machine's files where they
+    are declared, which Dagster then stores. Raises ConfigurationError where two applications declare one
     dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
     """
     apps = (app, *more)
     rules = launch_rules(launch_when, tuple(each.name for each in apps))
     names = translator or AdjunctTranslator()
-    graph = _Assets(names)
+    if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MOST_ROWS:
+        raise ConfigurationError(
+            f"build_definitions has preview_rows={preview_rows!r}: expected 0 to {MOST_ROWS}.", "Change it."
+        )
+    graph = _Assets(names, preview_rows, link_code)
     own = {application.name: graph.add(application) for application in apps}
     jobs = {
         application.name: define_asset_job(
@@ -146,8 +157,8 @@ def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
 class _Assets:
     """Collects the assets of several applications, each shared one once."""
 
-    def __init__(self, names: AdjunctTranslator) -> None:
-        self._names = names
+    def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
+        self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
         self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
         self._declared_by: dict[str, list[Application]] = {}
         self._writers: dict[AssetKey, str] = {}
@@ -182,7 +193,7 @@ class _Assets:
         self._written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
             inputs = {stream: self._key(app, Node("stream", stream)) for stream in app.inputs}
-            self._outputs.append(outputs_asset(app, outputs, inputs, datasets))
+            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, self._preview_rows))
         return [*keys, *self._written[app.name]]
 
     def external(self) -> list[AssetSpec]:
@@ -229,7 +240,9 @@ class _Assets:
         source = source_of(dataset)
         streams = {source.name: self._key(app, source)} if source and source.kind == "stream" else {}
         spec = self._spec(app, Node("dataset", dataset.name), [source] if source else [])
-        known, owner = self._datasets.setdefault(dataset.name, (DatasetAsset(dataset, spec, streams), app.name))
+        known, owner = self._datasets.setdefault(
+            dataset.name, (DatasetAsset(dataset, spec, streams, self._preview_rows), app.name)
+        )
         if known.dataset != dataset:
             raise ConfigurationError(
                 f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
@@ -251,7 +264,7 @@ class _Assets:
             description=names.get_description(subject),
             kinds=names.get_kinds(subject),
             tags=dict(names.get_tags(subject)),
-            metadata=_metadata(app, node),
+            metadata=_metadata(app, node) | (code_references(_place(app, node)) if self._link_code else {}),
             freshness_policy=_freshness(app.dataset(node.name)) if node.kind == "dataset" else None,
         )
 
@@ -275,14 +288,18 @@ def _freshness(dataset: "AdjunctDataset") -> FreshnessPolicy | None:
     return FreshnessPolicy.time_window(fail_window=window)
 
 
-def _metadata(app: "Application", node: Node) -> dict[str, Any] | None:
+def _place(app: "Application", node: Node) -> "Place | None":
+    return app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
+
+
+def _metadata(app: "Application", node: Node) -> dict[str, Any]:
     if node.kind == "files":
         return {"dagster/uri": node.name}
     if node.kind == "dataset":
         return declared_metadata(app.dataset(node.name))
     if node.kind == "table":
         return table_metadata(app.tables[node.name])
-    return output_stream_metadata(app.outputs[node.name]) if node.name in app.outputs else None
+    return output_stream_metadata(app.outputs[node.name]) if node.name in app.outputs else {}
 
 
 def _subject(app: "Application", node: Node) -> AssetSubject:

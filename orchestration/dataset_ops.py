@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetCheckResult,
@@ -25,16 +25,20 @@ from orchestration.asset_checks import (
 )
 from orchestration.asset_events import AssetEvent, check_outputs, known_version, passed_on, told
 from orchestration.bootstrap_check import bootstrap_results, bootstrap_specs, unfinished_reported
+from orchestration.column_lineage import dataset_columns
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
 from orchestration.metadata import (
     DATA_VERSION_TAG,
+    column_schema,
     dataset_metadata,
     lag_metadata,
+    lineage_metadata,
     served_metadata,
     stream_metadata,
     version_metadata,
 )
+from orchestration.preview import dataset_preview
 from resources.errors import CommitConflict, TransientError
 from resources.spark import SparkResource
 
@@ -52,11 +56,15 @@ Results = Iterator[AssetEvent | AssetCheckResult]
 
 @dataclass(frozen=True, slots=True)
 class DatasetAsset:
-    """A dataset and the asset that it becomes; `streams` has the asset of its input stream, if it has one."""
+    """A dataset and the asset that it becomes; `streams` has the asset of its input stream, if it has one.
+
+    `preview_rows` is how many entries are shown with each materialisation.
+    """
 
     dataset: "AdjunctDataset"
     spec: AssetSpec
     streams: Mapping[str, AssetKey]
+    preview_rows: int = 0
 
     @property
     def key(self) -> AssetKey:
@@ -168,7 +176,7 @@ def _materialised(
     """
     from assets.unbounded.freshness import lag_of
 
-    metadata = dataset_metadata(report, uri_of(lake, member.dataset))
+    metadata = dataset_metadata(report, uri_of(lake, member.dataset)) | shown_metadata(lake, systems, member, manifest)
     if manifest is not None and member.dataset.kind == "bounded":
         metadata |= version_metadata(manifest)
     elif manifest is not None:
@@ -182,6 +190,32 @@ def _materialised(
     context.log.info(report.summary())
     always = member.spec.freshness_policy is not None
     yield from told(context, member.key, report.version, metadata, report.summary(), always=always)
+
+
+def shown_metadata(
+    lake: "Lake",
+    systems: "Mapping[str, StreamSystem]",
+    member: DatasetAsset,
+    manifest: "DatasetManifest | None",
+) -> dict[str, Any]:
+    """Return what people look at: columns with their descriptions and what they are made of, and some entries."""
+    from assets.reading.view import DatasetView
+
+    dataset, version = member.dataset, manifest.version if manifest else None
+    if version is None:
+        return {}
+    records = None
+    for stream in member.streams:
+        system, _, name = stream.partition(".")
+        found = systems[system].info(name).schema
+        records = None if found is None else found.names
+    source = next((dep.asset_key for dep in member.spec.deps), None)
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": column_schema(version.columns, dict(dataset.column_descriptions)),
+        **lineage_metadata(dataset_columns(dataset, version.columns.names, records), lambda node: source),
+    }
+    view = DatasetView(lake.store, dataset.name, version)
+    return metadata | dataset_preview(view, member.preview_rows, dataset.sensitive)
 
 
 def warn_of_rejected(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster import MetadataValue, TableColumn, TableSchema
+from dagster import MetadataValue, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
 from resources.backends import describe
 from resources.errors import ConfigurationError, StreamNotFoundError
 from resources.streams import OffsetRange
 
 if TYPE_CHECKING:
+    from dagster import AssetKey
+
     from assets import AdvanceReport, DatasetManifest
     from assets.dataset import AdjunctDataset
     from assets.unbounded.freshness import PartitionLag
+    from orchestration.column_lineage import Made
     from orchestration.graph import KeyedTable
+    from orchestration.lineage import Node
     from orchestration.message_stream import OutputStream
     from orchestration.step import StepReport
     from resources.objects import Lake
@@ -27,9 +31,19 @@ if TYPE_CHECKING:
 DATA_VERSION_TAG = "dagster/data_version"
 
 
-def column_schema(schema: Schema) -> MetadataValue:
-    """Return a schema as Dagster shows it, with Spark's type names."""
-    return _table_schema({field.name: field.type for field in schema.fields})
+def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None) -> MetadataValue:
+    """Return a schema as Dagster shows it, with Spark's type names and what was said of its columns."""
+    return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
+
+
+def lineage_metadata(made: Made, key_of: Callable[[Node], AssetKey | None]) -> dict[str, Any]:
+    """Return which columns of other assets each column is made of, nothing where that is not known."""
+    deps = {
+        name: [TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
+        for name, sources in made.items()
+    }
+    known = {name: each for name, each in deps.items() if each}
+    return {"dagster/column_lineage": TableColumnLineage(known)} if known else {}
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
@@ -105,7 +119,9 @@ def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
     return metadata | (version_metadata(manifest) if manifest.declaration.kind == "bounded" else {})
 
 
-def stream_metadata(lake: Lake, systems: Mapping[str, StreamSystem], name: str) -> dict[str, Any] | None:
+def stream_metadata(
+    lake: Lake, systems: Mapping[str, StreamSystem], name: str, descriptions: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
     """Return what the stream "system.stream" holds now, None while there is none of this name."""
     system_name, _, stream = name.partition(".")
     system = systems[system_name]
@@ -125,7 +141,7 @@ def stream_metadata(lake: Lake, systems: Mapping[str, StreamSystem], name: str) 
     if system_name == "lake":
         metadata["dagster/uri"] = f"{lake.url}/{lake.stream_prefix(stream)}"
     if info.schema is not None:
-        metadata["dagster/column_schema"] = column_schema(info.schema)
+        metadata["dagster/column_schema"] = column_schema(info.schema, descriptions)
     return metadata
 
 
@@ -154,12 +170,12 @@ def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
     return {"adjunct/key": MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
 
 
-def table_metadata(table: KeyedTable) -> dict[str, Any]:
+def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return what a remote table declares of itself: where it is, and its columns if they are declared."""
     declared = _declared(table)
     metadata: dict[str, Any] = {"adjunct/key": MetadataValue.json(list(table.key))}
     if declared.get("columns"):
-        metadata["dagster/column_schema"] = _table_schema(declared["columns"])
+        metadata["dagster/column_schema"] = _table_schema(declared["columns"], descriptions or {})
     if declared.get("table"):
         metadata["dagster/table_name"] = ".".join(filter(None, [declared.get("schema"), declared["table"]]))
     if declared.get("backend"):
@@ -218,8 +234,10 @@ def _declared(table: KeyedTable) -> dict[str, Any]:
         return {"columns": columns} if isinstance(columns, Mapping) else {}
 
 
-def _table_schema(columns: Mapping[str, str]) -> MetadataValue:
-    return MetadataValue.table_schema(TableSchema([TableColumn(name, kind) for name, kind in columns.items()]))
+def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -> MetadataValue:
+    said = {name.lower(): text for name, text in descriptions.items()}
+    shown = [TableColumn(name, kind, said.get(name.lower())) for name, kind in columns.items()]
+    return MetadataValue.table_schema(TableSchema(shown))
 
 
 def _seconds(seconds: Mapping[str, float]) -> dict[str, Any]:

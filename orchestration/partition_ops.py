@@ -25,7 +25,7 @@ from pydantic import Field
 from assets.policies import natural_order
 from orchestration.asset_checks import check_results, check_specs, judgement_of, mistakes_reported
 from orchestration.asset_events import AssetEvent, check_outputs, passed_on
-from orchestration.dataset_ops import RETRIED, DatasetAsset, observe, uri_of, warn_of_rejected
+from orchestration.dataset_ops import RETRIED, DatasetAsset, observe, shown_metadata, uri_of, warn_of_rejected
 from orchestration.failures import clear_failures
 from orchestration.lake_resource import LakeResource
 from orchestration.metadata import DATA_VERSION_TAG, dataset_metadata, version_metadata
@@ -199,6 +199,7 @@ class _Build:
     ) -> MaterializeResult[Any] | AssetMaterialization | None:
         ref = _sealed(manifest, name)
         metadata = dataset_metadata(report, uri_of(self.lake, self.member.dataset)) | version_metadata(manifest)
+        metadata |= shown_metadata(self.lake, self.systems, self.member, manifest)
         refused = {each.name for each in map(manifest.ref, report.rejected) if each is not None}
         if ref is None or (name in refused and ref.id not in report.sealed):
             metadata["adjunct/version"] = ref.id if ref else "none"

@@ -1,0 +1,31 @@
+"""Where the user's code has declared something: found when it is made, never stored by Adjunct."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+_OURS = tuple(str(_ROOT / floor) for floor in ("resources", "assets", "orchestration", "dagster_adjunct"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file of this machine."""
+
+    file: str
+    line: int
+
+
+def caller() -> Place | None:
+    """Return the line that called into this distribution, None where there is none (an interactive session)."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_OURS, "<")):
+            return Place(file, frame.f_lineno)
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
