@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from assets import AdvanceReport
 from assets.report import OnStage, ignore
 from orchestration.advancing import advance_units, advances_alone, follow_meanwhile, units_of
+from orchestration.batchlog import application_state
 from orchestration.catalog import read_catalog
 from orchestration.offsets.coordinating import fan_out_requests, startpoints_of
 from orchestration.offsets.dataset_requests import DatasetOutcome, apply_dataset_startpoints, followed
@@ -58,13 +59,12 @@ def apply_startpoints(
 ) -> DatasetOutcome:
     """Bring the datasets of an application, or `only` these, to where startpoints want them; most often nowhere."""
     startpoints = startpoints_of(lake, app)
-    if not followed(app, only) or not (startpoints.requests() or startpoints.get_fan_outs()):
+    if not followed(app, only) or not startpoints.has_any():
         return DatasetOutcome()
     planned = plan_application(app, systems) if app.inputs else None
-    fan_out = fan_out_requests(startpoints, systems, app, planned)
-    if fan_out.left_alone:
-        _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(fan_out.left_alone))
-    handed = fan_out.tasks
+    handed = fan_out_requests(startpoints, systems, app, planned, application_state(lake, app.name).offsets)
+    if handed.left_alone:
+        _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(handed.left_alone))
     return apply_dataset_startpoints(
         lake, systems, app, startpoints, handed, spark, by=by, only=only, on_report=on_report
     )

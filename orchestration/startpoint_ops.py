@@ -146,7 +146,7 @@ def _take_back(context: OpExecutionContext, startpoints: "Startpoints", config: 
     for each in taken.startpoints:
         context.log.info(each.taken_back())
     for unread in taken.unreadable:
-        context.log.info(f"taken back unread: {unread.ssp}: {unread.error}")
+        context.log.info(f"taken back unread: {unread.summary()}")
     for replay in taken.replays:
         context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
     for text in taken.left:

@@ -272,11 +272,11 @@ class _Step:
         if not replays:
             return None
         just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
-        if just and any(found.starts[ssp] != found.ends[ssp] for ssp in found.starts):
+        if just and any(not self._same(ssp, found.starts[ssp], found.ends[ssp]) for ssp in found.starts):
             return None
         spans = {ssp: (replay.next, replay.until) for ssp, replay in replays.items()}
         ranges = self._shared(spans)
-        chosen = {str(ssp): replay for ssp, replay in replays.items() if ranges[str(ssp)].start != ranges[str(ssp)].end}
+        chosen = {str(ssp): replay for ssp, replay in replays.items() if not self._is_empty(ssp, ranges[str(ssp)])}
         return self._intent(
             {ssp: ranges[ssp] for ssp in chosen},
             replays={ssp: replay.id for ssp, replay in chosen.items()},
@@ -287,7 +287,7 @@ class _Step:
         offsets = self._state.offsets
         startpoints = {ssp: start.id for ssp, start in offsets.resolved.items() if _is_read(ssp, found.starts)}
         ranges = self._shared({ssp: (found.starts[ssp], found.ends[ssp]) for ssp in sorted(found.starts)})
-        if all(span.start == span.end for span in ranges.values()):
+        if all(self._is_empty(ssp, ranges[str(ssp)]) for ssp in found.starts):
             if startpoints or found.lost:
                 self._settle(found, startpoints)
             return None
@@ -347,6 +347,13 @@ class _Step:
             )
             for ssp, (start, end) in spans.items()
         }
+
+    def _is_empty(self, ssp: SystemStreamPartition, span: Range) -> bool:
+        return self._same(ssp, span.start, span.end)
+
+    def _same(self, ssp: SystemStreamPartition, one: str, other: str) -> bool:
+        """Whether two offsets are one: only their system can tell."""
+        return self._context.systems[ssp.system].compare(one, other) == 0
 
     def _lost_counters(self, lost: Mapping[SystemStreamPartition, OffsetRange]) -> dict[str, dict[str, int]]:
         counters: dict[str, dict[str, int]] = {}

@@ -101,7 +101,10 @@ def set_startpoint(
 @lake_url
 @as_json
 def list_startpoints(reference: str, lake_url: str | None, json_output: bool) -> None:
-    """List what waits, what was handed to tasks, the bounded replays under way, and what was applied last."""
+    """List what waits, what was handed to tasks, the bounded replays under way, and what was applied last.
+
+    And what has expired, and what this version can't read.
+    """
     startpoints = _startpoints(reference, lake_url)
     facts = startpoints.list()
     if json_output:
@@ -157,13 +160,17 @@ def clear(
     for text in done.left:
         show_line(f"left: {text}")
     for unread in done.unreadable:
-        show_line(f"taken back unread: {unread.ssp}: {unread.error}")
+        show_line(f"taken back unread: {unread.summary()}")
     if not (done.startpoints or done.replays or done.left or done.unreadable):
         show_line(f"Application {startpoints.app.name}: nothing is asked for.")
 
 
 _TABLES = {
     "waiting": ("waiting", ("partition", "task", "position", "until", "by", "reason", "age", "expires in")),
+    "expired": (
+        "expired: the next run deletes them",
+        ("partition", "task", "position", "until", "by", "reason", "age"),
+    ),
     "handed": ("handed to tasks", ("partition", "task", "position", "until", "offset", "by", "reason")),
     "replays": (
         "bounded replays under way",
@@ -173,7 +180,7 @@ _TABLES = {
         "applied last",
         ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason"),
     ),
-    "unreadable": ("waiting, and can't be read", ("partition", "task", "error")),
+    "unreadable": ("left alone: can't be read", ("partition", "task", "handed to", "error")),
 }
 
 

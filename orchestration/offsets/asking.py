@@ -37,6 +37,7 @@ _MS = timedelta(milliseconds=1)
 # In ms, this is a day in 1973; in seconds, one in the year 5138.
 _LEAST_MS = 100_000_000_000
 _DIGITS = re.compile(r"\d{1,13}", re.ASCII)
+_FINER = re.compile(r"\d{16,30}", re.ASCII)
 
 
 def parse_position(kind: str, value: str | None = None) -> Startpoint:
@@ -119,6 +120,8 @@ def _ms(text: str) -> int:
                 "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z.",
             )
         return int(text)
+    if _FINER.fullmatch(text):
+        return int(text)  # microseconds, or nanoseconds: no startpoint takes that, and it says what to do
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
-from orchestration.offsets.dataset_requests import dataset_tasks, named_only
-from orchestration.offsets.fan_out import FanOut
+from assets.log import DatasetLog
+from orchestration.offsets.dataset_requests import dataset_task, dataset_tasks, followed, named_only
+from orchestration.offsets.fan_out import FanOut, Taken
 from orchestration.offsets.resolving import task_partitions
 from orchestration.offsets.startpoints import StartpointManager
 from resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
     from orchestration.application import Application
+    from orchestration.offsets.request import StartpointRequest
+    from orchestration.offsets.state import OffsetState
     from orchestration.planner import ExecutionPlan
     from resources.objects import Lake
     from resources.streams.system import StreamSystem
@@ -24,16 +28,41 @@ def startpoints_of(lake: Lake, app: Application) -> StartpointManager:
 
 
 def fan_out_requests(
-    startpoints: StartpointManager, systems: Mapping[str, StreamSystem], app: Application, plan: ExecutionPlan | None
+    startpoints: StartpointManager,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    plan: ExecutionPlan | None,
+    offsets: OffsetState,
 ) -> FanOut:
     """Fan out to the plan's tasks and to the datasets whose streams can be rewound; return what each has to apply.
 
-    Any number of coordinators may do so: sensors, and every run at its start. An application of datasets only has no
-    plan, and one without anything that could start elsewhere has no tasks: nothing is fanned out then. Nor is it where
-    the application has startpoints switched off: what is stored stays as it is.
+    `offsets` is what the batch log knows to be applied. Any number of coordinators may do so: sensors, and every run at
+    its start. An application of datasets only has no plan, and one without anything that could start elsewhere has no
+    tasks: nothing is fanned out then. Nor is it where the application has startpoints switched off: what is stored
+    stays as it is.
     """
     if not app.startpoints:
         handed = (request for held in startpoints.get_fan_outs().values() for request in held.values())
         return FanOut(left_alone=(*startpoints.requests(), *handed))
     tasks = {**(task_partitions(plan) if plan else {}), **dataset_tasks(app, systems)}
-    return startpoints.fan_out(tasks, named_only=named_only(app)) if tasks else FanOut({})
+    if not tasks:
+        return FanOut({})
+    taken = taken_in(startpoints.lake, app, offsets)
+    return startpoints.fan_out(tasks, named_only=named_only(app), taken=taken)
+
+
+def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
+    """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
+    datasets = {dataset_task(each.name): each.name for each in followed(app)}
+
+    @cache
+    def applied(name: str) -> Mapping[str, str]:
+        found = DatasetLog(lake, name).read_or_newest()[1]
+        return {} if found is None else found.applied
+
+    def taken(task: str, request: StartpointRequest) -> bool:
+        if task in datasets:
+            return applied(datasets[task]).get(str(request.ssp)) == request.id
+        return offsets.has_taken(str(request.ssp), request.id)
+
+    return taken

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from assets.unbounded.rewind import rewind_dataset
 from orchestration.offsets.resolving import Unresolved
-from resources.errors import AdjunctError, DatasetError, PermanentError, StreamNotFoundError
+from resources.errors import AdjunctError, DatasetError, MalformedDocumentError, PermanentError, StreamNotFoundError
 from resources.names import split_stream_name
 from resources.streams.startpoint import resolve_startpoint_to_offset
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
     from assets.report import AdvanceReport
     from orchestration.application import Application
-    from orchestration.offsets.fan_out import Requests
+    from orchestration.offsets.fan_out import FanOut, Requests
     from orchestration.offsets.request import StartpointRequest
     from orchestration.offsets.startpoints import StartpointManager
     from resources.objects import Lake
     from resources.streams import StreamSystem
     from resources.streams.ssp import SystemStreamPartition
+    from resources.streams.startpoint import Startpoint
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def apply_dataset_startpoints(
     systems: Mapping[str, StreamSystem],
     app: Application,
     startpoints: StartpointManager,
-    handed: Mapping[str, Requests],
+    handed: FanOut,
     spark: Callable[[], SparkSession],
     *,
     by: str,
@@ -95,16 +96,22 @@ def apply_dataset_startpoints(
 ) -> DatasetOutcome:
     """Rewind, or build anew, the datasets that startpoints are fanned out to; all those of a dataset in one commit.
 
-    `handed` is what each task has to apply, as a fan-out left it; `only` names the datasets to look at, all of them
-    when None. What was applied is removed from the fan-outs after its commit, by id: a run that dies between the two
-    finds it applied. A dataset that fails keeps no other from being rewound. To be called before the datasets advance.
+    `handed` is what a fan-out left; a dataset that was handed what can't be read fails. `only` names the datasets to
+    look at, all of them when None. What was applied is removed from the fan-outs after its commit, by id: a run that
+    dies between the two finds it applied. A dataset that fails keeps no other from being rewound. To be called before
+    the datasets advance.
     """
     reports: list[AdvanceReport] = []
     failed: dict[str, AdjunctError] = {}
     unresolved: list[Unresolved] = []
+    for text in handed.gone():
+        _log.warning("%s", text)
     for dataset in followed(app, only):
         task = dataset_task(dataset.name)
-        requests, without = _resolvable(systems, handed.get(task, {}))
+        if task in handed.held:
+            failed[dataset.name] = _unreadable(dataset.name, task, handed)
+            continue
+        requests, without = _resolvable(systems, handed.tasks.get(task, {}))
         unresolved += without
         for each in without:
             _log.warning(
@@ -117,7 +124,7 @@ def apply_dataset_startpoints(
         except AdjunctError as error:
             failed[dataset.name] = error
         else:
-            startpoints.remove_fan_outs({task: {ssp: each.startpoint.id for ssp, each in requests.items()}})
+            startpoints.remove_fan_outs({task: {ssp: each.id for ssp, each in requests.items()}})
             on_report(reports[-1])
     return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
 
@@ -142,11 +149,26 @@ def _apply(
         systems,
         dataset,
         spark,
-        positions={ssp: request.startpoint for ssp, request in requests.items()},
+        positions={ssp: positioned(request) for ssp, request in requests.items()},
         reason="; ".join(dict.fromkeys(f"{each.reason} (asked for by {each.by})" for each in requests.values())),
         by=by,
         force={ssp for ssp, request in requests.items() if request.force},
     )
+
+
+def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
+    """Return why a dataset can't go on: nobody knows where it was to be rewound to."""
+    ssps = handed.held[task]
+    why = [each.error for each in handed.unreadable if each.at is not None and (each.at == task or each.ssp in ssps)]
+    return MalformedDocumentError(
+        f"dataset {name!r} was handed a startpoint that can't be read, and is left as it is. {why[0] if why else ''}",
+        f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
+    )
+
+
+def positioned(request: StartpointRequest) -> Startpoint:
+    """Return where a request starts, under the request's id: by that a table knows what it has applied."""
+    return replace(request.startpoint, id=request.id)
 
 
 def _resolvable(

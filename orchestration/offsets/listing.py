@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from resources.objects import Lake
     from resources.streams import StreamSystem
 
-_SECOND = timedelta(seconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 
 
 def list_startpoints(
@@ -26,7 +27,8 @@ def list_startpoints(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what is `waiting`, what is `handed` to tasks, the `replays` under way, and what was `applied` last.
 
-    What can't be read stands in `unreadable`.
+    What no run has taken up in time stands in `expired` until the next one deletes it, what can't be read in
+    `unreadable`.
 
     A row each, of JSON-able values. Of a replay, `left` counts the offsets that it has still to read.
     """
@@ -34,6 +36,10 @@ def list_startpoints(
     waiting = [
         _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
         for request in startpoints.requests()
+    ]
+    expired = [
+        _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
+        for request in startpoints.expired()
     ]
     handed = [
         _asked(request) | {"task": task, "offset": _offset(state.offsets, request)}
@@ -46,9 +52,17 @@ def list_startpoints(
     ]
     replays = [_replay(systems, each) for each in state.offsets.replays.values()]
     unreadable = [
-        {"partition": str(each.ssp), "task": each.task, "error": each.error} for each in startpoints.unreadable()
+        {"partition": each.partition or each.key, "task": each.task, "handed_to": each.at, "error": each.error}
+        for each in startpoints.unreadable()
     ]
-    return {"waiting": waiting, "handed": handed, "replays": replays, "applied": applied, "unreadable": unreadable}
+    return {
+        "waiting": waiting,
+        "expired": expired,
+        "handed": handed,
+        "replays": replays,
+        "applied": applied,
+        "unreadable": unreadable,
+    }
 
 
 def _asked(request: StartpointRequest) -> dict[str, Any]:
@@ -59,19 +73,19 @@ def _asked(request: StartpointRequest) -> dict[str, Any]:
         "by": request.by,
         "reason": request.reason,
         "on_unresolved": request.on_unresolved,
-        "id": request.startpoint.id,
+        "id": request.id,
     }
 
 
 def _ages(request: StartpointRequest, now: datetime, expires_after: timedelta) -> dict[str, str]:
-    made = datetime.fromtimestamp(request.startpoint.creation_timestamp_ms / 1000, UTC)
-    return {"age": _span(now - made), "expires_in": _span(made + expires_after - now)}
+    age_ms = (now - _EPOCH) // _MS - request.startpoint.creation_timestamp_ms
+    return {"age": _span(age_ms), "expires_in": _span(expires_after // _MS - age_ms)}
 
 
 def _offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
     """Return the offset that was found for it and stored; None while no run has started since."""
     found = offsets.resolved.get(str(request.ssp))
-    return found.offset if found is not None and found.id == request.startpoint.id else None
+    return found.offset if found is not None and found.id == request.id else None
 
 
 def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
@@ -83,5 +97,6 @@ def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, An
     return facts | {"left": left, "per_cent": 100 * (whole - left) // max(whole, 1)}
 
 
-def _span(span: timedelta) -> str:
-    return str(_SECOND * max(span // _SECOND, 0))
+def _span(ms: int) -> str:
+    """Return whole seconds in words; counted in numbers, for no date lies so far in the future as this may reach."""
+    return str(timedelta(seconds=min(max(ms // 1000, 0), timedelta.max // timedelta(seconds=1))))

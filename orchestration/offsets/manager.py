@@ -22,6 +22,7 @@ from orchestration.offsets.resolving import (
     Streams,
     Unresolved,
     default_offset,
+    edge_offsets,
     is_another,
     is_broadcast,
     one_task_of_all,
@@ -75,13 +76,6 @@ class Start:
             for each in self.unresolved
         ]
         said += [
-            f"{each.ssp}: a startpoint waits, and no task {'' if each.task is None else repr(each.task) + ' '}reads "
-            f"the partition ({each.by}: {each.reason})"
-            for each in self.fan_out.unknown
-        ]
-        said += [f"{each.ssp}: a startpoint has expired ({each.by}: {each.reason})" for each in self.fan_out.expired]
-        said += [f"{each.ssp}: a startpoint waits that is left alone: {each.error}" for each in self.fan_out.unreadable]
-        said += [
             f"{each.ssp}: startpoints are switched off: {describe_startpoint(each.startpoint)} is left alone "
             f"({each.by}: {each.reason})"
             for each in self.fan_out.left_alone
@@ -91,7 +85,7 @@ class Start:
             f"({each.by}: {each.reason})"
             for each in self.paused
         ]
-        return said
+        return [*said, *self.fan_out.gone(), *self.fan_out.left()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +95,13 @@ class Positions:
     starts: dict[SystemStreamPartition, str]
     ends: dict[SystemStreamPartition, str]
     lost: dict[SystemStreamPartition, OffsetRange]
+    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
 
     def texts(self) -> list[str]:
         """Return in words what retention took, a line each."""
         return [
-            f"{ssp}: retention has passed offset {span.start}; the input goes on from {span.end}, the oldest left"
+            f"{ssp}: retention has passed {_whose(self.startpoints.get(ssp))}offset {span.start}; the input goes on "
+            f"from {span.end}, the oldest left"
             for ssp, span in sorted(self.lost.items())
         ]
 
@@ -122,6 +118,7 @@ class OffsetManager:
     ) -> None:
         self._systems, self._app, self._plan, self._startpoints = systems, app, plan, startpoints
         self._readers = task_partitions(plan)
+        self._held: frozenset[SystemStreamPartition] = frozenset()
 
     # -- the start of a run
 
@@ -130,15 +127,17 @@ class OffsetManager:
 
         Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not
         consumed), for a stream that was made anew, and for new partitions of one whose key chooses the partition.
+        Partitions for which something was handed out that can't be read are not read at all in this run.
         """
-        fan_out = fan_out_requests(self._startpoints, self._systems, self._app, self._plan)
+        fan_out = fan_out_requests(self._startpoints, self._systems, self._app, self._plan, state.offsets)
+        self._held = frozenset(ssp for task in self._readers for ssp in fan_out.held.get(task, ()))
         known = state.offsets
         pending, done = self._pending(fan_out, state)
         streams = Streams(self._systems)
         resolved = {
             ssp: start
             for ssp, start in known.resolved.items()
-            if ssp in pending and pending[ssp][1].startpoint.id == start.id and streams.identity(ssp) == start.stream
+            if ssp in pending and pending[ssp][1].id == start.id and streams.identity(ssp) == start.stream
         }
         found: list[ResolvedStartpoint] = []
         replays: list[Replay] = []
@@ -192,7 +191,7 @@ class OffsetManager:
         done: dict[str, dict[SystemStreamPartition, str]] = {}
         for task in self._readers:
             for ssp, request in fan_out.tasks.get(task, {}).items():
-                name, startpoint_id = str(ssp), request.startpoint.id
+                name, startpoint_id = str(ssp), request.id
                 if state.offsets.has_taken(name, startpoint_id):
                     done.setdefault(task, {})[ssp] = startpoint_id
                 elif name not in pending:
@@ -224,8 +223,7 @@ class OffsetManager:
             self._check_added(source, info, [ssp for ssp in fresh if str(ssp) not in offsets.resolved])
             choice = "oldest"
         if fresh:
-            found = system.upcoming(fresh) if choice == "upcoming" else system.oldest(fresh)
-            kept |= {str(ssp): offset for ssp, offset in found.items()}
+            kept |= {str(ssp): offset for ssp, offset in edge_offsets(system, choice, fresh).items()}
         return kept
 
     def _check_added(self, source: Input, info: StreamInfo, added: Sequence[SystemStreamPartition]) -> None:
@@ -269,32 +267,40 @@ class OffsetManager:
     def positions(self, state: ApplicationState) -> Positions:
         """Return where the main input goes on, and how far it can be read now.
 
-        Partitions that were added since the start of the run wait for the next one. Raises OffsetOutOfRangeError for a
-        position that the stream does not hold (any more), and for a stream that was made anew since the start.
+        Partitions that were added since the start of the run wait for the next one, as do those that are held. Raises
+        OffsetOutOfRangeError for a position that the stream does not hold (any more), and for a stream that was made
+        anew since the start.
         """
         starts: dict[SystemStreamPartition, str] = {}
         ends: dict[SystemStreamPartition, str] = {}
         lost: dict[SystemStreamPartition, OffsetRange] = {}
+        startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
         streams = Streams(self._systems)
         for source in self._app.inputs.values():
             system, info = streams.system(source.stream), streams.info(source.stream)
             before = state.offsets.streams.get(source.stream)
             if before is not None and is_another(info, before):
                 self._check_startpoints(source, info, before, ())
-            ssps = [ssp for ssp in streams.partitions(source.stream) if str(ssp) in state.checkpoint]
-            oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+            ssps = [
+                ssp
+                for ssp in streams.partitions(source.stream)
+                if str(ssp) in state.checkpoint and ssp not in self._held
+            ]
+            oldest, upcoming = edge_offsets(system, "oldest", ssps), edge_offsets(system, "upcoming", ssps)
             for ssp in ssps:
                 startpoint = state.offsets.resolved.get(str(ssp))
                 start = startpoint.offset if startpoint else state.checkpoint[str(ssp)]
-                self._check_end(system, ssp, start, upcoming[ssp])
+                self._check_end(system, ssp, start, upcoming[ssp], startpoint)
                 if system.compare(start, oldest[ssp]) < 0:
                     if startpoint is None or startpoint.position != "oldest":
                         lost[ssp] = OffsetRange(start, oldest[ssp])
                     start = oldest[ssp]
                 starts[ssp] = start
+                if startpoint is not None:
+                    startpoints[ssp] = startpoint
             ends |= upcoming
-            self._check_lost(source, {ssp: span for ssp, span in lost.items() if ssp in upcoming})
-        return Positions(starts, ends, lost)
+            self._check_lost(source, {ssp: span for ssp, span in lost.items() if ssp in upcoming}, startpoints)
+        return Positions(starts, ends, lost, startpoints)
 
     def replays(self, state: ApplicationState) -> dict[SystemStreamPartition, Replay]:
         """Return the bounded replays to go on with: of each partition the one that began first; none if switched off.
@@ -311,7 +317,7 @@ class OffsetManager:
             system, ssps = streams.system(stream), [ssp for ssp in chosen if ssp.qualified_stream == stream]
             if stream not in self._app.inputs:
                 raise self._no_replay(chosen[ssps[0]], f"the application does not read {stream} any more")
-            oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+            oldest, upcoming = edge_offsets(system, "oldest", ssps), edge_offsets(system, "upcoming", ssps)
             for ssp in ssps:
                 replay = chosen[ssp]
                 if is_another(streams.info(stream), replay.stream):
@@ -344,27 +350,50 @@ class OffsetManager:
 
     # -- inside
 
-    def _check_end(self, system: StreamSystem, ssp: SystemStreamPartition, start: str, upcoming: str) -> None:
+    def _check_end(
+        self,
+        system: StreamSystem,
+        ssp: SystemStreamPartition,
+        start: str,
+        upcoming: str,
+        startpoint: ResolvedStartpoint | None,
+    ) -> None:
         if system.compare(start, upcoming) > 0:
+            who = _whose(startpoint) or f"application {self._app.name!r} goes on at "
             raise OffsetOutOfRangeError(
-                f"{ssp}: application {self._app.name!r} goes on at offset {start}, and the stream ends before "
-                f"{upcoming}: it has lost records, or is another stream than it was.",
+                f"{ssp}: {who}offset {start}, and the stream ends before {upcoming}: it has lost records, or is "
+                "another stream than it was.",
                 "Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP "
                 f"{ssp} --oldest --reason ….",
             )
 
-    def _check_lost(self, source: Input, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
+    def _check_lost(
+        self,
+        source: Input,
+        lost: Mapping[SystemStreamPartition, OffsetRange],
+        startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
+    ) -> None:
+        """Raise OffsetOutOfRangeError for what retention took, be it of the checkpoint or of somebody's startpoint."""
         if source.on_lost == "oldest" or not lost:
             return
-        said = [f"{ssp} (at offset {span.start}, the oldest left is {span.end})" for ssp, span in sorted(lost.items())]
+        asked = sorted(ssp for ssp in lost if ssp in startpoints)
+        where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or asked
+        said = [f"{ssp} (at offset {lost[ssp].start}, the oldest left is {lost[ssp].end})" for ssp in where]
         more = f" and {len(said) - _SHOWN} more partitions" if len(said) > _SHOWN else ""
-        numbers = ",".join(str(ssp.partition) for ssp in sorted(lost))
+        shown, numbers = ", ".join(said[:_SHOWN]) + more, ",".join(str(ssp.partition) for ssp in where)
+        oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
+        if where == asked:
+            whose = "; ".join(dict.fromkeys(_whose(startpoints[ssp]) for ssp in asked[:_SHOWN])).removesuffix(" at ")
+            raise OffsetOutOfRangeError(
+                f"retention has passed {whose} in {shown}, since its offset was found: what lies between is lost.",
+                f"Begin at what is left ({oldest}), or take it back: adjunct startpoint clear MODULE:APP "
+                f"{source.stream}.{numbers} --reason ….",
+            )
         raise OffsetOutOfRangeError(
-            f"retention has passed the checkpoint of application {self._app.name!r} in "
-            f"{', '.join(said[:_SHOWN])}{more}: the records in between are lost.",
-            f"Accept the loss once (adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …), "
-            'or for good: declare on_lost="oldest" at the input stream, which counts what is lost. To lose nothing, '
-            "deliver the records again; then give the stream a longer retention.",
+            f"retention has passed the checkpoint of application {self._app.name!r} in {shown}: the records in between "
+            "are lost.",
+            f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input stream, which counts '
+            "what is lost. To lose nothing, deliver the records again; then give the stream a longer retention.",
         )
 
 
@@ -373,9 +402,15 @@ def _weight(request: StartpointRequest) -> tuple[bool, int]:
     return request.task is not None, request.sequence
 
 
+def _whose(startpoint: ResolvedStartpoint | None) -> str:
+    if startpoint is None:
+        return ""
+    return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
+
+
 def _resolved(request: StartpointRequest, offset: str, stream: str | None) -> ResolvedStartpoint:
     return ResolvedStartpoint(
-        id=request.startpoint.id,
+        id=request.id,
         ssp=str(request.ssp),
         stream=stream,
         position=describe_startpoint(request.startpoint),

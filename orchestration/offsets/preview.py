@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from assets.unbounded.rewind import plan_rewind
 from orchestration.batchlog import application_state
-from orchestration.offsets.dataset_requests import dataset_task, dataset_tasks, named_only
+from orchestration.offsets.dataset_requests import dataset_task, dataset_tasks, named_only, positioned
 from orchestration.offsets.request import StartpointRequest
 from orchestration.offsets.resolving import (
     Streams,
@@ -171,7 +171,7 @@ def _of_table(
             lake,
             systems,
             dataset,
-            positions={ssp: each.startpoint for ssp, each in requests.items()},
+            positions={ssp: positioned(each) for ssp, each in requests.items()},
             force={ssp for ssp, each in requests.items() if each.force},
         )
     except PermanentError as error:

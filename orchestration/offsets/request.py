@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.startpoint import VERSION, Startpoint, check_version, startpoint_from_json
+from resources.streams.startpoint import (
+    VERSION,
+    Startpoint,
+    check_id,
+    check_startpoint,
+    check_version,
+    startpoint_from_json,
+)
 
 OnUnresolved = Literal["fail", "checkpoint"]
 _ON_UNRESOLVED = ("fail", "checkpoint")
@@ -26,8 +33,11 @@ class StartpointRequest:
     `by` and `reason` say who wants it and why. `on_unresolved` says what a start does where the startpoint has no
     offset: fail, or go on from the checkpoint. With `until`, it is a bounded replay: what lies from the startpoint up
     to, but without, that position is read again, and the main position does not move. `force` lets a dataset's table
-    get older, or lack changes, where the partition is of a dataset's stream. `sequence` is the place in the store's own
-    order of requests, given when it is written: it tells two requests apart even where clocks or ids do not.
+    get older, or lack changes, where the partition is of a dataset's stream.
+
+    A request is applied once, however often it is written: that is what its `id` is for, which is its startpoint's
+    unless it is given. `sequence` is the place in the store's own order of requests, given when it is written: it tells
+    which of two came later even where clocks do not.
     """
 
     ssp: SystemStreamPartition
@@ -39,8 +49,26 @@ class StartpointRequest:
     until: Startpoint | None = None
     force: bool = False
     sequence: int = 0
+    id: str = ""
 
     def __post_init__(self) -> None:
+        check_partition(self.ssp, "the startpoint request")
+        check_startpoint(self.startpoint, f"the startpoint of the request for {self.ssp}")
+        if self.until is not None:
+            check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")
+        if not isinstance(self.force, bool):
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has force={self.force!r:.80}: expected True or False.",
+                "Leave it out for False.",
+            )
+        if not isinstance(self.sequence, int) or isinstance(self.sequence, bool):
+            raise ConfigurationError(
+                f"the startpoint request for {self.ssp} has sequence={self.sequence!r:.80}: expected an integer.",
+                "Leave it out: the store gives it.",
+            )
+        if self.id == "":
+            object.__setattr__(self, "id", self.startpoint.id)
+        check_id("startpoint request", self.id)
         if self.task is not None:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
@@ -83,37 +111,21 @@ class StartpointRequest:
         return request_from_json(value, "startpoint request")
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableRequest:
-    """A request that this version of Adjunct can't read, as `error` says; others are not affected by it."""
-
-    ssp: SystemStreamPartition
-    task: str | None
-    error: str
-
-    @property
-    def target(self) -> Target:
-        return self.ssp, self.task
-
-
-_FIELDS = {each.name for each in fields(StartpointRequest)} | {"version"}
+_NAMED = {each.name for each in fields(StartpointRequest)}
+_FIELDS = _NAMED | {"version"}
 
 
 def request_from_json(value: object, where: str) -> StartpointRequest:
     """Return what `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
     if not isinstance(value, Mapping):
-        raise _malformed(where, f"{value!r} is no object")
+        raise _malformed(where, f"{value!r:.80} is no object")
     check_version(value, where)
-    if set(value) != _FIELDS:
+    if set(value) | {"id"} != _FIELDS:
         raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
-    if not isinstance(value["sequence"], int):
-        raise _malformed(where, f"sequence is {value['sequence']!r}, expected an integer")
-    if not isinstance(value["force"], bool):
-        raise _malformed(where, f"force is {value['force']!r}, expected true or false")
     startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")
     bounded = value["until"] is not None
     until = startpoint_from_json(value["until"], f"the end (until) of {where}") if bounded else None
-    given = {name: value[name] for name in _FIELDS - {"version", "ssp", "startpoint", "until"}}
+    given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"} if name in value}
     try:
         ssp = SystemStreamPartition.parse(value["ssp"])
         return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
@@ -132,6 +144,16 @@ def newer(left: StartpointRequest, right: StartpointRequest) -> StartpointReques
     specific, broadcast = (right, left) if left.task is None else (left, right)
     later = broadcast.startpoint.creation_timestamp_ms > specific.startpoint.creation_timestamp_ms
     return broadcast if later else specific
+
+
+def check_partition(ssp: object, what: str) -> SystemStreamPartition:
+    """Return `ssp` if it is a stream partition; `what` says in the error what it was for. Raises InvalidNameError."""
+    if isinstance(ssp, SystemStreamPartition):
+        return ssp
+    raise InvalidNameError(
+        f"{what} is for {ssp!r:.200}, which is no SystemStreamPartition.",
+        'Write SystemStreamPartition("lake", "flights", 3), or SystemStreamPartition.parse("lake.flights.3").',
+    )
 
 
 def check_task(task: str) -> str:

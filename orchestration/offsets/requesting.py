@@ -18,9 +18,10 @@ from resources.streams.startpoint import describe_startpoint
 if TYPE_CHECKING:
     from orchestration.application import Application
     from orchestration.batchlog import ApplicationState
-    from orchestration.offsets.request import StartpointRequest, UnreadableRequest
+    from orchestration.offsets.request import StartpointRequest
     from orchestration.offsets.startpoints import StartpointManager
     from orchestration.offsets.state import Replay
+    from orchestration.offsets.unreadable import Unreadable
     from resources.objects import Lake
     from resources.streams import StreamSystem
 
@@ -76,13 +77,13 @@ class Asked:
 class TakenBack:
     """What was taken back, and the `replays` that were stopped where they were; `left` says what was not, and why.
 
-    `unreadable` are requests of another version of Adjunct, taken back unread.
+    `unreadable` is what this version of Adjunct can't read, taken back as it is.
     """
 
     startpoints: tuple[Held, ...]
     replays: tuple[Replay, ...]
     left: tuple[str, ...]
-    unreadable: tuple[UnreadableRequest, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
@@ -90,7 +91,7 @@ class TakenBack:
             "taken_back": [each.summary() for each in self.startpoints],
             "replays": [each.model_dump(mode="json") for each in self.replays],
             "left": list(self.left),
-            "unreadable": [f"{each.ssp}: {each.error}" for each in self.unreadable],
+            "unreadable": [each.summary() for each in self.unreadable],
         }
 
 
@@ -106,10 +107,10 @@ def ask(
     """Write these requests, all or none; return what they would do if a run started now.
 
     Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
-    task reads a partition; where a startpoint has no offset now, and the request does not go on from the checkpoint
-    then; and, without `replace`, where a bounded replay would take the place of a startpoint, or the other way round.
-    With `dry_run` nothing is written, and nothing is refused: the previews say what is wrong. Where the application has
-    startpoints switched off, both are refused.
+    task reads a partition; where what was handed out there can't be read; where a startpoint has no offset now, and the
+    request does not go on from the checkpoint then; and, without `replace`, where a bounded replay would take the place
+    of a startpoint, or the other way round. With `dry_run` nothing is written, and nothing is refused: the previews say
+    what is wrong. Where the application has startpoints switched off, both are refused.
     """
     if not requests:
         raise ConfigurationError(
@@ -123,6 +124,7 @@ def ask(
     replaced = _replaced(previews, there, named_only(app))
     if not dry_run:
         _check(previews)
+        _check_readable(startpoints, requests)
         if not replace:
             _check_kinds(replaced)
         startpoints.write_startpoints(requests)
@@ -154,12 +156,15 @@ def take_back(
 
     waiting = [each.request for each in _waiting(startpoints) if chosen(each)]
     taken = [Held(request) for request in startpoints.take_back(waiting, by=by)]
-    unread = [
-        each
-        for each in startpoints.unreadable()
-        if (wanted is None or each.ssp in wanted) and (task is None or task == each.task)
-        if startpoints.delete_startpoint(*each.target)
-    ]
+    unread = startpoints.delete_unreadable(
+        (
+            each
+            for each in startpoints.unreadable()
+            if (wanted is None or each.ssp in wanted or (each.ssp is None and each.at and each.at == task))
+            and (task is None or task in (each.task, each.at))
+        ),
+        by=by,
+    )
     # More than once: a fan-out that has read a request before it was deleted may still hand it out.
     for _ in range(_LOOKS):
         handed = [each for each in _handed(startpoints, state) if chosen(each)]
@@ -201,14 +206,14 @@ def _handed(startpoints: StartpointManager, state: ApplicationState) -> Iterator
     """Yield what is fanned out, without what a commit has applied already: a crash may have left that there."""
     for task, requests in startpoints.get_fan_outs().items():
         for ssp, request in requests.items():
-            if not state.offsets.has_taken(str(ssp), request.startpoint.id):
+            if not state.offsets.has_taken(str(ssp), request.id):
                 found = state.offsets.resolved.get(str(ssp))
-                yield Held(request, task, found.offset if found and found.id == request.startpoint.id else None)
+                yield Held(request, task, found.offset if found and found.id == request.id else None)
 
 
 def _begun(held: Held, state: ApplicationState) -> bool:
     """Whether a batch has applied it, or the open one does, which is repeated as it is written."""
-    ssp, startpoint_id = str(held.request.ssp), held.request.startpoint.id
+    ssp, startpoint_id = str(held.request.ssp), held.request.id
     applied = state.offsets.applied.get(ssp)
     opened = state.open is not None and state.open.startpoints.get(ssp) == startpoint_id
     return opened or (applied is not None and applied.id == startpoint_id)
@@ -217,7 +222,7 @@ def _begun(held: Held, state: ApplicationState) -> bool:
 def _remove(startpoints: StartpointManager, handed: Sequence[Held]) -> None:
     ids: dict[str, dict[SystemStreamPartition, str]] = {}
     for each in handed:
-        ids.setdefault(str(each.at), {})[each.request.ssp] = each.request.startpoint.id
+        ids.setdefault(str(each.at), {})[each.request.ssp] = each.request.id
     startpoints.remove_fan_outs(ids)
 
 
@@ -252,6 +257,16 @@ def _check(previews: Sequence[Preview]) -> None:
             f"replay (offset {first.end}){others}; nothing is written.",
             "Choose an end that lies after the start.",
         )
+
+
+def _check_readable(startpoints: StartpointManager, requests: Sequence[StartpointRequest]) -> None:
+    ssps = {each.ssp for each in requests}
+    for each in startpoints.unreadable():
+        if each.at is not None and each.ssp in ssps:
+            raise ConfigurationError(
+                f"nothing is written: it would wait behind what was handed out there. {each.summary()}",
+                f"Take that back first: adjunct startpoint clear MODULE:APP {each.partition} --reason ….",
+            )
 
 
 def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from resources.errors import ConfigurationError, OffsetOutOfRangeError
 from resources.names import split_stream_name
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
+from resources.streams.startpoint import check_offset, describe_startpoint, resolve_startpoint_to_offset
 
 if TYPE_CHECKING:
     from orchestration.application import Application
@@ -80,9 +80,17 @@ def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
     )
 
 
-def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> str:
+def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
     """Return where a partition without checkpoint and startpoint begins: "oldest" or "upcoming"."""
     return source.default_offset or info.default_offset or system.default_offset or "upcoming"
+
+
+def edge_offsets(
+    system: StreamSystem, which: Literal["oldest", "upcoming"], ssps: Sequence[SystemStreamPartition]
+) -> dict[SystemStreamPartition, str]:
+    """Return the oldest or the upcoming offset of these partitions. Raises ConfigurationError for an answer of none."""
+    found = system.oldest(ssps) if which == "oldest" else system.upcoming(ssps)
+    return {ssp: check_offset(system, ssp, found.get(ssp), f"asked for its {which} offset") for ssp in ssps}
 
 
 def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[str, str | None]:
@@ -101,4 +109,5 @@ def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[s
             f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
             "Choose an end that lies after the start.",
         )
-    return start, end
+    # In one way of writing: whether there is anything in between is told by comparing them.
+    return start, start if system.compare(start, end) == 0 else end

@@ -10,21 +10,26 @@ there then. If it dies in between, the next one finds the requests settled and o
 
 from __future__ import annotations
 
-import json
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestration.offsets.fan_out import Decision, FanOut, FanOutState, Requests, TaskFanOut, decide_fan_out, without
-from orchestration.offsets.request import (
-    OnUnresolved,
-    StartpointRequest,
-    Target,
-    UnreadableRequest,
-    check_task,
-    request_from_json,
+from orchestration.offsets.fan_out import Decision, FanOut, Requests, Taken, decide_fan_out, without
+from orchestration.offsets.request import OnUnresolved, StartpointRequest, Target, check_partition, check_task
+from orchestration.offsets.stored import (
+    Stored,
+    difference,
+    equal_requests,
+    request_key,
+    sequence_of,
+    settled_key,
+    task_json,
+    task_key,
 )
+from orchestration.offsets.unreadable import Unreadable, partition_of
 from resources.errors import ConfigurationError, MalformedDocumentError
 from resources.streams.ssp import SystemStreamPartition
 
@@ -60,13 +65,15 @@ class StartpointManager:
         name = application if isinstance(application, str) else application.name
         if expires_after is None:
             expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
-        if expires_after < _MS:
+        if not isinstance(expires_after, timedelta) or expires_after < _MS:
             raise ConfigurationError(
-                f"startpoints of {name!r} expire after {expires_after}: expected at least a millisecond.",
+                f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
+                "millisecond.",
                 f"Leave it out for {EXPIRES_AFTER}.",
             )
-        self.application = name
-        self._lake, self._is_known = store.lake, not isinstance(application, str)
+        self.application, self.lake = name, store.lake
+        self._is_known = not isinstance(application, str)
+        self._stored = Stored(name)
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
@@ -87,21 +94,24 @@ class StartpointManager:
     ) -> None:
         """Ask that reading of `ssp` starts at `startpoint`, at every task that reads it or at one.
 
-        Replaces an earlier request for the same partition and task, whatever the clocks said. The same request
-        again changes nothing while it is there.
+        Replaces an earlier request for the same partition and task, whatever the clocks said. An equal one changes
+        nothing while it waits. Of a startpoint that was handed to its task before, or applied, this is a new request:
+        it is applied as well. Whoever has to repeat a write without knowing what became of the first one writes the
+        same `StartpointRequest` again (`write_startpoints`), which is applied once. Raises ConfigurationError for what
+        can't be followed, such as a text in place of the partition.
         """
-        self.write_startpoints(
-            [
-                StartpointRequest(
-                    ssp=ssp, startpoint=startpoint, task=task, by=by, reason=reason, on_unresolved=on_unresolved
-                )
-            ]
+        request = StartpointRequest(
+            ssp=ssp, startpoint=startpoint, task=task, by=by, reason=reason, on_unresolved=on_unresolved
         )
+        self.write_startpoints([replace(request, id=uuid.uuid4().hex) if self._is_used(request) else request])
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
-        """Write many requests in one commit: all of them or none. Of two for one target, the last counts."""
+        """Write many requests in one commit: all of them or none. Of two for one target, the last counts.
+
+        Each is applied once, by its id, however often it is written. Raises ConfigurationError.
+        """
         self.check_on()
-        wanted = {_request_key(request.target): request for request in requests}
+        wanted = {request_key(request.target): _request(request) for request in requests}
         if not wanted:
             return
         writers = sorted({request.by for request in wanted.values()})
@@ -112,7 +122,7 @@ class StartpointManager:
             for key, request in wanted.items():
                 before = snapshot.get(key)
                 stored = replace(request, sequence=snapshot.version + 1).to_json()
-                if before is None or not _equal_but_sequence(before, stored):
+                if not equal_requests(before, stored):
                     changes[key] = stored
             return changes, None
 
@@ -129,11 +139,11 @@ class StartpointManager:
 
     def read_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
         """Return the startpoint asked for at exactly this target; None if there is none, or it has expired."""
-        key = _request_key((ssp, task))
+        key = request_key((check_partition(ssp, "the startpoint to be read"), task))
         found = self._checked(self._requests.read()).get(key)
         if found is None:
             return None
-        request = self._request(key, found)
+        request = self._stored.request(key, found)
         return None if request.expired(self._now_ms(), self._expiry_ms) else request.startpoint
 
     def requests(self) -> list[StartpointRequest]:
@@ -141,22 +151,52 @@ class StartpointManager:
 
         Those that this version can't read are left out: see `unreadable`.
         """
-        now = self._now_ms()
-        found = self._requests_in(self._checked(self._requests.read()))[0]
-        live = [each for each in found if not each.expired(now, self._expiry_ms)]
-        return sorted(live, key=lambda each: (each.sequence, each.ssp, each.task or ""))
+        return self._by_expiry(expired=False)
 
-    def unreadable(self) -> list[UnreadableRequest]:
-        """Return the requests that this version of Adjunct can't read; `delete_startpoint` takes them back, too."""
-        return self._requests_in(self._checked(self._requests.read()))[1]
+    def has_any(self) -> bool:
+        """Return whether anything is stored that a fan-out would have to look at."""
+        return bool(len(self._requests.read()) or len(self._fan_outs.read()))
 
-    def delete_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> bool:
+    def expired(self) -> list[StartpointRequest]:
+        """Return the requests that are too old to be followed and are still there: the next fan-out deletes them."""
+        return self._by_expiry(expired=True)
+
+    def unreadable(self) -> list[Unreadable]:
+        """Return what this version of Adjunct can't read, of requests and of what was handed to tasks.
+
+        It stays, and is left alone, until `delete_unreadable` takes it back.
+        """
+        handed = self._stored.state(self._checked(self._fan_outs.read()).items()).all_unreadable()
+        return [*self._stored.requests(self._requests.read().items())[1], *handed]
+
+    def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
         """Take back the request for exactly this target, also one that can't be read; return whether there was one.
 
+        The target of one that can't be read may be no partition: it is given as the text that `unreadable` shows.
         What is fanned out already stays so: see `remove_fan_out_for_task`.
         """
-        found = self._checked(self._requests.read()).get(_request_key((ssp, task)))
-        return found is not None and bool(self._take_back({(ssp, task): _sequence(found)}, by="delete"))
+        known = partition_of(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
+        key = request_key((known or ssp, task))
+        found = self._checked(self._requests.read()).get(key)
+        if found is None:
+            return False
+        sequence = sequence_of(found)
+        if known is None or sequence is None:
+            return self._delete_as_it_is(key, found, by="delete")
+        return bool(self._take_back({(known, task): sequence}, by="delete"))
+
+    def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
+        """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
+        gone: list[Unreadable] = []
+        for each in unreadable:
+            if each.kind == "fan-out":
+                taken = self._remove_unreadable(each, by)
+            elif (sequence := sequence_of(each.value)) is not None and each.ssp is not None:
+                taken = bool(self._take_back({(each.ssp, each.task): sequence}, by=by))
+            else:
+                taken = self._delete_as_it_is(each.key, each.value, by=by)
+            gone += [each] if taken else []
+        return gone
 
     def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
         """Take these requests back, each only where it is still the one there; return those that nobody was handed.
@@ -170,14 +210,19 @@ class StartpointManager:
     # -- fan-outs
 
     def fan_out(
-        self, tasks: Mapping[str, Iterable[SystemStreamPartition]], *, named_only: Iterable[str] = ()
+        self,
+        tasks: Mapping[str, Iterable[SystemStreamPartition]],
+        *,
+        named_only: Iterable[str] = (),
+        taken: Taken | None = None,
     ) -> FanOut:
         """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
 
         `tasks` holds all tasks of the application, with all partitions that each reads. A startpoint joins what its
         task has not committed yet and replaces that of the same partition if it is newer. What was pending at a
-        task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks.
-        Tasks of `named_only` get the requests that name them, and none that are for all tasks.
+        task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks; else
+        it stays there. Tasks of `named_only` get the requests that name them, and none that are for all tasks. What is
+        `taken` in by a commit, and still there, is removed first: the application's own commits, unless told.
         May be repeated, and run by several coordinators at once.
         """
         if not tasks:
@@ -185,30 +230,41 @@ class StartpointManager:
                 f"a fan-out for application {self.application!r} names no tasks, and would drop all that is pending.",
                 "Pass every task of the plan with the partitions it reads.",
             )
-        reading = {check_task(task): frozenset(ssps) for task, ssps in tasks.items()}
+        reading = {
+            check_task(task): frozenset(check_partition(ssp, f"what {task!r} reads") for ssp in ssps)
+            for task, ssps in tasks.items()
+        }
         reserved = frozenset(named_only)
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
-            before = self._state_in(snapshot)
+            before = self._stored.state(snapshot.items())
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
             # before they were read. The swap then makes sure that they have not changed since.
-            requests, unreadable = self._requests_in(self._checked(self._requests.read()))
-            decision = decide_fan_out(before, requests, reading, self._now_ms(), self._expiry_ms, reserved)
-            report = replace(decision.report, unreadable=tuple(unreadable))
-            return _difference(before, decision.state), replace(decision, report=report)
+            requests, unreadable = self._stored.requests(self._checked(self._requests.read()).items())
+            decision = decide_fan_out(
+                before, requests, reading, self._now_ms(), self._expiry_ms, reserved, taken or self._applied()
+            )
+            report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
+            return difference(before, decision.state), replace(decision, report=report)
 
         decision = self._fan_outs.transact(decide, by="fan-out")
         self._delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
         return decision.report
 
     def get_fan_out_for_task(self, task: str) -> Requests:
-        """Return what the task has to apply, by partition."""
-        key = _task_key(task)
-        return self._task_in(key, self._checked(self._fan_outs.read()).get(key)).pending
+        """Return what the task has to apply, by partition. Raises MalformedDocumentError for what can't be read."""
+        key = task_key(task)
+        held = self._stored.task(key, self._checked(self._fan_outs.read()).get(key))
+        if held.unread:
+            raise MalformedDocumentError(held.unread[0].error, "See `unreadable`, and `delete_unreadable`.")
+        return held.pending
 
     def get_fan_outs(self) -> dict[str, Requests]:
-        """Return what every task has to apply, by task and partition: all of it in one look."""
-        tasks = self._state_in(self._checked(self._fan_outs.read())).tasks
+        """Return what every task has to apply, by task and partition: all of it in one look.
+
+        Without what can't be read: see `unreadable`.
+        """
+        tasks = self._stored.state(self._checked(self._fan_outs.read()).items()).tasks
         return {task: held.pending for task, held in tasks.items() if held.pending}
 
     def remove_fan_out_for_task(
@@ -220,8 +276,9 @@ class StartpointManager:
     ) -> None:
         """Remove what the task has to apply: all of it when given the task alone, else that of these partitions.
 
-        With `ids`, only where the startpoint is still the one with this id. Whoever has applied startpoints names
-        them so: one that joined meanwhile stays.
+        With `ids`, only where the request, or its startpoint, is still the one with this id. Whoever has applied
+        startpoints names them so: one that joined meanwhile stays. What can't be read stays, too: `delete_unreadable`
+        takes that back.
         """
         if ssps is None or (isinstance(ssps, str) and ssps != "all"):
             raise ConfigurationError(
@@ -232,7 +289,7 @@ class StartpointManager:
         self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
-        """Remove the startpoints that were applied, given by task and partition with their ids, in one commit."""
+        """Remove the startpoints that were applied, given by task and partition with the ids of the requests."""
         self._remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
 
     # -- inside
@@ -243,7 +300,7 @@ class StartpointManager:
             from orchestration.known_applications import check_known  # by way of the batch log it needs this package
 
             if self._requests.read().version == 0:
-                check_known(self._lake, self.application)
+                check_known(self.lake, self.application)
             self._is_known = True
         return snapshot
 
@@ -259,20 +316,23 @@ class StartpointManager:
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
             changes: dict[str, Any] = {}
             for task, (ssps, ids) in chosen.items():
-                key = _task_key(task)
-                held = self._task_in(key, snapshot.get(key))
-                changes[key] = _task_json(without(held, ssps, ids))
+                key = task_key(task)
+                try:
+                    held = self._stored.task(key, snapshot.get(key))
+                except MalformedDocumentError:
+                    continue  # it stays as it is
+                changes[key] = task_json(without(held, ssps, ids))
             return changes, None
 
         self._fan_outs.transact(decide, by="applied")
 
-    def _take_back(self, wanted: Mapping[Target, Any], *, by: str) -> set[Target]:
+    def _take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], set[Target]]:
-            state = self._state_in(snapshot)
+            state = self._stored.state(snapshot.items())
             handed = {(each.target, each.sequence) for held in state.tasks.values() for each in held.pending.values()}
             handed |= set(state.settled.items())
             ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
-            return {_settled_key(target): wanted[target] for target in ours}, ours
+            return {settled_key(target): wanted[target] for target in ours}, ours
 
         if not wanted:
             return set()
@@ -280,117 +340,69 @@ class StartpointManager:
         self._delete(wanted, by=by)
         return taken
 
-    def _delete(self, wanted: Mapping[Target, Any], *, by: str) -> None:
+    def _delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+            there = snapshot.get(key) == value
+            return {key: None} if there else {}, there
+
+        return self._requests.transact(decide, by=by)
+
+    def _remove_unreadable(self, unread: Unreadable, by: str) -> bool:
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+            found = snapshot.get(unread.key)
+            if found is not None and found == unread.value:
+                return {unread.key: None}, True
+            try:
+                held = self._stored.task(unread.key, found)
+            except MalformedDocumentError:
+                return {}, False
+            kept = tuple(each for each in held.unread if each.value != unread.value)
+            return {unread.key: task_json(replace(held, unread=kept))}, kept != held.unread
+
+        return self._fan_outs.transact(decide, by=by)
+
+    def _is_used(self, request: StartpointRequest) -> bool:
+        """Whether a request of this id was handed out for the partition, or applied there."""
+        # The fan-outs first: from there it goes to the log, and never back.
+        tasks = self._stored.state(self._fan_outs.read().items()).tasks.values()
+        pending = (held.pending.get(request.ssp) for held in tasks)
+        return any(each and each.id == request.id for each in pending) or self._applied()("", request)
+
+    def _applied(self) -> Taken:
+        """Return whether a commit of the application's has taken in a request; looks when first asked."""
+        from orchestration.batchlog import application_state  # which imports a part of this package
+
+        look = cache(lambda: application_state(self.lake, self.application).offsets)
+        return lambda task, request: look().has_taken(str(request.ssp), request.id)
+
+    def _by_expiry(self, *, expired: bool) -> list[StartpointRequest]:
+        now, found = self._now_ms(), self._stored.requests(self._checked(self._requests.read()).items())[0]
+        chosen = [each for each in found if each.expired(now, self._expiry_ms) is expired]
+        return sorted(chosen, key=lambda each: (each.sequence, each.ssp, each.task or ""))
+
+    def _delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
         """Delete requests, each only where it still is the one of this sequence."""
-        sequences = {_request_key(target): sequence for target, sequence in wanted.items()}
+        sequences = {request_key(target): sequence for target, sequence in wanted.items()}
         if not sequences:
             return
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
             there = {key: snapshot.get(key) for key in sequences}
-            return {key: None for key, found in there.items() if found and _sequence(found) == sequences[key]}, None
+            return {key: None for key, found in there.items() if found and sequence_of(found) == sequences[key]}, None
 
         self._requests.transact(decide, by=by)
-
-    def _requests_in(self, snapshot: Snapshot) -> tuple[list[StartpointRequest], list[UnreadableRequest]]:
-        found: list[StartpointRequest] = []
-        unreadable: list[UnreadableRequest] = []
-        for key, value in snapshot.items():
-            try:
-                found.append(self._request(key, value))
-            except MalformedDocumentError as error:
-                ssp, task = json.loads(key)
-                unreadable.append(UnreadableRequest(SystemStreamPartition.parse(ssp), task, str(error)))
-        return found, unreadable
-
-    def _request(self, key: str, value: object) -> StartpointRequest:
-        where = f"startpoint request {key} of application {self.application!r}"
-        request = request_from_json(value, where)
-        if _request_key(request.target) != key:
-            raise self._malformed(where, f"it is for {_request_key(request.target)}")
-        return request
-
-    def _state_in(self, snapshot: Snapshot) -> FanOutState:
-        tasks: dict[str, TaskFanOut] = {}
-        settled: dict[Target, int] = {}
-        for key, value in snapshot.items():
-            match json.loads(key):
-                case ["task", str(task)]:
-                    tasks[task] = self._task_in(key, value)
-                case ["settled", str(ssp), str() | None as target_task]:
-                    settled[SystemStreamPartition.parse(ssp), target_task] = int(value)
-                case _:
-                    raise self._malformed(f"fan-out {key} of application {self.application!r}", "its key is unknown")
-        return FanOutState(tasks, settled)
-
-    def _task_in(self, key: str, value: object) -> TaskFanOut:
-        if value is None:
-            return TaskFanOut()
-        where = f"fan-out {key} of application {self.application!r}"
-        if not isinstance(value, dict) or set(value) != {"pending", "handed"}:
-            raise self._malformed(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
-        pending = {each.ssp: each for each in (request_from_json(item, where) for item in value["pending"])}
-        handed = {SystemStreamPartition.parse(ssp): int(number) for ssp, number in value["handed"].items()}
-        return TaskFanOut(pending, handed)
-
-    def _malformed(self, where: str, problem: str) -> MalformedDocumentError:
-        return MalformedDocumentError(
-            f"{where} can't be read: {problem}.",
-            "Restore the namespace from a backup or an older object version, or upgrade if a newer version wrote it.",
-        )
 
     def _now_ms(self) -> int:
         return (self._clock() - _EPOCH) // _MS
 
 
-def _difference(before: FanOutState, after: FanOutState) -> dict[str, Any]:
-    """Return the entries that differ, as they are stored; None for what is gone."""
-    changes: dict[str, Any] = {}
-    for task in {*before.tasks, *after.tasks}:
-        held = after.tasks.get(task, TaskFanOut())
-        if before.tasks.get(task) != held:
-            changes[_task_key(task)] = _task_json(held)
-    for target in {*before.settled, *after.settled}:
-        sequence = after.settled.get(target)
-        if before.settled.get(target) != sequence:
-            changes[_settled_key(target)] = sequence
-    return changes
-
-
-def _task_json(held: TaskFanOut) -> dict[str, Any] | None:
-    if not held.pending and not held.handed:
-        return None
-    return {
-        "pending": [request.to_json() for _, request in sorted(held.pending.items())],
-        "handed": {str(ssp): number for ssp, number in sorted(held.handed.items())},
-    }
-
-
-def _request_key(target: Target) -> str:
-    ssp, task = target
-    return _key(str(ssp), None if task is None else check_task(task))
-
-
-def _sequence(stored: object) -> Any:
-    """Return the sequence of a stored request, also of one that can't be read."""
-    return stored.get("sequence") if isinstance(stored, Mapping) else None
-
-
-def _settled_key(target: Target) -> str:
-    return _key("settled", str(target[0]), target[1])
-
-
-def _task_key(task: str) -> str:
-    return _key("task", check_task(task))
-
-
-def _key(*parts: str | None) -> str:
-    """Return the parts as one key: JSON, so that no name can pass for two parts or for another kind of key."""
-    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
-
-
-def _equal_but_sequence(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    return {**left, "sequence": 0} == {**right, "sequence": 0}
+def _request(request: object) -> StartpointRequest:
+    if isinstance(request, StartpointRequest):
+        return request
+    raise ConfigurationError(
+        f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
+        "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
+    )
 
 
 def _now() -> datetime:

@@ -14,6 +14,9 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 from pydantic import Field as Default
 
+# Requests expire, so one is written again soon or in vain: few others can have come between.
+_REMEMBERED = 20
+
 
 class Document(BaseModel):
     """A part of the batch log's manifest."""
@@ -22,9 +25,9 @@ class Document(BaseModel):
 
 
 class ResolvedStartpoint(Document):
-    """A startpoint and the `offset` at which it starts, stored before anything is read from there.
+    """A startpoint, and the `offset` at which it starts, stored before anything is read from there.
 
-    `stream` is the identity of the stream, `position` says what was asked for, as in
+    `id` is that of its request, `stream` is the identity of the stream, `position` says what was asked for, as in
     "timestamp 2026-01-02T00:00:00+00:00".
     """
 
@@ -80,7 +83,8 @@ class OffsetState(Document):
 
     `streams` holds the identity of each input stream that the checkpoint is of. `epochs` are those of the main
     position and `opened` the highest ones that were ever opened, both without zeros. `replays` are by their ids, and
-    `begun` names those that may still be fanned out.
+    `begun` names those that may still be fanned out. `taken` holds the ids
+    of the requests that were applied, or whose replay was begun, last: one that is written again is not applied again.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -90,11 +94,13 @@ class OffsetState(Document):
     opened: dict[str, int] = Default(default_factory=dict)
     replays: dict[str, Replay] = Default(default_factory=dict)
     begun: frozenset[str] = frozenset()
+    taken: dict[str, tuple[str, ...]] = Default(default_factory=dict)
 
     def has_taken(self, ssp: str, startpoint_id: str) -> bool:
         """Whether a commit has applied this startpoint of a partition, or has begun its replay."""
         applied = self.applied.get(ssp)
-        return replay_id(ssp, startpoint_id) in self.begun or (applied is not None and applied.id == startpoint_id)
+        known = applied is not None and applied.id == startpoint_id
+        return known or replay_id(ssp, startpoint_id) in self.begun or startpoint_id in self.taken.get(ssp, ())
 
     def next_epoch(self, ssp: str) -> int:
         """Return the epoch that the next startpoint of this partition opens."""
@@ -103,12 +109,13 @@ class OffsetState(Document):
     def with_applied(self, startpoints: Mapping[str, str], batch: int | None, at: datetime) -> OffsetState:
         """Return the state after a commit of offsets that applied these startpoints (id by partition)."""
         applied, epochs, opened = dict(self.applied), dict(self.epochs), dict(self.opened)
-        resolved = dict(self.resolved)
+        resolved, taken = dict(self.resolved), dict[str, str]()
         for ssp, startpoint_id in startpoints.items():
             start = resolved.get(ssp)
             if start is None or start.id != startpoint_id:
                 continue
             del resolved[ssp]
+            taken[ssp] = start.id
             epochs[ssp] = opened[ssp] = self.next_epoch(ssp)
             applied[ssp] = AppliedStartpoint(
                 id=start.id,
@@ -120,7 +127,8 @@ class OffsetState(Document):
                 batch=batch,
                 applied_at=at,
             )
-        return self.model_copy(update={"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened})
+        update = {"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened}
+        return self.model_copy(update={**update, "taken": self._remembering(taken)})
 
     def with_replays(self, replays: Sequence[Replay]) -> OffsetState:
         """Return the state with more replays, whose epochs are opened; those without offsets have ended already."""
@@ -130,6 +138,7 @@ class OffsetState(Document):
                 "replays": {**self.replays, **going},
                 "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in going.values()}},
                 "begun": self.begun | {replay.id for replay in replays},
+                "taken": self._remembering({each.ssp: each.id.removesuffix(f"@{each.ssp}") for each in replays}),
             }
         )
 
@@ -150,6 +159,9 @@ class OffsetState(Document):
             elif replays[ssp] in going:
                 going[replays[ssp]] = going[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": going})
+
+    def _remembering(self, ids: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), each)[-_REMEMBERED:] for ssp, each in ids.items()}}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
         """Return the state after a batch that brought these replays (by id) to these offsets; ended ones are gone."""

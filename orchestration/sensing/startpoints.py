@@ -38,9 +38,9 @@ def not_applied(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "
     left: dict[tuple[str, str], StartpointRequest] = {}
     for requests in fan_outs.values():
         for ssp, request in requests.items():
-            if not offsets.has_taken(str(ssp), request.startpoint.id):
-                left[str(ssp), request.startpoint.id] = request
-    return sorted(left.values(), key=lambda each: (each.ssp, each.startpoint.id))
+            if not offsets.has_taken(str(ssp), request.id):
+                left[str(ssp), request.id] = request
+    return sorted(left.values(), key=lambda each: (each.ssp, each.id))
 
 
 def described(requests: "Sequence[StartpointRequest]") -> str:
@@ -54,7 +54,7 @@ def described(requests: "Sequence[StartpointRequest]") -> str:
 def tags_of(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
     """Return the tags of a run that applies these: their ids, who asked for them and why."""
     return {
-        "adjunct/startpoints": shortened(each.startpoint.id for each in requests),
+        "adjunct/startpoints": shortened(each.id for each in requests),
         "adjunct/startpoints_by": shortened(each.by for each in requests),
         "adjunct/startpoints_reason": shortened((each.reason for each in requests), "; "),
     }
@@ -105,14 +105,16 @@ def startpoint_sensor(
             return SkipReason(f"{what}; for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake)
         planned = plan_application(app, systems) if app.inputs else None
-        fan_out = fan_out_requests(startpoints, systems, app, planned)
+        fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
         pending = not_applied(fan_out.tasks, state.offsets)
-        unknown = [f"{each.ssp}: no task reads it ({each.by}: {each.reason})" for each in fan_out.unknown]
-        for text in unknown:
+        for text in (*fan_out.gone(), *fan_out.left()):
             context.log.warning(text)
+        nobodys = [*fan_out.unknown, *(each for held in fan_out.stranded.values() for each in held.values())]
+        left = [f"{each.ssp}: no task reads it ({each.by}: {each.reason})" for each in nobodys]
+        left += [f"{ssp}: what was handed out can't be read" for ssps in fan_out.held.values() for ssp in sorted(ssps)]
         if not pending:
-            return SkipReason(f"No startpoints wait that a task could apply. {shortened(unknown, '; ')}".rstrip())
-        what = "; ".join([described(pending), *unknown[:3]])
+            return SkipReason(f"No startpoints wait that a task could apply. {shortened(left, '; ')}".rstrip())
+        what = "; ".join([described(pending), *left[:3]])
         # Datasets that are not made yet hold the input back, and not what is asked of other datasets.
         held = waiting_datasets(lake, systems, app)
         if held and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
@@ -120,7 +122,7 @@ def startpoint_sensor(
         asked, note = read_cursor(Asked, context.cursor)
         if note:
             context.log.warning(note)
-        ids = sorted({each.startpoint.id for each in pending})
+        ids = sorted({each.id for each in pending})
         decision = ask(f"{app.name}:{lake.id}:startpoints", what, ids, asked, datetime.now(UTC).timestamp())
         if isinstance(decision, Skip):
             return SkipReason(decision.reason)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from resources.errors import OffsetOutOfRangeError
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import StreamSystem
+
+# One way of writing each number, within 64 bits: "0003" would be offset 3, and another text than "3".
+_OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class NumberedOffsets(StreamSystem):
@@ -23,9 +28,9 @@ class NumberedOffsets(StreamSystem):
 
 def parse_offset(text: str, what: str) -> int:
     """Return an offset as a number; `what` says in the error whose it is. Raises OffsetOutOfRangeError."""
-    if isinstance(text, str) and text.isascii() and text.isdecimal():
+    if isinstance(text, str) and _OFFSET.fullmatch(text):
         return int(text)
     raise OffsetOutOfRangeError(
-        f"{what}: {text!r} is no offset there: expected decimal digits, as in '42'.",
+        f"{what}: {text!r:.80} is no offset there: expected decimal digits, the first of several not 0, as in '42'.",
         "Use offsets as this system gave them out.",
     )

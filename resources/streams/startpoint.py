@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ID_LENGTH = 200
+# The years 1 to 9999, which every system, file format and clock here can write as a date.
+LEAST_MS, GREATEST_MS = -62_135_596_800_000, 253_402_300_799_999
+_FINER = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
+ID_LENGTH = 200
 
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
@@ -52,10 +55,7 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startpoint(ABC):
-    """A position in a stream partition, made at `creation_timestamp_ms` (since the epoch), with an `id` for ever.
-
-    Whoever applies a startpoint remembers its id, so that it is applied once: make a new one for a new wish.
-    """
+    """A position in a stream partition, made at `creation_timestamp_ms` (since the epoch), with an `id` of its own."""
 
     kind: ClassVar[str]
 
@@ -64,11 +64,7 @@ class Startpoint(ABC):
 
     def __post_init__(self) -> None:
         _check_ms("creation_timestamp_ms", self.creation_timestamp_ms)
-        if not isinstance(self.id, str) or not 0 < len(self.id) <= _ID_LENGTH or not _is_text(self.id):
-            raise ConfigurationError(
-                f"startpoint id {self.id!r} is no id: expected a text of 1 to {_ID_LENGTH} characters.",
-                "Leave the id out: every startpoint gets one of its own.",
-            )
+        check_id("startpoint", self.id)
 
     @abstractmethod
     def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
@@ -149,6 +145,18 @@ KINDS: Mapping[str, type[Startpoint]] = {
 }
 
 
+def check_startpoint(value: object, what: str = "a startpoint") -> Startpoint:
+    """Return `value` if it is a startpoint; `what` says in the error where it was given. Raises ConfigurationError."""
+    if isinstance(value, Startpoint):
+        return value
+    kinds = ", ".join(each.__name__ for each in KINDS.values())
+    raise ConfigurationError(
+        f"{what} is {value!r:.80}, no startpoint: expected one of {kinds}.",
+        "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
+        "offset='42').",
+    )
+
+
 def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint:
     """Return what `to_json` wrote; `where` says in errors what it was read from.
 
@@ -194,15 +202,17 @@ def describe_startpoint(startpoint: Startpoint) -> str:
 
 
 def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartition, startpoint: Startpoint) -> str:
-    """Return the offset of `ssp` at which `startpoint` starts, as the system answers now.
+    """Return the offset of `ssp` at which `startpoint` starts, as the system answers now and writes it.
 
-    A specific offset is returned as given if it lies in [oldest, upcoming]. A time gives the first record at or
+    A specific offset is returned if it lies in [oldest, upcoming]. A time gives the first record at or
     after it, and upcoming past the end or where the partition is empty. Whoever resolves many of one stream passes
     `system.snapshot(stream)`, which looks once.
 
     A system that lacks kinds lists them in `unsupported_startpoints` (as in `{"timestamp"}`): they raise
-    ConfigurationError. Raises OffsetOutOfRangeError for an offset that the partition does not hold.
+    ConfigurationError, as do a system that answers no offset, and what is no startpoint. Raises OffsetOutOfRangeError
+    for an offset that the partition does not hold.
     """
+    check_startpoint(startpoint, f"the startpoint of {ssp}")
     unsupported = system.unsupported_startpoints
     if startpoint.kind in unsupported:
         able = [kind for kind in KINDS if kind not in unsupported]
@@ -211,7 +221,22 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
             f"{', '.join(able) or 'none'}.",
             "Write a startpoint of a kind that the system has.",
         )
-    return startpoint.apply(ssp, _Resolver(system))
+    found = startpoint.apply(ssp, _Resolver(system))
+    return check_offset(system, ssp, found, f"asked where the startpoint {describe_startpoint(startpoint)} starts")
+
+
+def check_offset(system: StreamSystem, ssp: SystemStreamPartition, found: object, asked: str) -> str:
+    """Return what a system has answered if it can be an offset; `asked` says in the error what it was asked.
+
+    Raises ConfigurationError: stored, or compared, anything else would come out wrong much later.
+    """
+    if isinstance(found, str) and found and _is_text(found):
+        return found
+    raise ConfigurationError(
+        f"{ssp}: stream system {system.name!r}, {asked}, has answered {found!r}, which is no offset: expected a text.",
+        "Mend the system: every offset is a text that is not empty, and a question that it can't answer is an "
+        "OffsetOutOfRangeError.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,28 +246,42 @@ class _Resolver:
     system: StreamSystem
 
     def visit_oldest(self, given: SystemStreamPartition, startpoint: StartpointOldest) -> str:
-        return self.system.oldest([given])[given]
+        return self._edge("oldest", given)
 
     def visit_upcoming(self, given: SystemStreamPartition, startpoint: StartpointUpcoming) -> str:
-        return self.system.upcoming([given])[given]
+        return self._edge("upcoming", given)
 
     def visit_timestamp(self, given: SystemStreamPartition, startpoint: StartpointTimestamp) -> str:
         return self.system.offset_for_timestamp(given, startpoint.timestamp_ms)
 
     def visit_specific(self, given: SystemStreamPartition, startpoint: StartpointSpecific) -> str:
         offset = startpoint.offset
-        oldest, upcoming = self.system.oldest([given])[given], self.system.upcoming([given])[given]
+        oldest, upcoming = self._edge("oldest", given), self._edge("upcoming", given)
         try:
-            inside = self.system.compare(oldest, offset) <= 0 and self.system.compare(offset, upcoming) <= 0
+            above, below = self.system.compare(oldest, offset), self.system.compare(offset, upcoming)
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(f"startpoint of {given}: {error.problem}", error.next_step) from error
-        if not inside:
+        if above > 0 or below > 0:
             raise OffsetOutOfRangeError(
                 f"{given}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
                 f"{upcoming} (upcoming).",
                 "Ask for an offset in this range, or for the oldest.",
             )
-        return offset
+        # An end as the system writes it: two ways of writing one offset would else pass for a range.
+        return oldest if above == 0 else upcoming if below == 0 else offset
+
+    def _edge(self, which: Literal["oldest", "upcoming"], ssp: SystemStreamPartition) -> str:
+        found = (self.system.oldest if which == "oldest" else self.system.upcoming)([ssp]).get(ssp)
+        return check_offset(self.system, ssp, found, f"asked for its {which} offset")
+
+
+def check_id(what: str, value: object) -> None:
+    """Refuse what can't be kept as the id of a startpoint or of a request. Raises ConfigurationError."""
+    if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH or not _is_text(value):
+        raise ConfigurationError(
+            f"{what} id {value!r:.80} is no id: expected a text of 1 to {ID_LENGTH} characters.",
+            f"Leave the id out: every {what} gets one of its own.",
+        )
 
 
 def _check_ms(name: str, value: object) -> None:
@@ -250,6 +289,15 @@ def _check_ms(name: str, value: object) -> None:
         raise ConfigurationError(
             f"startpoint {name} {value!r} is no time: expected whole milliseconds since 1970 in UTC.",
             "Convert the time first: int(moment.timestamp() * 1000).",
+        )
+    if not LEAST_MS <= value <= GREATEST_MS:
+        finer = [(unit, n) for unit, n in _FINER if LEAST_MS <= value // n <= GREATEST_MS]
+        unit, n = finer[0] if finer else ("", 1)
+        like = f": it looks like {unit} ({_EPOCH + timedelta(milliseconds=1) * (value // n):%Y-%m-%d %H:%M} UTC)"
+        raise ConfigurationError(
+            f"startpoint {name} {value} is no time of the years 1 to 9999 in milliseconds since 1970"
+            f"{like if unit else ''}.",
+            f"Give milliseconds: {value} // {n:_}." if unit else "Give milliseconds: int(moment.timestamp() * 1000).",
         )
 
 

@@ -94,6 +94,7 @@ class Doings:
             by="ada",
             reason="ticket 7",
             on_unresolved="checkpoint" if wish.fallback else "fail",
+            id=request.id,
         )
 
         def act(*faults: Fault) -> None:
@@ -154,7 +155,7 @@ class Doings:
 
     def seen(self) -> object:
         """Return of the lake what `offsets_model.World.seen` returns of the model."""
-        live = {(str(each.ssp), each.task, each.startpoint.id) for each in self.here.startpoints(self.app).requests()}
+        live = {(str(each.ssp), each.task, each.id) for each in self.here.startpoints(self.app).requests()}
         pending = {(task, ssp, each) for (task, ssp), each in self.here.fanned_out(self.app).items()}
         state = self.here.state(self.app)
         offsets, opened = state.offsets, None

@@ -88,6 +88,11 @@ class Log:
     opened: Mapping[str, int] = field(default_factory=dict)
     replays: Mapping[str, Replay] = field(default_factory=dict)
     begun: frozenset[str] = frozenset()
+    taken: frozenset[tuple[str, str]] = frozenset()
+
+    def has_taken(self, ssp: str, request: str) -> bool:
+        """Whether this request was applied to the partition, or its replay begun: ever."""
+        return (ssp, request) in self.taken
 
     def seen(self) -> object:
         """Return what anybody can see of it."""
@@ -135,6 +140,7 @@ class Log:
             self,
             resolved={ssp: found for ssp, found in self.resolved.items() if ssp not in startpoints},
             applied={**self.applied, **startpoints},
+            taken=self.taken | set(startpoints.items()),
             epochs={**self.epochs, **epochs},
             opened={**self.opened, **epochs},
         )

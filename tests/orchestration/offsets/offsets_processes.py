@@ -143,13 +143,17 @@ def run(box: Box, setting: Setting, max_batches: int | None) -> Iterator[None]:
         batches += 1
 
 
-def fan_out(box: Box, setting: Setting) -> Generator[None, None, Mapping[tuple[str, str], Request]]:
-    """Return what each task has to apply, by task and partition."""
-    hand_out, clean_up = startpoints_model.fan_out(setting.tasks, setting.now)
+def fan_out(
+    box: Box, setting: Setting, known: Log | None = None
+) -> Generator[None, None, Mapping[tuple[str, str], Request]]:
+    """Return what each task has to apply, by task and partition. Who knows no log looks at it."""
     while True:
         read = box.world.startpoints
         yield
         requests = box.world.startpoints.requests
+        yield
+        log = box.world.log if known is None else known
+        hand_out, clean_up = startpoints_model.fan_out(setting.tasks, setting.now, log.has_taken)
         handed = _kept(hand_out(replace(read, requests=requests)))
         if handed.fanned_out() == read.fanned_out():
             break
@@ -176,17 +180,14 @@ def _kept(world: startpoints_model.World) -> startpoints_model.World:
 
 
 def _start(box: Box, setting: Setting, log: Log) -> Generator[None, None, Log]:
-    fanned_out = yield from fan_out(box, setting)
+    fanned_out = yield from fan_out(box, setting, log)
     pending: dict[str, tuple[str, Request]] = {}
     done: dict[tuple[str, str], str] = {}
     for (task, ssp), request in fanned_out.items():
-        if log.applied.get(ssp) == request.id or f"{request.id}@{ssp}" in log.begun:
-            done[task, ssp] = request.id
-        else:
+        if ssp in setting.tasks.get(task, ()):
             pending[ssp] = (task, request)
     resolved = {s: found for s, found in log.resolved.items() if s in pending and pending[s][1].id == found[0]}
-    begun = log.begun & {f"{each}@{ssp}" for (_, ssp), each in done.items()}
-    after = replace(log, resolved=resolved, begun=begun)
+    after = replace(log, resolved=resolved, begun=frozenset())
     for ssp, (task, request) in sorted(pending.items()):
         if ssp in after.resolved:
             continue
@@ -202,7 +203,8 @@ def _start(box: Box, setting: Setting, log: Log) -> Generator[None, None, Log]:
             oldest = wish.position.kind == "oldest"
             after = replace(after, resolved={**after.resolved, ssp: (request.id, found, oldest)})
         else:
-            after = replace(after, begun=after.begun | {f"{request.id}@{ssp}"})
+            taken = after.taken | {(ssp, request.id)}
+            after = replace(after, begun=after.begun | {f"{request.id}@{ssp}"}, taken=taken)
             if found < end:
                 replay = Replay(ssp, after.opened.get(ssp, 0) + 1, found, end)
                 replays = {**after.replays, f"{request.id}@{ssp}": replay}

@@ -162,15 +162,16 @@ class OffsetsWorld:
                 task=task,
                 until=until,
                 on_unresolved=on_unresolved,
+                id=made.id,
             )
             for ssp in ([ssps] if isinstance(ssps, str) else ssps)
         )
         return made.id
 
     def fanned_out(self, app: Application) -> dict[tuple[str, str], str]:
-        """Return the startpoints that wait at tasks, by task and partition."""
+        """Return the ids of the requests that wait at tasks, by task and partition."""
         found = self.startpoints(app).get_fan_outs()
-        return {(task, str(ssp)): each.startpoint.id for task, held in found.items() for ssp, each in held.items()}
+        return {(task, str(ssp)): each.id for task, held in found.items() for ssp, each in held.items()}
 
     # -- runs
 

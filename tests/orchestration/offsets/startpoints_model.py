@@ -57,7 +57,16 @@ def write(request: Request) -> Sequence[Step]:
 
 
 def delete(target: Target) -> Sequence[Step]:
-    return [lambda world: replace(world, requests={k: r for k, r in world.requests.items() if k != target})]
+    """Take it back first, so that no coordinator hands it out, and then delete it."""
+
+    def take_back(world: World) -> World:
+        there = world.requests.get(target)
+        return world if there is None else replace(world, settled=world.settled | {there.number})
+
+    return [
+        take_back,
+        lambda world: replace(world, requests={k: r for k, r in world.requests.items() if k != target}),
+    ]
 
 
 def remove(chosen: Mapping[tuple[str, str], str | None]) -> Sequence[Step]:
@@ -70,7 +79,13 @@ def remove(chosen: Mapping[tuple[str, str], str | None]) -> Sequence[Step]:
     return [step]
 
 
-def fan_out(tasks: Tasks, now: int) -> Sequence[Step]:
+def nothing_taken(ssp: str, request: str) -> bool:
+    return False
+
+
+def fan_out(tasks: Tasks, now: int, taken: Callable[[str, str], bool] = nothing_taken) -> Sequence[Step]:
+    """Hand out, then clean up; `taken` says of which partition's requests a commit has taken in."""
+
     def hand_out(world: World) -> World:
         pending: dict[tuple[str, str], Request] = {}
         handed, settled = set(world.handed), set(world.settled)
@@ -82,7 +97,10 @@ def fan_out(tasks: Tasks, now: int) -> Sequence[Step]:
 
         orphans = []
         for (task, ssp), request in world.pending.items():
-            if ssp in tasks.get(task, ()):
+            if taken(ssp, request.id):
+                continue
+            heirs = request.task is None and any(ssp in ssps for ssps in tasks.values())
+            if ssp in tasks.get(task, ()) or not heirs:
                 pending[task, ssp] = request
             else:
                 orphans.append(request)

@@ -9,7 +9,7 @@ import pytest
 from assets import AdjunctDataset, AdvanceReport, DatasetStore, bounded_dataset, unbounded_dataset
 from assets.unbounded.reapply import Rewinding
 from orchestration.application import Application
-from orchestration.offsets import StartpointManager, StartpointRequest
+from orchestration.offsets import FanOut, StartpointManager, StartpointRequest
 from orchestration.offsets.dataset_requests import (
     DatasetOutcome,
     apply_dataset_startpoints,
@@ -92,7 +92,7 @@ def apply(
         world.systems,
         app,
         startpoints,
-        startpoints.get_fan_outs(),
+        FanOut(startpoints.get_fan_outs()),
         no_session,
         by="run 1",
         **options,
@@ -146,7 +146,8 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
         "dataset beside": {ssp("main", 1): named},
     }
     report = startpoints.fan_out(dataset_tasks(app, world.systems), named_only=named_only(app))
-    assert [each.startpoint for each in report.dropped] == [for_all], "nor what a task that is gone has left"
+    left = {task: [each.startpoint for each in held.values()] for task, held in report.stranded.items()}
+    assert left == {"Partition 0": [for_all]}, "nor what a task that is gone has left"
     assert report.tasks.keys() == found.keys() - {"Partition 0"}
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from assets import unbounded_dataset
 from orchestration.application import Application
+from orchestration.offsets import StartpointManager
 from orchestration.offsets.asking import startpoint_requests
 from orchestration.offsets.coordinating import startpoints_of
 from orchestration.offsets.requesting import Asked, TakenBack, ask, take_back
@@ -63,6 +64,10 @@ def back(world: OffsetsWorld, app: Application, *numbers: int, task: str | None 
 
 def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
     return {str(each.ssp): each.startpoint.kind for each in world.startpoints(app).requests()}
+
+
+def crash(*_: object) -> None:
+    raise Crash
 
 
 def fan_out(world: OffsetsWorld, app: Application) -> None:
@@ -293,11 +298,11 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
 def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_replaced(
     world: OffsetsWorld, app: Application
 ) -> None:
-    requests = startpoint_requests(at(1), StartpointSpecific(offset="@8"), **WHO)
-    for _ in range(2):  # the second time as if the first one had not been removed from its task
-        world.startpoints(app).write_startpoints(requests)
-        fan_out(world, app)
-        world.run(app, max_batches=0 if world.state(app).offsets.applied else None)
+    asked(world, app, StartpointSpecific(offset="@8"), 1)
+    with world.monkeypatch.context() as patch:
+        patch.setattr(StartpointManager, "remove_fan_outs", crash)
+        with pytest.raises(Crash):
+            world.run(app)
     assert set(world.fanned_out(app)) == {("Partition 1", "fake.s.1")}
     assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
     (text,) = back(world, app, 1).left

@@ -193,10 +193,11 @@ class StartpointMachine(RuleBasedStateMachine):
         )
 
     def check_report(self, report: FanOut) -> None:
-        pending = {
-            (task, str(ssp), each.startpoint.id) for task, held in report.tasks.items() for ssp, each in held.items()
-        }
+        there = [*report.tasks.items(), *report.stranded.items()]
+        pending = {(task, str(ssp), each.startpoint.id) for task, held in there for ssp, each in held.items()}
         assert pending == self.seen()[1]
+        for task, held in report.tasks.items():
+            assert {str(ssp) for ssp in held} <= self.tasks.get(task, frozenset())
         unknown = {each.startpoint.id for each in report.unknown}
         assert any(model.unknown(world, self.tasks, self.now_ms) == unknown for world in self.worlds)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestration.offsets import StartpointManager, StartpointRequest
+from orchestration.offsets import FanOut, StartpointManager, StartpointRequest
 from resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from resources.metadata import MetadataStore
 from resources.objects import open_lake
@@ -58,6 +58,10 @@ def made(clock: Clock, **ago: float) -> StartpointOldest:
 
 def pending(manager: StartpointManager) -> dict[str, dict[SystemStreamPartition, Any]]:
     return {t: {ssp: each.startpoint for ssp, each in held.items()} for t, held in manager.get_fan_outs().items()}
+
+
+def stranded(report: FanOut) -> dict[str, dict[SystemStreamPartition, Any]]:
+    return {t: {ssp: each.startpoint for ssp, each in held.items()} for t, held in report.stranded.items()}
 
 
 def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock: Clock) -> None:
@@ -175,7 +179,7 @@ def test_requests_nobody_can_take_stay_and_are_reported(manager: StartpointManag
     assert set(manager.get_fan_out_for_task(T1)) == {S0, S1}
 
 
-def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now(
+def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now_or_stay_until_somebody_does(
     manager: StartpointManager, clock: Clock
 ) -> None:
     broadcast, specific = made(clock, hours=1), made(clock)
@@ -183,10 +187,17 @@ def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now(
     manager.write_startpoint(S1, specific, task=T0, **WHO)
     manager.fan_out({T0: [S0, S1]})
     report = manager.fan_out({T1: [S0, S1]})
-    assert pending(manager) == {T1: {S0: broadcast}}
-    assert [each.startpoint for each in report.dropped] == [specific]
-    assert manager.fan_out({T1: [S1]}).dropped[0].startpoint == broadcast
-    assert pending(manager) == {}
+    assert pending(manager) == {T1: {S0: broadcast}, T0: {S1: specific}}
+    assert (set(report.tasks), stranded(report)) == ({T1}, {T0: {S1: specific}})
+    (text,) = report.left()
+    assert "lake.s.1: a startpoint (ada: ticket 7), handed to 'Partition 0', waits, and no task reads" in text
+    report = manager.fan_out({T1: [S1]})  # nobody reads S0
+    assert stranded(report) == {T0: {S1: specific}, T1: {S0: broadcast}}
+    assert report.tasks == {}
+    clock.now += timedelta(days=30)
+    report = manager.fan_out({"new": [S0], T0: [S1]})
+    assert pending(manager) == {"new": {S0: broadcast}, T0: {S1: specific}}
+    assert (set(report.tasks), report.stranded, report.left()) == ({"new", T0}, {}, [])
 
 
 def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
@@ -202,7 +213,7 @@ def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
     assert pending(manager) == {T0: {S0: startpoint}}, "it had been taken from this task before it was applied"
 
 
-def test_a_later_request_that_is_dropped_does_not_bring_back_what_its_task_has_applied(
+def test_a_later_request_that_nobody_can_take_does_not_bring_back_what_its_task_has_applied(
     manager: StartpointManager, clock: Clock
 ) -> None:
     broadcast, specific = made(clock), made(clock)
@@ -211,9 +222,9 @@ def test_a_later_request_that_is_dropped_does_not_bring_back_what_its_task_has_a
     manager.remove_fan_out_for_task(T0)
     manager.write_startpoint(S0, specific, task=T0, **WHO)
     manager.fan_out({T0: [S0], T1: [S0]})
-    assert [each.startpoint for each in manager.fan_out({T1: [S0]}).dropped] == [specific]
+    assert stranded(manager.fan_out({T1: [S0]})) == {T0: {S0: specific}}
     manager.fan_out({T0: [S0]})
-    assert pending(manager) == {}
+    assert pending(manager) == {T0: {S0: specific}}
 
 
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])

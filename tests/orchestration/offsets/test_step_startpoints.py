@@ -235,8 +235,10 @@ def test_a_new_plan_gives_a_pending_startpoint_to_the_task_that_reads_the_partit
     world.ask(app, S1, StartpointOldest, task=T1)
     world.begin(app)
     world.fake.write("s", 0, 4)
-    # Resolved as it was, by whichever task; the one for a task that does not read the partition any more is gone.
+    # Resolved as it was, by whichever task; the one for a task that does not read the partition any more waits for it.
     assert world.reads(app, tasks={"All": [S0, S1]}) == [{S0: ("@0", "@4")}]
+    assert set(world.fanned_out(app)) == {(T1, S1)}
+    assert world.reads(app) == [{S1: ("@0", "@3")}]
     assert world.fanned_out(app) == {}
 
 

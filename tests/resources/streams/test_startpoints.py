@@ -29,7 +29,7 @@ from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 SSP = SystemStreamPartition("lake", "s", 0)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-MS = st.integers(-(2**62), 2**62)
+MS = st.integers(-62_135_596_800_000, 253_402_300_799_999)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 COMMON: dict[str, Any] = {"creation_timestamp_ms": MS, "id": IDS}
 STARTPOINTS = st.one_of(
