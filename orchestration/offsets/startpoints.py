@@ -111,7 +111,7 @@ class StartpointManager:
         Each is applied once, by its id, however often it is written. Raises ConfigurationError.
         """
         self.check_on()
-        wanted = {request_key(request.target): _request(request) for request in requests}
+        wanted = {request_key(request.target): request for request in map(_request, requests)}
         if not wanted:
             return
         writers = sorted({request.by for request in wanted.values()})
@@ -189,10 +189,11 @@ class StartpointManager:
         """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
         gone: list[Unreadable] = []
         for each in unreadable:
+            ssp, sequence = each.ssp, sequence_of(each.value)
             if each.kind == "fan-out":
                 taken = self._remove_unreadable(each, by)
-            elif (sequence := sequence_of(each.value)) is not None and each.ssp is not None:
-                taken = bool(self._take_back({(each.ssp, each.task): sequence}, by=by))
+            elif ssp is not None and sequence is not None and request_key((ssp, each.task)) == each.key:
+                taken = bool(self._take_back({(ssp, each.task): sequence}, by=by))
             else:
                 taken = self._delete_as_it_is(each.key, each.value, by=by)
             gone += [each] if taken else []
@@ -362,11 +363,12 @@ class StartpointManager:
         return self._fan_outs.transact(decide, by=by)
 
     def _is_used(self, request: StartpointRequest) -> bool:
-        """Whether a request of this id was handed out for the partition, or applied there."""
+        """Whether its startpoint was handed out for the partition before, or applied there."""
         # The fan-outs first: from there it goes to the log, and never back.
         tasks = self._stored.state(self._fan_outs.read().items()).tasks.values()
         pending = (held.pending.get(request.ssp) for held in tasks)
-        return any(each and each.id == request.id for each in pending) or self._applied()("", request)
+        startpoint = request.startpoint.id
+        return any(each and each.startpoint.id == startpoint for each in pending) or self._applied()("", request)
 
     def _applied(self) -> Taken:
         """Return whether a commit of the application's has taken in a request; looks when first asked."""

@@ -291,14 +291,22 @@ def _check_ms(name: str, value: object) -> None:
             "Convert the time first: int(moment.timestamp() * 1000).",
         )
     if not LEAST_MS <= value <= GREATEST_MS:
-        finer = [(unit, n) for unit, n in _FINER if LEAST_MS <= value // n <= GREATEST_MS]
-        unit, n = finer[0] if finer else ("", 1)
-        like = f": it looks like {unit} ({_EPOCH + timedelta(milliseconds=1) * (value // n):%Y-%m-%d %H:%M} UTC)"
+        looks, step = "", "Give milliseconds: int(moment.timestamp() * 1000)."
+        for unit, n in _FINER:
+            if LEAST_MS <= value // n <= GREATEST_MS:
+                moment = _EPOCH + timedelta(milliseconds=1) * (value // n)
+                looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
+                step = f"Give milliseconds: {value} // {n:_}."
+                break
         raise ConfigurationError(
-            f"startpoint {name} {value} is no time of the years 1 to 9999 in milliseconds since 1970"
-            f"{like if unit else ''}.",
-            f"Give milliseconds: {value} // {n:_}." if unit else "Give milliseconds: int(moment.timestamp() * 1000).",
+            f"startpoint {name} {_short(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",
+            step,
         )
+
+
+def _short(value: int) -> str:
+    """Return a number for an error: Python refuses to write very long ones."""
+    return str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"
 
 
 def _is_text(value: str) -> bool:

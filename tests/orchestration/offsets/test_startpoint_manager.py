@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from orchestration.application import Application
 from orchestration.offsets import FanOut, StartpointManager, StartpointRequest
+from orchestration.offsets.listing import list_startpoints
 from resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
 from resources.metadata import MetadataStore
 from resources.objects import open_lake
@@ -361,3 +363,81 @@ def test_ten_thousand_partitions_of_a_thousand_tasks_take_few_requests(tmp_path:
     )
     assert reader.get_fan_outs() == {}
     assert len(store.requests) < 60
+
+
+def test_expired_requests_are_shown_until_they_are_deleted_and_that_is_told(
+    manager: StartpointManager, clock: Clock
+) -> None:
+    manager.write_startpoint(S0, made(clock), **WHO)
+    assert manager.expired() == []
+    clock.now += timedelta(hours=12)
+    assert [each.ssp for each in manager.expired()] == [S0]
+    assert manager.fan_out({T0: [S0]}).gone() == [
+        "lake.s.0: a startpoint (ada: ticket 7) has expired: no run has taken it up in time"
+    ]
+    assert manager.expired() == []
+
+
+def test_a_startpoint_that_is_written_again_after_it_was_handed_out_is_a_new_request(
+    manager: StartpointManager, clock: Clock
+) -> None:
+    startpoint, ids = made(clock), set()
+    for _ in range(3):
+        manager.write_startpoint(S0, startpoint, **WHO)
+        ids.add(manager.fan_out({T0: [S0]}).tasks[T0][S0].id)
+    assert len(ids) == 3
+    assert pending(manager) == {T0: {S0: startpoint}}
+
+
+def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
+    manager: StartpointManager, clock: Clock
+) -> None:
+    request = StartpointRequest(ssp=S0, startpoint=made(clock), **WHO)
+    manager.write_startpoints([request])
+    manager.fan_out({T0: [S0]})
+    manager.write_startpoints([request])
+    manager.fan_out({T0: [S0]})
+    assert manager.get_fan_out_for_task(T0)[S0].id == request.id
+    manager.write_startpoints([request])
+    report = manager.fan_out({T0: [S0]}, taken=lambda task, each: each.id == request.id)
+    assert report.tasks == {}, "a commit has taken it in"
+    assert [each.id for each in report.again] == [request.id]
+    assert "had been applied already" in report.gone()[0]
+    assert manager.requests() == []
+
+
+def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointManager, clock: Clock) -> None:
+    manager.write_startpoint(S0, made(clock), **WHO)
+    manager.fan_out({T0: [S0]})
+    manager.write_startpoint(S0, made(clock, hours=1), task=T0, **WHO)
+    report = manager.fan_out({T0: [S0]})
+    assert [each.task for each in report.passed_over] == [T0]
+    assert "is passed over: one that was asked for later waits there" in report.gone()[0]
+
+
+def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock_is_behind(
+    manager: StartpointManager, clock: Clock
+) -> None:
+    applied, behind = made(clock), made(clock, hours=1)
+    manager.write_startpoint(S0, applied, **WHO)
+    manager.fan_out({T0: [S0]})
+    manager.write_startpoint(S0, behind, task=T0, **WHO)
+    report = manager.fan_out({T0: [S0]}, taken=lambda task, each: each.startpoint == applied)
+    assert report.tasks[T0][S0].startpoint == behind
+    assert (report.passed_over, report.again) == ((), ())
+
+
+@pytest.mark.parametrize("expires_after", [5, timedelta, "12 hours"])
+def test_an_expiry_that_is_no_span_is_refused(lake: Lake, expires_after: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected a timedelta"):
+        StartpointManager(MetadataStore(lake), "app", expires_after=expires_after)
+
+
+def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(lake: Lake, clock: Clock) -> None:
+    manager = StartpointManager(MetadataStore(lake), "app", clock=clock, expires_after=timedelta.max)
+    for number, creation in enumerate((-62_135_596_800_000, 253_402_300_799_999)):
+        ssp = SystemStreamPartition("lake", "s", number)
+        manager.write_startpoint(ssp, StartpointOldest(creation_timestamp_ms=creation), **WHO)
+    assert len(manager.requests()) == 2
+    rows = list_startpoints(lake, {}, Application("app", startpoints_expire_after=timedelta.max), clock.now)["waiting"]
+    assert all("days" in row["age"] or "days" in row["expires_in"] for row in rows)

@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 
 from orchestration.application import Application
+from orchestration.offsets import StartpointManager, StartpointRequest
 from orchestration.offsets.resolving import task_partitions
 from resources.errors import ConfigurationError, OffsetOutOfRangeError
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointTimestamp, StartpointUpcoming
+from resources.objects.faulty import Crash
+from resources.streams import SystemStreamPartition
+from resources.streams.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+)
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 S0, S1 = "fake.s.0", "fake.s.1"
@@ -240,6 +249,131 @@ def test_a_new_plan_gives_a_pending_startpoint_to_the_task_that_reads_the_partit
     assert set(world.fanned_out(app)) == {(T1, S1)}
     assert world.reads(app) == [{S1: ("@0", "@3")}]
     assert world.fanned_out(app) == {}
+
+
+def test_a_startpoint_that_is_written_again_after_it_was_applied_is_applied_again(world: OffsetsWorld) -> None:
+    app, ssp = reader(), SystemStreamPartition.parse(S0)
+    startpoint = StartpointSpecific(offset="@1", creation_timestamp_ms=world.now_ms)
+    world.run(app)
+    for epoch in (1, 2):
+        world.startpoints(app).write_startpoint(ssp, startpoint, by="ada", reason="ticket 7")
+        (batch,) = world.delivered(app)
+        assert (batch.read(), batch.epochs) == ({S0: ("@1", "@3")}, {S0: epoch})
+
+
+@pytest.mark.parametrize("until", [None, StartpointSpecific(offset="@3")])
+@pytest.mark.parametrize("between", [False, True])
+def test_a_request_that_is_written_again_after_it_was_applied_is_not_applied_again_and_the_run_says_so(
+    world: OffsetsWorld, between: bool, until: Startpoint | None
+) -> None:
+    app = reader()
+    world.run(app)
+    startpoint = StartpointSpecific(offset="@1", creation_timestamp_ms=world.now_ms)
+    request = StartpointRequest(
+        ssp=SystemStreamPartition.parse(S0), startpoint=startpoint, until=until, by="ada", reason="ticket 7"
+    )
+    world.startpoints(app).write_startpoints([request])
+    assert world.reads(app) == [{S0: ("@1", "@3")}]
+    if between:
+        world.ask(app, S0, StartpointOldest)
+        assert world.reads(app) == [{S0: ("@0", "@3")}]
+    world.startpoints(app).write_startpoints([request])
+    report = world.run(app)
+    assert report.batches == 0
+    assert report.startpoints == (
+        "fake.s.0: a startpoint (ada: ticket 7) had been applied already, and each request is applied once: ask with a "
+        "new one",
+    )
+
+
+def test_a_tasks_request_whose_clock_is_behind_outlives_a_crash_before_the_removal_of_another(
+    world: OffsetsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointOldest)
+    with monkeypatch.context() as patch:
+        patch.setattr(StartpointManager, "remove_fan_outs", lambda *_: die())
+        with pytest.raises(Crash):
+            world.run(app)
+    assert set(world.fanned_out(app)) == {(T0, S0)}, "applied, and not removed"
+    world.wait(hours=-1)
+    world.ask(app, S0, StartpointSpecific, task=T0, offset="@2")
+    assert world.reads(app) == [{S0: ("@2", "@3")}]
+
+
+def test_what_was_handed_out_waits_for_the_input_when_it_is_deployed_without_it(world: OffsetsWorld) -> None:
+    app, without = reader(), Application("app")
+    world.stream("a", 2)
+    without.input_stream("lake.a")
+    world.run(app)
+    asked = [world.ask(app, S0, StartpointOldest), world.ask(app, S1, StartpointOldest, task=T1)]
+    world.startpoints(app).fan_out(app_tasks(world, app))
+    for _ in range(2):
+        texts = world.run(without).startpoints
+        assert len([text for text in texts if "no task reads the partition any more" in text]) == 2
+        world.wait(days=1)
+    assert world.reads(app) == [{S0: ("@0", "@3"), S1: ("@0", "@3")}]
+    assert [world.state(app).offsets.applied[ssp].id for ssp in (S0, S1)] == asked
+
+
+def test_what_retention_takes_of_a_startpoint_is_said_to_be_of_it_and_whose_it_is(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, S0, StartpointSpecific, offset="@1")
+    world.begin(app)
+    world.fake.retain_from("s", 0, 2)
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        world.run(app)
+    assert "retention has passed the startpoint offset @1 of ada (ticket 7) in fake.s.0" in str(caught.value)
+    assert "checkpoint of" not in str(caught.value)
+    assert "adjunct startpoint clear MODULE:APP fake.s.0" in str(caught.value)
+    world.fake.retain_from("s", 1, 3)
+    world.fake.write("s", 1, 4)
+    world.fake.retain_from("s", 1, 4)
+    with pytest.raises(OffsetOutOfRangeError, match=r"the checkpoint of application 'app' in fake\.s\.1"):
+        world.run(app)
+
+
+@pytest.mark.parametrize("answer", [None, "", 7])
+@pytest.mark.parametrize("asked", [StartpointOldest, StartpointUpcoming, StartpointTimestamp])
+def test_a_system_that_answers_no_offset_is_named_and_nothing_is_stored(
+    world: OffsetsWorld, monkeypatch: pytest.MonkeyPatch, asked: Any, answer: Any
+) -> None:
+    app = reader()
+    world.run(app)
+    before = world.state(app)
+    world.ask(app, S0, asked, **({"timestamp_ms": 1} if asked is StartpointTimestamp else {}))
+    for name in ("oldest", "upcoming"):
+        monkeypatch.setattr(world.fake, name, lambda ssps: dict.fromkeys(ssps, answer))
+    monkeypatch.setattr(world.fake, "offset_for_timestamp", lambda ssp, ms: answer)
+    with pytest.raises(ConfigurationError, match=rf"fake\.s\.0.*stream system 'fake'.*has answered {answer!r}"):
+        world.run(app)
+    assert world.state(app) == before
+
+
+@pytest.mark.parametrize("until", [None, "@03", "@003"])
+@pytest.mark.parametrize("offset", ["@3", "@03"])
+def test_two_ways_of_writing_one_offset_are_one_offset(world: OffsetsWorld, offset: str, until: str | None) -> None:
+    app = reader()
+    world.run(app)
+    end = None if until is None else StartpointSpecific(offset=until)
+    world.ask(app, S0, StartpointSpecific, offset=offset, until=end)
+    assert world.delivered(app) == [], "there is nothing at the end of the stream"
+    assert world.state(app).checkpoint[S0] == "@3"
+
+
+def test_a_position_that_is_written_in_another_way_is_read_to_its_end_once(world: OffsetsWorld) -> None:
+    app = reader(max_batch_records=1)
+    world.run(app)
+    world.ask(app, S0, StartpointSpecific, offset="@01", until=StartpointSpecific(offset="@0002"))
+    assert world.reads(app) == [{S0: ("@01", "@0002")}]
+    assert world.delivered(app) == []
+    assert not world.state(app).offsets.replays
+
+
+def die() -> None:
+    raise Crash
 
 
 # -- how

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError, StreamNotFoundError
 from resources.objects.lake import Lake, lake_in
 from resources.objects.memory import InMemoryStore
-from resources.streams import LakeStreams, Retention, SystemStreamPartition
+from resources.streams import LakeStreams, OffsetRange, Retention, SystemStreamPartition
 from resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
+    describe_startpoint,
     resolve_startpoint_to_offset,
     startpoint_from_json,
 )
@@ -259,3 +260,63 @@ def test_a_time_gives_the_first_record_at_or_after_it(appends: list[list[int | N
         clock.forward(seconds=3)
     expected = next((offset for offset, time in enumerate(times) if time >= wanted), len(times))
     assert resolve_startpoint_to_offset(streams, SSP, at(wanted)) == str(expected)
+
+
+# -- what is no time, no offset, no startpoint
+
+
+@pytest.mark.parametrize(
+    ("ms", "told"),
+    [
+        (1_767_225_600_000_000_000, r"looks like nanoseconds \(2026-01-01 00:00 UTC\)\. Give .* // 1_000_000"),
+        (1_767_225_600_000_000, r"looks like microseconds \(2026-01-01 00:00 UTC\)\. Give .* // 1_000\."),
+        (253_402_300_800_000, "is no time of the years 1 to 9999 in milliseconds"),
+        (-62_135_596_800_001, "is no time of the years 1 to 9999 in milliseconds"),
+        pytest.param(10**5000, "is no time of the years 1 to 9999 in milliseconds since 1970. Give", id="huge"),
+    ],
+)
+def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        StartpointTimestamp(timestamp_ms=ms)
+    with pytest.raises(ConfigurationError, match="creation_timestamp_ms"):
+        StartpointOldest(creation_timestamp_ms=ms)
+    stored = {**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": ms}
+    with pytest.raises(MalformedDocumentError, match="years 1 to 9999"):
+        startpoint_from_json(stored)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(-62_135_596_800_000, "0001-01-01T00:00:00+00:00"), (253_402_300_799_999, "9999-12-31T23:59:59.999")],
+)
+def test_the_first_and_the_last_time_can_be_said_and_found(filled: LakeStreams, ms: int, text: str) -> None:
+    startpoint = StartpointTimestamp(timestamp_ms=ms)
+    assert text in describe_startpoint(startpoint)
+    oldest, upcoming = filled.oldest([SSP])[SSP], filled.upcoming([SSP])[SSP]
+    assert resolve_startpoint_to_offset(filled, SSP, startpoint) == (oldest if ms < 0 else upcoming)
+
+
+@pytest.mark.parametrize("offset", ["0003", "00", "+3", " 3", "3 ", "3\n", "-0", "1_0", "\uff13", "\u0663", "3" * 5000])
+def test_a_number_that_is_written_in_another_way_is_no_offset(filled: LakeStreams, offset: str) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .* is no offset there"):
+        resolve_startpoint_to_offset(filled, SSP, StartpointSpecific(offset=offset))
+    with pytest.raises(OffsetOutOfRangeError):
+        filled.records_between({SSP: OffsetRange(offset, "4")})
+
+
+@pytest.mark.parametrize("value", ["oldest", None, 3, StartpointOldest, {"kind": "oldest"}])
+def test_what_is_no_startpoint_is_not_resolved(filled: LakeStreams, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"startpoint of lake\.s\.0 is .* expected one of StartpointOldest"):
+        resolve_startpoint_to_offset(filled, SSP, value)
+
+
+@pytest.mark.parametrize("answer", [None, "", 3])
+def test_an_answer_that_is_no_offset_is_refused(
+    filled: LakeStreams, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    monkeypatch.setattr(filled, "oldest", lambda ssps: dict.fromkeys(ssps, answer))
+    with pytest.raises(ConfigurationError, match=rf"lake\.s\.0: stream system 'lake'.*has answered {answer!r}"):
+        resolve_startpoint_to_offset(filled, SSP, StartpointOldest())
+    monkeypatch.setattr(filled, "oldest", lambda ssps: {})
+    with pytest.raises(ConfigurationError, match="has answered None"):
+        resolve_startpoint_to_offset(filled, SSP, StartpointOldest())

@@ -1,0 +1,226 @@
+"""What is stored of startpoints and can't be read: it stops nothing else, is shown, and can be taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestration.application import Application
+from orchestration.offsets import StartpointRequest
+from orchestration.offsets.asking import startpoint_requests
+from orchestration.offsets.listing import list_startpoints
+from orchestration.offsets.requesting import TakenBack, ask, take_back
+from resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
+from resources.metadata import MetadataStore
+from resources.streams import SystemStreamPartition
+from resources.streams.startpoint import StartpointOldest, StartpointTimestamp
+from tests.orchestration.offsets.offsets_world import OffsetsWorld
+
+S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))
+WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
+WHOLE = {str(ssp): ("@0", "@3") for ssp in (S0, S1, S2)}
+
+
+@pytest.fixture
+def app() -> Application:
+    app = Application("app")
+    app.input_stream("fake.s")
+    return app
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, app: Application) -> OffsetsWorld:
+    """fake.s with three partitions of three records, all of them read once."""
+    world = OffsetsWorld(monkeypatch)
+    world.fake.make("s", 3)
+    for partition in range(3):
+        world.fake.write("s", partition, 1, 2, 3)
+    assert world.reads(app) == [WHOLE]
+    return world
+
+
+def stored(at: SystemStreamPartition, **fields: Any) -> dict[str, Any]:
+    return {**StartpointRequest(ssp=at, startpoint=StartpointOldest(), **WHO).to_json(), **fields}
+
+
+def put(world: OffsetsWorld, namespace: str, key: str, value: object) -> None:
+    MetadataStore(world.lake).namespace(namespace, "app").transact(lambda _: ({key: value}, None), by="somebody")
+
+
+def shown(world: OffsetsWorld, app: Application) -> list[dict[str, Any]]:
+    return list_startpoints(world.lake, world.systems(), app, world.now)["unreadable"]
+
+
+def cleared(world: OffsetsWorld, app: Application, *ssps: SystemStreamPartition, task: str | None = None) -> TakenBack:
+    return take_back(world.lake, app, ssps or None, task=task, **WHO)
+
+
+NEWER = {"version": 2, "ssp": "fake.s.1", "where": "the middle"}
+
+
+@pytest.mark.parametrize(
+    ("ssp", "startpoint", "told"),
+    [
+        ("fake.s", StartpointOldest(), "'fake.s', which is no SystemStreamPartition"),
+        ("fake.s.0", StartpointOldest(), r"SystemStreamPartition\.parse"),
+        (None, StartpointOldest(), "None, which is no SystemStreamPartition"),
+        (S0, "oldest", "'oldest', no startpoint: expected one of StartpointOldest"),
+        (S0, StartpointOldest, "no startpoint"),
+        (S0, None, "None, no startpoint"),
+    ],
+)
+def test_types_are_checked_when_a_request_is_written(
+    world: OffsetsWorld, app: Application, ssp: Any, startpoint: Any, told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        world.startpoints(app).write_startpoint(ssp, startpoint, **WHO)
+    assert world.startpoints(app).requests() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"until": "upcoming"}, "end .until. of the request for fake.s.0 is 'upcoming'"),
+        ({"force": "yes"}, "force='yes'"),
+        ({"sequence": "3"}, "sequence='3'"),
+        ({"task": 3}, "task name 3"),
+        ({"id": 3}, "id 3"),
+    ],
+)
+def test_so_are_the_other_fields_of_a_request(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        StartpointRequest(**{"ssp": S0, "startpoint": StartpointOldest(), **WHO, **options})
+
+
+FAR = 10**18  # ms: what nanoseconds come to that are taken for them
+OF_S1 = '["fake.s.1",null]'
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ('["fake.s",null]', stored(S1, ssp="fake.s", sequence=1)),
+        (OF_S1, stored(S1, version=2)),
+        (OF_S1, stored(S1, until={"kind": "oldest"})),
+        (OF_S1, stored(S1, startpoint={**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": FAR})),
+        (OF_S1, stored(S1, startpoint={**StartpointOldest().to_json(), "creation_timestamp_ms": FAR})),
+        (OF_S1, stored(S1, sequence=["x"])),
+        (OF_S1, stored(S1, reason=None)),
+        (OF_S1, stored(S0)),
+        ('["fake.s.1",7]', stored(S1)),
+        ('["fake.s.1"]', stored(S1)),
+        ("no key", "no request"),
+        ('{"a":1}', 1),
+    ],
+)
+def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back(
+    world: OffsetsWorld, app: Application, key: str, value: object
+) -> None:
+    put(world, "startpoints", key, value)
+    world.ask(app, str(S0), StartpointOldest)
+    report = world.run(app)
+    assert world.output.batches[2].read() == {str(S0): ("@0", "@3")}
+    assert any("a startpoint waits that is left alone" in text for text in report.startpoints)
+    (row,) = shown(world, app)
+    assert row["partition"] in key
+    done = cleared(world, app)
+    assert [each.key for each in done.unreadable] == [key]
+    assert shown(world, app) == []
+    assert not any("left alone" in text for text in world.run(app).startpoints)
+
+
+def test_what_was_written_for_a_text_and_deleted_before_stops_no_run(world: OffsetsWorld, app: Application) -> None:
+    put(world, "startpoints", '["fake.s",null]', stored(S1, ssp="fake.s", sequence=1))
+    put(world, "startpoints-fan-out", '["settled","fake.s",null]', 1)  # what deleting it left once
+    world.run(app)
+    assert world.startpoints(app).delete_startpoint("fake.s")
+    assert not world.startpoints(app).delete_startpoint("fake.s")
+    world.run(app)
+    (row,) = shown(world, app)
+    assert (row["partition"], row["handed_to"]) == ("fake.s", None)
+    assert len(cleared(world, app).unreadable) == 1
+    assert shown(world, app) == []
+
+
+def hand_out(world: OffsetsWorld, pending: list[Any], task: str = "Partition 1") -> None:
+    put(world, "startpoints-fan-out", f'["task","{task}"]', {"pending": pending, "handed": {}})
+
+
+def test_a_partition_whose_startpoint_was_handed_out_and_can_not_be_read_is_not_read_and_all_others_are(
+    world: OffsetsWorld, app: Application
+) -> None:
+    hand_out(world, [NEWER])
+    world.ask(app, str(S0), StartpointOldest)
+    for partition in range(3):
+        world.fake.write("s", partition, 4)
+    report = world.run(app)
+    assert world.output.batches[2].read() == {str(S0): ("@0", "@4"), str(S2): ("@3", "@4")}
+    assert world.state(app).checkpoint[str(S1)] == "@3"
+    (text,) = [text for text in report.startpoints if "left alone" in text]
+    assert text.startswith("fake.s.1: a startpoint was handed out that is left alone; nothing is read there until")
+    assert "version 2" in text
+    (row,) = shown(world, app)
+    assert (row["partition"], row["handed_to"]) == ("fake.s.1", "Partition 1")
+    with pytest.raises(MalformedDocumentError, match="version 2"):
+        world.startpoints(app).get_fan_out_for_task("Partition 1")
+
+    with pytest.raises(ConfigurationError, match=r"wait behind what was handed out there.*startpoint clear"):
+        ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
+    (unread,) = cleared(world, app, S1).unreadable
+    assert unread.summary().startswith("fake.s.1: handed to Partition 1, and can't be read")
+    assert world.reads(app) == [{str(S1): ("@3", "@4")}]
+
+
+def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
+    world: OffsetsWorld, app: Application
+) -> None:
+    task = {"Partition 1": [S1, S2]}
+    hand_out(world, [stored(S2, sequence=1), NEWER])
+    world.ask(app, str(S1), StartpointOldest)
+    report = world.startpoints(app).fan_out(task)
+    assert (list(report.tasks["Partition 1"]), [each.ssp for each in report.behind]) == ([S2], [S1])
+    world.startpoints(app).remove_fan_out_for_task("Partition 1")  # that of S2 is applied
+    report = world.startpoints(app).fan_out(task)
+    assert (report.tasks, report.held) == ({}, {"Partition 1": frozenset([S1])})
+    world.startpoints(app).delete_unreadable(report.unreadable, by="ada")
+    assert list(world.startpoints(app).fan_out(task).tasks["Partition 1"]) == [S1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"version": 2}, "handed", {"pending": [], "handed": {"fake.s.1": "x"}}, {"pending": {}, "handed": {}}, 7],
+)
+def test_an_entry_that_can_not_be_read_at_all_holds_what_its_task_reads(
+    world: OffsetsWorld, app: Application, value: object
+) -> None:
+    put(world, "startpoints-fan-out", '["task","Partition 1"]', value)
+    world.ask(app, [str(S0), str(S1)], StartpointOldest)
+    report = world.run(app)
+    assert world.output.batches[2].read() == {str(S0): ("@0", "@3")}
+    assert any(text.startswith("fake.s.1: nothing is read there") for text in report.startpoints)
+    assert any("fake.s.1: a startpoint (ada: ticket 7) waits behind" in text for text in report.startpoints)
+    assert len(cleared(world, app, task="Partition 1").unreadable) == 1
+    assert world.reads(app) == [{str(S1): ("@0", "@3")}]
+
+
+@pytest.mark.parametrize("key", ['["else","fake.s.1"]', "no key", "[]", '["settled","fake.s.1",null]', '["task"]'])
+def test_other_entries_that_can_not_be_read_are_left_alone(world: OffsetsWorld, app: Application, key: str) -> None:
+    put(world, "startpoints-fan-out", key, {"a": 1})
+    world.ask(app, str(S0), StartpointOldest)
+    assert world.reads(app) == [{str(S0): ("@0", "@3")}]
+    assert len(shown(world, app)) == 1
+    assert len(cleared(world, app).unreadable) == 1
+    assert shown(world, app) == []
+
+
+def test_texts_in_place_of_partitions_are_refused_everywhere(world: OffsetsWorld, app: Application) -> None:
+    manager: Any = world.startpoints(app)
+    for act in (
+        lambda: manager.fan_out({"Partition 0": ["fake.s.0"]}),
+        lambda: manager.read_startpoint("fake.s.0"),
+        lambda: manager.delete_startpoint(7),
+        lambda: manager.write_startpoints(["fake.s.0"]),
+    ):
+        with pytest.raises(AdjunctError, match=r"is no Startpoint|SystemStreamPartition"):
+            act()
