@@ -356,7 +356,7 @@ def _check_one_version(complete: Mapping[str, Delivery]) -> None:
         said = "; ".join(f"{name}: {each.version!r}" for name, each in complete.items())
         raise MarkerConflictError(
             f"the members of one version set have delivered different versions as the next ({said}).",
-            "If one of them has no counterpart in the other members, abandon it: "
+            "If one of them has no counterpart in the other members, or lost it to retention, abandon it: "
             "adjunct dataset abandon DATASET VERSION --reason ….",
         )
 

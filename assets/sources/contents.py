@@ -7,11 +7,11 @@ completed anew is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from assets.manifest import MarkerFacts
+from assets.manifest import Delivered, MarkerFacts
 from assets.sources.folders import Folder
 
 if TYPE_CHECKING:
@@ -54,6 +54,16 @@ class FolderContents:
             return False
         return before.contents is None or before.contents != _contents(self._tree, folder)
 
+    def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
+        """Return the name of the delivery that a folder of another name holds, too."""
+        assert folder.complete is not None
+        for done in deliveries:
+            for said in done.markers.values():
+                kept = said.contents is not None and said.checksum == self._tree.content_tag(folder.complete)
+                if kept and said.contents == _contents(self._tree, folder):
+                    return done.name
+        return None
+
     def is_known(self, said: Markers, folder: Folder) -> bool:
         """Whether a folder lies there as it was looked at last."""
         before = self._before(said, folder)
@@ -86,7 +96,8 @@ class FolderContents:
 @lru_cache(maxsize=1024)  # sensors look again and again at folders as they were listed
 def _contents(tree: FileTree, folder: Folder) -> str:
     """Return what folders with the same data files have in common. Local files are read for it."""
-    return _digest([(file.path, file.size, tree.content_tag(file)) for file in folder.files])
+    prefix = f"{folder.path}/" if folder.path else ""
+    return _digest([(file.path.removeprefix(prefix), file.size, tree.content_tag(file)) for file in folder.files])
 
 
 def _listing(folder: Folder) -> str:

@@ -107,10 +107,10 @@ class FileVersions:
         late, rest = self._in_order(manifest, [each for each in named if each.path not in settled])
         for folder in rest:
             if folder.complete is None:
-                self._check_late(manifest, late)
+                notes += self._late(manifest, late)
                 return Awaiting(folder.path, (self._marker(folder),), notes=notes, copies=copies)
             return replace(self._delivery(folder.path, folder), notes=notes, copies=copies)
-        self._check_late(manifest, late)
+        notes += self._late(manifest, late)
         missing = f"{self._source.url}/*/{self._source.complete}"
         return Awaiting(None, (missing,), idle=True, notes=notes, copies=copies)
 
@@ -212,10 +212,16 @@ class FileVersions:
         late = [each for each in folders if natural_order(each.path) < natural_order(newest)]
         return late, [each for each in folders if each not in late]
 
-    def _check_late(self, manifest: DatasetManifest, late: list[Folder]) -> None:
+    def _late(self, manifest: DatasetManifest, late: list[Folder]) -> tuple[str, ...]:
+        """Refuse complete folders that come too late, but for copies of what was delivered, which are told."""
         newest = max(manifest.taken, key=natural_order, default=None)
+        notes = []
         for folder in late:
             if folder.complete is not None:
+                original = self._known.original(folder, manifest.delivered)
+                if original is not None:
+                    notes.append(f"the folder {folder.path!r} is left out: it is a copy of version {original!r}")
+                    continue
                 raise MarkerConflictError(
                     f"dataset {self._spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
                     f"comes before version {newest!r}, which was delivered already.",
@@ -223,6 +229,7 @@ class FileVersions:
                     f"{self._spec.name!r}, {folder.path!r}, reason=…, by=…). Where older versions may come later, "
                     "declare versions=VersionPartitions(…).",
                 )
+        return tuple(notes)
 
     def _completed_again(self, manifest: DatasetManifest, named: list[Folder]) -> set[str]:
         """Return the refused versions that were completed anew since: they are tried again, in their order.

@@ -171,7 +171,8 @@ class StreamSource:
         return OffsetOutOfRangeError(
             f"dataset {self.spec.name!r} {found}.",
             "The stream was deleted and made anew: its versions are others, whatever their names, and none is taken. "
-            "What is served stays. Declare the dataset under a new name to build it from there, or restore the stream.",
+            "What is served stays. Declare the dataset under a new name to build it from there beside this one, or "
+            f"delete this one (adjunct dataset delete {self.spec.name} --reason …) and advance it again.",
         )
 
     def _unknown(

@@ -100,6 +100,8 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
         show_facts("waiting", facts["awaited"])
     if facts["offsets"]:
         show_facts("next offsets", facts["offsets"])
+    for lost in store.require_manifest().lost[-3:]:
+        show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
     if facts.get("lag"):
         followed.show_lag(facts["lag"])
     if facts.get("versions"):

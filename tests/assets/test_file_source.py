@@ -271,11 +271,24 @@ def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: 
     place.csv("v2", {})
     spec = dataset(place)
     advance_dataset(world.lake, {}, spec, no_spark, by="test")
-    place.csv("v1", {})
+    place.csv("v1", {"N1": 1})
     place.csv("v3", {})
     with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v3'"):
         advance_dataset(world.lake, {}, spec, no_spark, by="test")
     assert DatasetStore(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
+
+
+def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Place, world: World) -> None:
+    spec = dataset(place)
+    for number in (1, 2):
+        place.csv(f"v{number}", {}, done=f'{{"rows": 0, "of": {number}}}')
+    advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    shutil.copytree(Path(place.url) / "v1", Path(place.url) / "v1-backup")
+    report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    assert (report.action, report.note) == (
+        "up-to-date",
+        "the folder 'v1-backup' is left out: it is a copy of version 'v1'",
+    )
 
 
 def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: Place, world: World) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
 
-from assets import DatasetStore, advance_dataset, bounded_dataset
+from assets import AdvanceReport, DatasetStore, advance_dataset, bounded_dataset
 from resources.errors import ConfigurationError, MalformedDocumentError
 from resources.streams import Marker, OffsetRange, SystemStreamPartition
 from resources.streams.kafka.settings import KafkaTopic
@@ -118,15 +119,34 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
     system = system_with(kafka, tmp_path, planes=declared)
     planes = bounded_dataset("planes", input="kafka.planes", key="tailnum", partitions=2)
 
-    def delivered(sequence: int, version: str | None, **seats: int) -> tuple[str, dict[str, int]]:
+    def send(sequence: int, version: str | None, **seats: int) -> None:
         table = pa.table({"tailnum": list(seats), "seats": pa.array(seats.values(), pa.int32())})
         system.append("planes", table, producer="p", sequence=sequence, end_of_dataset=version)
-        report = advance_dataset(system.lake, {"kafka": system}, planes, lambda: spark, by="test")
+
+    def advance() -> AdvanceReport:
+        return advance_dataset(system.lake, {"kafka": system}, planes, lambda: spark, by="test")
+
+    def served() -> dict[str, int]:
         view = DatasetStore(system.lake, planes).current()
-        rows = [] if view is None else view.frame(spark).collect()
-        return report.action, {row.tailnum: row.seats for row in rows}
+        return {} if view is None else {row.tailnum: row.seats for row in view.frame(spark).collect()}
+
+    def delivered(sequence: int, version: str | None, **seats: int) -> tuple[str, dict[str, int]]:
+        send(sequence, version, **seats)
+        return advance().action, served()
 
     assert delivered(0, None, N1=1, N2=2) == ("waiting", {})
     assert delivered(1, "v1", N2=20, N3=3) == ("sealed", {"N1": 1, "N2": 20, "N3": 3})
     assert delivered(2, None, N4=4) == ("waiting", {"N1": 1, "N2": 20, "N3": 3})
     assert delivered(3, "v2", N5=5) == ("sealed", {"N4": 4, "N5": 5})
+
+    zero = SystemStreamPartition("kafka", "planes", 0)
+    begins = int(system.upcoming([zero])[zero])
+    fleet = {f"N{number}": number for number in range(20)}
+    send(4, "v3", **fleet)
+    cut = TopicPartition(declared.topic, 0, begins + 1)  # one record of v3, in one partition
+    admin = kafka.admin()
+    next(iter(admin.delete_records([cut]).values())).result(30)
+    report = advance()
+    assert (report.action, report.lost, served()) == ("waiting", ("v3",), {"N4": 4, "N5": 5})
+    assert f"retention took offsets {begins} to {begins} of kafka.planes.0 before they were read" in report.note
+    assert delivered(5, "v4", **fleet) == ("sealed", fleet)
