@@ -123,6 +123,7 @@ def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Fin
     facts = {
         "violations": violations,
         "values": len(counted),
+        "sample_of": column,
         "sample": [[plain(row["value"]), row["count"]] for row in counted[:SAMPLED]],
     }
     more = f" and {len(counted) - SAMPLED:,} more" if len(counted) > SAMPLED else ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -230,14 +230,29 @@ def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severi
 # -- evaluated between build and seal
 
 
-def evaluate(validators: Sequence[Validator], candidate: Candidate) -> tuple[Verdict, ...]:
-    """Return what each validator says of the candidate; all are asked.
+def evaluate(
+    validators: Sequence[Validator], candidate: Candidate, sensitive: Collection[str] = ()
+) -> tuple[Verdict, ...]:
+    """Return what each validator says of the candidate; all are asked. Samples of `sensitive` columns are left out.
 
     One that raises has failed, with the error's text. Raises ValidatorError where that is a mistake in a validator,
     which says nothing of the version; neither does what passes as it is: TransientError, MemoryError, and what py4j
     raises. With severity "warn" only MemoryError and a JVM that breaks do not end in a failed verdict.
     """
-    return tuple(_ask(validator, candidate) for validator in validators)
+    return tuple(_without_values(_ask(validator, candidate), sensitive) for validator in validators)
+
+
+def _without_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
+    """Return the verdict without the values that it tells of sensitive columns; what a rule in Python says stays."""
+    of = verdict.facts.get("sample_of")
+    if of is None or "sample" not in verdict.facts:
+        return verdict
+    hidden = {name.lower() for name in sensitive}
+    if not hidden or (of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}):
+        return verdict
+    facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
+    said = verdict.message.partition(": ")[0]
+    return verdict.model_copy(update={"facts": facts, "message": f"{said}: values of sensitive columns are not told"})
 
 
 def check_validators(what: str, validators: Sequence[Validator]) -> None:

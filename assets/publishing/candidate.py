@@ -126,6 +126,7 @@ def validate_candidate(built: Built, spark: Callable[[], SparkSession]) -> None:
             Candidate(
                 DatasetView(store, name, version), None if current is None else DatasetView(store, name, current), spark
             ),
+            member.spec.sensitive,
         )
         built.version = version.model_copy(update={"verdicts": verdicts})
         failed = [verdict for verdict in verdicts if not verdict.passed]

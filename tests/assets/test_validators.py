@@ -551,3 +551,19 @@ def test_a_warning_with_a_mistake_is_on_record_with_the_version_that_it_let_pass
     (verdict,) = report.verdicts
     assert not verdict.passed
     assert "has no column 'wings'" in verdict.message
+
+
+def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
+    def tells(of: str) -> Callable[[Candidate], Finding]:
+        facts = {"violations": 1, "sample_of": of, "sample": [["ann@example.com"]]}
+        return lambda candidate: Finding(False, "1 rows break it: email 'ann@example.com'", facts)
+
+    rules = [custom("known", tells("email")), custom("whole", tells("rows")), custom("other", tells("id"))]
+    nothing: Any = None
+    known, whole, other = evaluate(rules, nothing, sensitive=["Email"])
+    for verdict in (known, whole):
+        assert "ann@" not in verdict.model_dump_json()
+        assert verdict.message == "1 rows break it: values of sensitive columns are not told"
+        assert verdict.facts["violations"] == 1
+    assert "ann@" in other.message
+    assert "ann@" in evaluate(rules, nothing)[0].message
