@@ -105,6 +105,7 @@ from orchestration.deleting import DeletionReport, delete_dataset, delete_stream
 from orchestration.offsets.checkpoints import Checkpoint, CheckpointChange, CheckpointManager  # noqa: E402
 from orchestration.offsets.request import StartpointRequest  # noqa: E402
 from orchestration.offsets.startpoints import StartpointManager  # noqa: E402
+from orchestration.repartitioning import RepartitionReport, repartition_stream  # noqa: E402
 from orchestration.startpoints import Startpoints  # noqa: E402
 from resources.backends import PostgresTable, SqliteTable, register_backend  # noqa: E402
 from resources.errors import (  # noqa: E402
@@ -280,6 +281,7 @@ __all__ = [
     "ReaderInfo",
     "RecordNotFoundError",
     "RemoteTable",
+    "RepartitionReport",
     "Retention",
     "RetryPolicy",
     "RewindPlan",
@@ -376,6 +378,7 @@ __all__ = [
     "register_in_iceberg",
     "register_system",
     "release_from_iceberg",
+    "repartition_stream",
     "resolve_startpoint_to_offset",
     "rewind_dataset",
     "row_count_within",

@@ -258,7 +258,10 @@ class _Step:
         start = self._offsets.start(self._state)
         state = self._state
         if (start.checkpoint, start.offsets) != (state.checkpoint, state.offsets):
-            self._commit = self._log.start(self._commit, state, start.checkpoint, self._context.run, start.offsets)
+            note = "; ".join(start.carried) or None
+            self._commit = self._log.start(
+                self._commit, state, start.checkpoint, self._context.run, start.offsets, note
+            )
             self._state = state.model_copy(update={"checkpoint": start.checkpoint, "offsets": start.offsets})
         self._offsets.remove_done(start)
         self._started = True

@@ -193,7 +193,9 @@ def delete(
     from orchestration.deleting import delete_dataset
     from resources.objects import open_lake
 
-    act = partial(delete_dataset, open_lake(lake_url), name, reason=reason, by=versions.who(by), force=force)
+    act = partial(
+        delete_dataset, open_lake(lake_url, create=False), name, reason=reason, by=versions.who(by), force=force
+    )
     delete_and_show(act, dry_run=dry_run, yes=yes, json_output=json_output)
 
 

@@ -165,8 +165,46 @@ def delete(
     from orchestration.deleting import delete_stream
     from resources.objects import open_lake
 
-    act = partial(delete_stream, open_lake(lake_url), _lake_stream(name), reason=reason, by=who(by), force=force)
+    act = partial(
+        delete_stream, open_lake(lake_url, create=False), _lake_stream(name), reason=reason, by=who(by), force=force
+    )
     delete_and_show(act, dry_run=dry_run, yes=yes, json_output=json_output)
+
+
+@stream.command()
+@click.argument("name")
+@click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
+@click.option("--force", is_flag=True, help="Also where readers have not read all: their next run is refused.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done, and who reads it.")
+@explained
+@lake_url
+@as_json
+def repartition(
+    name: str,
+    partitions: int,
+    force: bool,
+    dry_run: bool,
+    reason: str,
+    by: str | None,
+    lake_url: str | None,
+    json_output: bool,
+) -> None:
+    """Rewrite a stream into another number of partitions, once everybody who follows it has read all of it."""
+    from orchestration.repartitioning import repartition_stream
+    from resources.objects import open_lake
+
+    lake = open_lake(lake_url, create=False)
+    report = repartition_stream(
+        lake, _lake_stream(name), partitions, reason=reason, by=who(by), force=force, dry_run=dry_run
+    )
+    if json_output:
+        show_json(report.to_json())
+        return
+    show_line(f"{report.summary()}.")
+    for application in report.carried:
+        show_line(f"  application {application} {'would go' if dry_run else 'goes'} on where it has read to")
+    for reader in (*report.holding, *report.told):
+        show_line(f"  {'refused' if dry_run else 'forced'}, because {reader}")
 
 
 def _streams(lake_url: str | None) -> LakeStreams:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from orchestration.offsets.carrying import carried_note, carried_over
 from orchestration.offsets.coordinating import fan_out_requests
 from orchestration.offsets.resolving import (
     Streams,
@@ -54,7 +55,7 @@ class Start:
 
     `resolved` are the startpoints whose offsets were found now. `done` names those that an earlier commit has taken
     in and that are still fanned out, by task and partition. `paused` are replays that stay where they are, since
-    startpoints are switched off.
+    startpoints are switched off. `carried` says of streams that were repartitioned that the checkpoint is of them now.
     """
 
     checkpoint: dict[str, str]
@@ -64,6 +65,7 @@ class Start:
     unresolved: tuple[Unresolved, ...] = ()
     done: Mapping[str, Mapping[SystemStreamPartition, str]] = field(default_factory=dict)
     paused: tuple[Replay, ...] = ()
+    carried: tuple[str, ...] = ()
 
     def texts(self) -> list[str]:
         """Return in words what was found, a line each."""
@@ -75,6 +77,7 @@ class Start:
             f"{each.request.ssp}: goes on from its checkpoint ({each.request.by}: {each.request.reason}): {each.error}"
             for each in self.unresolved
         ]
+        said += self.carried
         said += [
             f"{each.ssp}: startpoints are switched off: {describe_startpoint(each.startpoint)} is left alone "
             f"({each.by}: {each.reason})"
@@ -129,11 +132,17 @@ class OffsetManager:
         consumed), for a stream that was made anew, and for new partitions of one whose key chooses the partition.
         Partitions for which something was handed out that can't be read are not read at all in this run.
         """
+        streams = Streams(self._systems)
+        carried: list[str] = []
+        for name in self._app.inputs:
+            moved = carried_over(state, name, streams.info(name))
+            if moved is not None:
+                state = moved
+                carried.append(carried_note(name, streams.info(name)))
         fan_out = fan_out_requests(self._startpoints, self._systems, self._app, self._plan, state.offsets)
         self._held = frozenset(ssp for task in self._readers for ssp in fan_out.held.get(task, ()))
         known = state.offsets
         pending, done = self._pending(fan_out, state)
-        streams = Streams(self._systems)
         resolved = {
             ssp: start
             for ssp, start in known.resolved.items()
@@ -178,7 +187,7 @@ class OffsetManager:
         for source in self._app.inputs.values():
             checkpoint |= self._checkpoint(source, streams, state, offsets)
         paused = () if self._app.startpoints else tuple(offsets.replays.values())
-        return Start(checkpoint, offsets, fan_out, tuple(found), tuple(unresolved), done, paused)
+        return Start(checkpoint, offsets, fan_out, tuple(found), tuple(unresolved), done, paused, tuple(carried))
 
     def _pending(
         self, fan_out: FanOut, state: ApplicationState
@@ -242,11 +251,10 @@ class OffsetManager:
         without = [ssp for ssp in ssps if ssp not in resolved]
         if without:
             raise OffsetOutOfRangeError(
-                f"{source.stream} was deleted and made anew (it is {info.identity}, and was {before}): the checkpoint "
-                f"of application {self._app.name!r} is of the stream before, in {', '.join(without[:3])}"
+                f"{source.stream} was {_made_anew(info, before)} (it is {info.identity}, and was {before}): the "
+                f"checkpoint of application {self._app.name!r} is of the stream before, in {', '.join(without[:3])}"
                 f"{', …' if len(without) > 3 else ''}.",
-                "Say where to begin in the new one: adjunct startpoint set MODULE:APP "
-                f"{source.stream} --oldest --reason ….",
+                _where_to_begin(source.stream, info, before),
             )
 
     # -- each batch
@@ -258,7 +266,7 @@ class OffsetManager:
             before, info = state.offsets.streams.get(name), streams.info(name)
             if is_another(info, before):
                 raise OffsetOutOfRangeError(
-                    f"{name} was deleted and made anew (it is {info.identity}, and was {before}), and batch "
+                    f"{name} was {_made_anew(info, before)} (it is {info.identity}, and was {before}), and batch "
                     f"{intent.batch} of application {self._app.name!r} is open over the stream before.",
                     f"Give the batch up (adjunct checkpoint abandon {self._app.name} --reason …), then say where to "
                     f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
@@ -406,6 +414,18 @@ def _whose(startpoint: ResolvedStartpoint | None) -> str:
     if startpoint is None:
         return ""
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
+
+
+def _made_anew(info: StreamInfo, before: str | None) -> str:
+    rewritten = info.repartitioned is not None and info.repartitioned.identity == before
+    return f"repartitioned into {info.partitions}" if rewritten else "deleted and made anew"
+
+
+def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:
+    begin = f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
+    if info.repartitioned is not None and info.repartitioned.identity == before:
+        return f"Run again: who had read all of it before goes on at what came since. Otherwise: {begin}"
+    return begin
 
 
 def _resolved(request: StartpointRequest, offset: str, stream: str | None) -> ResolvedStartpoint:

@@ -148,7 +148,8 @@ def _after_output(app: Application, catalog: Catalog, operator: str, spec: SendT
         raise PlanningError(
             f"output stream {output.name!r} exists with {facts.partitions} partitions and key "
             f"({', '.join(facts.key)}); it is declared with {output.partitions} and ({', '.join(output.key)}).",
-            "Declare it as it is, or choose another name.",
+            "Declare it as it is, or choose another name. A lake stream's partitions can be changed: adjunct stream "
+            f"repartition {output.name.partition('.')[2]} --partitions {output.partitions} --reason ….",
         )
     partitioner = output_partitioner(catalog, output.name) if output.key else UNKNOWN
     return Flow(operator, flow.columns, output.key, partitioner)

@@ -12,7 +12,7 @@ from resources.errors import ManifestMismatchError
 from resources.schema import arrow_type
 from resources.streams.arrow_read import open_parquet
 from resources.streams.document import ROW, Declaration, FileEntry, Segment, data_folder
-from resources.streams.system import EPOCH, POSITION, TIMESTAMP
+from resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,9 +31,7 @@ def merge_files(
     """
     folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, range_of=TIMESTAMP)
-    # A segment without files says that it is positioned, too; whether files have the columns shows when they are read.
-    positions = POSITION if any(segment.positioned for segment in run) else ()
-    layout = declaration.layout_of((EPOCH, *positions))
+    layout = declaration.layout_of((EPOCH, *positions_in(store, prefix, run)))
     written: list[FileEntry] = []
     for partition in sorted({file.partition for segment in run for file in segment.files}):
         writer = BucketFileWriter(store, folder, partition, layout, options)
@@ -51,6 +49,18 @@ def merge_files(
         if done is not None:
             written.append(FileEntry.of(done))
     return tuple(written)
+
+
+def positions_in(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tuple[str, ...]:
+    """Return the columns of positions where a file of these segments has them.
+
+    Segments that were merged of some with positions and some without say that they have none, and their files do.
+    """
+    if any(segment.positioned and segment.files for segment in run):
+        return tuple(POSITION)
+    files = ((segment, file) for segment in run for file in segment.files)
+    there = any(SOURCE in open_parquet(store, prefix, *each).schema_arrow.names for each in files)
+    return tuple(POSITION) if there else ()
 
 
 def _copy(

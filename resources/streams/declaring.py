@@ -12,7 +12,7 @@ from resources.errors import ConfigurationError, SchemaMismatchError, StreamExis
 from resources.evolving import evolved, refused_changes
 from resources.schema import Schema, check_key_types
 from resources.streams.document import CompactionPolicy, Declaration, Retention, StreamState
-from resources.streams.system import StreamInfo
+from resources.streams.system import Repartitioned, StreamInfo
 
 if TYPE_CHECKING:
     from resources.objects.commit import Commit
@@ -112,11 +112,17 @@ def _refuse(name: str, differences: list[str]) -> None:
         raise StreamExistsError(
             f"stream {name!r} is there and declared otherwise: {'; '.join(differences)}.",
             "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that "
-            "is not needed any more can be null. Policies are changed with configure.",
+            "is not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
+            "repartition.",
         )
 
 
-def info_of(name: str, declaration: Declaration, identity: str = "") -> StreamInfo:
+def info_of(name: str, state: StreamState) -> StreamInfo:
+    declaration, rewritten = state.declaration, state.rewritten
+    repartitioned = None
+    if rewritten is not None:
+        ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
+        repartitioned = Repartitioned(rewritten.id, ended, went_on)
     return StreamInfo(
         name,
         declaration.partitions,
@@ -124,7 +130,8 @@ def info_of(name: str, declaration: Declaration, identity: str = "") -> StreamIn
         "spark-murmur3",
         declaration.schema_,
         "oldest",
-        identity=identity or None,
+        identity=state.id or None,
+        repartitioned=repartitioned,
     )
 
 
@@ -132,7 +139,7 @@ def described(name: str, commit: Commit, state: StreamState) -> StreamDescriptio
     """Return what a stream's manifest says, in sums."""
     entries, declared = state.entries(), state.declaration
     return StreamDescription(
-        info=info_of(name, declared, state.id),
+        info=info_of(name, state),
         timestamp=declared.timestamp,
         retention=declared.retention,
         compaction=declared.compaction,

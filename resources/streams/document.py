@@ -233,6 +233,19 @@ class Dropped(NamedTuple):
     at: Count
 
 
+class Rewritten(_Part):
+    """How a stream came to its partitions: those of the stream `id` ended at `ended`, and these went on at `next`.
+
+    `at` is when, in ms since the epoch.
+    """
+
+    id: str
+    ended: tuple[Count, ...]
+    next: tuple[Count, ...]
+    at: Count
+    reason: str = ""
+
+
 class StreamState(_Part):
     """The body of a stream's manifest.
 
@@ -246,6 +259,7 @@ class StreamState(_Part):
     declaration: Declaration
     id: str = ""
     earlier: tuple[Any, ...] = ()
+    rewritten: Rewritten | None = None
     oldest: tuple[Count, ...]
     next: tuple[Count, ...]
     marked_until: tuple[Count, ...]

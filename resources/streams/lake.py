@@ -142,7 +142,7 @@ class LakeStreams(NumberedOffsets):
 
     def info(self, stream: str) -> StreamInfo:
         state = self.state(stream)[1]
-        return info_of(stream, state.declaration, state.id)
+        return info_of(stream, state)
 
     def describe(self, stream: str) -> StreamDescription:
         """Return the whole of what the stream's manifest says in sums."""
@@ -318,7 +318,7 @@ class LakeStreams(NumberedOffsets):
                 end_of_dataset,
                 order_by,
                 partitioned,
-                self._now_ms(),
+                self.now_ms(),
                 sources,
             )
             try:
@@ -359,7 +359,7 @@ class LakeStreams(NumberedOffsets):
                 "Name partitions that the stream has.",
             )
         marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum)
-        started = self._now_ms()
+        started = self.now_ms()
         digest = content_digest((), marker.content())
         append = Append(stream, producer, sequence, digest, f"{started:013d}", started, (), marker, state.id)
         return self._commit(state, append)
@@ -407,7 +407,7 @@ class LakeStreams(NumberedOffsets):
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             state = self._parse(self._there(append.stream, commit))
-            after, decided = decide_append(state, append, self._now_ms())
+            after, decided = decide_append(state, append, self.now_ms())
             result[:] = [decided]
             return None if after is None else after.body()
 
@@ -420,7 +420,7 @@ class LakeStreams(NumberedOffsets):
         if full is None:
             return None
         level, entries = full
-        return Fold(self.pages_of(stream).write(level, entries), entries, self._now_ms())
+        return Fold(self.pages_of(stream).write(level, entries), entries, self.now_ms())
 
     def log(self, stream: str) -> CommitLog:
         """Internal: the stream's commit log."""
@@ -475,7 +475,8 @@ class LakeStreams(NumberedOffsets):
                 found[ssp] = str(offsets[ssp.partition])
         return found
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
+        """Internal: the time of appends, in ms since the epoch."""
         return int(self._clock().timestamp() * 1000)
 
 

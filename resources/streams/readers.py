@@ -188,7 +188,7 @@ def read_new(
     # The position first: what the stream then says is never older.
     parent = _log(lake, stream, reader).current()
     _, state = streams.state(stream)
-    position = _parse(parent, lake) if parent is not None else None
+    position = _carried(_parse(parent, lake), state) if parent is not None else None
     if position is None:
         position = ReaderPosition(stream=state.id, offsets=state.oldest if start == "oldest" else state.next)
         position = position.model_copy(update={"read": state.read if start == "upcoming" else {}})
@@ -227,7 +227,7 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     for name in sorted(names):
         commit = _log(lake, stream, name).current()
         if commit is not None:
-            found.append(_info(name, commit, _parse(commit, lake), state))
+            found.append(_info(name, commit, _carried(_parse(commit, lake), state), state))
     return found
 
 
@@ -259,6 +259,14 @@ def _info(name: str, commit: Commit, position: ReaderPosition, state: StreamStat
             behind += upcoming - max(offset, oldest)
             lost += max(oldest - offset, 0)
     return ReaderInfo(name, position.offsets, behind, lost, commit.number, commit.created_at, commit.by, problem)
+
+
+def _carried(position: ReaderPosition, state: StreamState) -> ReaderPosition:
+    """Return where the reader goes on in a stream that was rewritten into other partitions after it had read all."""
+    before = state.rewritten
+    if before is None or (before.id, before.ended) != (position.stream, position.offsets):
+        return position
+    return position.model_copy(update={"stream": state.id, "offsets": before.next})
 
 
 def _problem(position: ReaderPosition, state: StreamState) -> str:

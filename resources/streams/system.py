@@ -50,6 +50,16 @@ Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
+class Repartitioned:
+    """That a stream was rewritten into other partitions: those of the stream `identity` ended at the offsets `ended`,
+    by number, and who had read to there goes on at `went_on` in these."""
+
+    identity: str
+    ended: tuple[str, ...]
+    went_on: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """What a stream says of itself.
 
@@ -57,7 +67,7 @@ class StreamInfo:
     differently. `schema` is None where records are raw. `default_offset` says where a reader without a
     checkpoint begins; None leaves that to the system. `compacted` says that the stream keeps the newest record of
     every key, and `tombstones_kept` for how long it then keeps deletions. `identity`, where the system has one, is
-    another one after the stream was deleted and made anew.
+    another one after the stream was deleted and made anew, or `repartitioned`.
     """
 
     name: str
@@ -69,6 +79,7 @@ class StreamInfo:
     compacted: bool = False
     tombstones_kept: timedelta | None = None
     identity: str | None = None
+    repartitioned: Repartitioned | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,14 @@ from resources.errors import ConfigurationError, OffsetOutOfRangeError
 from resources.objects.faulty import Crash, Fault, FaultyStore
 from resources.objects.lake import Lake, lake_in
 from resources.objects.memory import InMemoryStore
+from resources.schema import arrow_type
 from resources.streams import CompactionPolicy, LakeStreams, OffsetRange, Retention, SystemStreamPartition
-from resources.streams.document import FileEntry, Segment
+from resources.streams.document import HIDDEN, FileEntry, Segment
 from resources.streams.index import FAN
 from resources.streams.maintenance import Maintained
 from resources.streams.policies import expired, runs_to_merge
+from resources.streams.sources import SourceRange, Sources
+from resources.streams.system import POSITION
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]
@@ -185,3 +188,18 @@ def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams,
     assert [row[1] for row in rows(streams)] == list(range(12 * FAN))
     assert streams.describe("s").segments == 12 * FAN
     assert len(streams.read_arrow({ZERO: OffsetRange("40", "45")})) == 5
+
+
+def test_records_with_and_without_positions_are_merged_again_and_again(streams: LakeStreams, clock: Clock) -> None:
+    """What was merged of both says that it has none, and its files have them."""
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=1, compaction=CompactionPolicy(min_segments=2))
+    source = Sources("lake.in", "app", (SourceRange("lake.in.0", 0, 1),))
+    for number in range(6):
+        row = pa.table({"k": ["a"], "v": [number]})
+        if number == 0:
+            for name, value in zip(POSITION, ("lake.in.0", 0, 0, "app"), strict=True):
+                row = row.append_column(name, pa.array([value], arrow_type(dict(HIDDEN)[name])))
+        streams.append("s", row, producer="p", sequence=number, sources=source if number == 0 else None)
+        streams.maintain("s", clock.forward(hours=2))
+    assert streams.describe("s").segments < 6
+    assert streams.read_arrow(streams.whole("s")).column("v").to_pylist() == list(range(6))

@@ -1,0 +1,146 @@
+"""Rewrites a stream into another number of partitions, once everybody who follows it has read all of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from assets import list_datasets, open_dataset
+from orchestration.batchlog import BatchLog, list_applications
+from orchestration.offsets.carrying import carried_note, carried_over, is_of, waiting_in
+from orchestration.offsets.startpoints import FAN_OUTS, REQUESTS
+from resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError, StillReadError
+from resources.metadata import MetadataStore
+from resources.streams import LakeStreams
+from resources.streams.readers import list_readers
+from resources.streams.repartition import repartition
+
+if TYPE_CHECKING:
+    from orchestration.batchlog import ApplicationState
+    from resources.objects import Lake
+    from resources.streams.document import StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class RepartitionReport:
+    """What a rewriting did, or (`dry_run`) would do. `rows` are records.
+
+    `carried` are the applications that go on where they were; `told` find at their next run that the stream is another
+    one, which only a forced rewriting accepts; `holding` are those that no rewriting accepts.
+    """
+
+    name: str
+    before: int
+    partitions: int
+    rows: int
+    carried: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def summary(self) -> str:
+        """Return the report in one line."""
+        said = "would be rewritten" if self.dry_run else "rewritten"
+        return (
+            f"stream {self.name}: {self.rows:,} records {said} from {self.before} into {self.partitions} partitions; "
+            f"declare partitions={self.partitions} where it is declared"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        return asdict(self)
+
+
+def repartition_stream(
+    lake: Lake, name: str, partitions: int, *, reason: str, by: str, force: bool = False, dry_run: bool = False
+) -> RepartitionReport:
+    """Rewrite a keyed stream of the lake into another number of partitions, in one commit; a crash leaves the old one.
+
+    The order of each key's records stays, and markers stay between the same records. Offsets begin anew: applications
+    and named readers who had read all of it go on at what comes after. Raises StillReadError while an open batch reads
+    or writes it, and, unless `force`, while a reader has not read all, a startpoint waits on it or a dataset follows
+    it: these are refused by their next run then, which says what to do. Raises ConfigurationError for a stream
+    without key, or with markers that do not stand in all partitions alike.
+    """
+    streams = LakeStreams(lake)
+    if not reason.strip():
+        raise ConfigurationError(f"stream {name!r} can't be repartitioned without a reason.", "Say why: it is kept.")
+    _, seen = streams.state(name)
+    rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
+    if dry_run:
+        carried, told, holding = _readers(lake, name, seen)
+        return RepartitionReport(name, before, partitions, rows, carried, told, holding, dry_run)
+
+    def check(state: StreamState) -> None:
+        _, told, holding = _readers(lake, name, state)
+        if holding or (told and not force):
+            step = "Let them end, or give up their batches (adjunct checkpoint abandon), and repeat it."
+            if not holding:
+                step = (
+                    "Run what has not read all, and repeat it. Or force it (--force, force=True): nothing is lost or "
+                    "doubled by that; they are refused by their next run, which says what to do."
+                )
+            raise StillReadError(f"stream {name!r} can't be repartitioned now: {'; '.join((*holding, *told))}.", step)
+
+    after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
+    _, told, _ = _readers(lake, name, seen)
+    rows = sum(entry.rows for entry in after.entries())
+    return RepartitionReport(name, before, partitions, rows, _carry(lake, name, by), told)
+
+
+def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return who goes on at the end of the stream, who would be told, and who must end first."""
+    stream = f"lake.{name}"
+    carried: list[str] = []
+    told: list[str] = []
+    holding: list[str] = []
+    ends = {f"{stream}.{p}": str(offset) for p, offset in enumerate(state.next)}
+    for application in list_applications(lake):
+        known = BatchLog(lake, application).read()[1]
+        mine = {ssp: offset for ssp, offset in known.checkpoint.items() if is_of(ssp, stream)}
+        batch = known.open
+        if batch is not None and (application in state.producers or any(is_of(ssp, stream) for ssp in batch.ranges)):
+            holding.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
+        elif mine and _is_behind(known, stream, mine, ends, state.id):
+            told.append(f"application {application} has not read all of it, or has a startpoint on it")
+        elif mine:
+            carried.append(application)
+        for namespace in (REQUESTS, FAN_OUTS):
+            waiting = MetadataStore(lake).namespace(namespace, application).read()
+            if any(f"{stream}." in f"{key} {value}" for key, value in waiting.items()):
+                told.append(f"a startpoint of application {application} waits on it")
+                break
+    for reader in list_readers(lake, name):
+        if reader.problem or reader.behind or reader.lost:
+            told.append(f"reader {reader.name} has not read all of it")
+    for dataset in list_datasets(lake):
+        try:
+            manifest = open_dataset(lake, dataset).manifest()
+        except MalformedDocumentError as error:
+            told.append(f"dataset {dataset} may follow it: {error.problem}")
+            continue
+        if manifest is not None and manifest.declaration.input == stream:
+            told.append(f"dataset {dataset} follows it, which then has to be deleted and built anew")
+    return tuple(carried), tuple(told), tuple(holding)
+
+
+def _is_behind(state: ApplicationState, stream: str, mine: dict[str, str], ends: dict[str, str], identity: str) -> bool:
+    return mine != ends or waiting_in(state, stream) or state.offsets.streams.get(stream) != identity
+
+
+def _carry(lake: Lake, name: str, by: str) -> tuple[str, ...]:
+    """Commit the positions of those who had read all, and return them; who is missed here does so at its next run."""
+    info = LakeStreams(lake).info(name)
+    carried = []
+    for application in list_applications(lake):
+        log = BatchLog(lake, application)
+        commit, state = log.read()
+        after = carried_over(state, f"lake.{name}", info) if state.open is None else None
+        if after is None:
+            continue
+        try:
+            log.start(commit, after, after.checkpoint, by, after.offsets, carried_note(f"lake.{name}", info))
+        except CommitConflict:
+            continue
+        carried.append(application)
+    return tuple(carried)

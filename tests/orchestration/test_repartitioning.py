@@ -1,0 +1,164 @@
+"""A stream is rewritten into other partitions under those who read it: who goes on where, and who is refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestration.application import Application
+from orchestration.batchlog import BatchLog, Intent, Range
+from orchestration.cli.main import root
+from orchestration.offsets.carrying import carried_over
+from orchestration.offsets.state import OffsetState
+from orchestration.repartitioning import repartition_stream
+from resources.errors import ConfigurationError, OffsetOutOfRangeError, PlanningError, StillReadError
+from resources.objects import Lake, open_lake
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.streams import LakeStreams
+from resources.streams.readers import read_new
+from tests.orchestration.step_world import StepWorld
+from tests.orchestration.test_deleting import sent, values
+
+WHY = {"reason": "more machines", "by": "ada"}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake(tmp_path / "lake")
+
+
+def at(lake: Lake, offsets: list[str], *, application: str = "app", open_over: str = "", epochs: int = 0) -> None:
+    """Let an application stand at these offsets of lake.s."""
+    log = BatchLog(lake, application)
+    commit, state = log.read()
+    identity = LakeStreams(lake).info("s").identity
+    assert identity is not None
+    known = OffsetState(streams={"lake.s": identity}, epochs={"lake.s.1": epochs} if epochs else {})
+    checkpoint = {f"lake.s.{p}": offset for p, offset in enumerate(offsets)} | {"lake.other.0": "5"}
+    commit = log.start(commit, state, checkpoint, "run", known)
+    if open_over:
+        intent = Intent(
+            batch=1, run="run", clock=datetime.now(UTC), ranges={open_over: Range(start="0", end="1")}, versions={}
+        )
+        log.open(commit, log.read()[1], intent)
+
+
+def ends(streams: LakeStreams) -> list[str]:
+    return list(streams.upcoming(streams.partitions("s")).values())
+
+
+def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, *range(9))
+    at(lake, ends(streams), epochs=3)
+    planned = repartition_stream(lake, "s", 5, dry_run=True, **WHY)
+    assert (planned.carried, planned.told, planned.holding, planned.rows) == (("app",), (), (), 9)
+    assert streams.info("s").partitions == 2
+    report = repartition_stream(lake, "s", 5, **WHY)
+    assert report.carried == ("app",)
+    state = BatchLog(lake, "app").read()[1]
+    assert state.checkpoint == {"lake.other.0": "5"} | {f"lake.s.{p}": end for p, end in enumerate(ends(streams))}
+    assert state.note == "lake.s was repartitioned into 5: goes on where it had read to"
+    assert state.offsets.streams == {"lake.s": streams.info("s").identity}
+    assert set(state.offsets.epochs.values()) == {3}
+    assert len(state.offsets.epochs) == 5
+    assert values(streams) == list(range(9))
+    assert repartition_stream(lake, "s", 2, **WHY).carried == ("app",), "and once more"
+
+
+def test_one_that_is_carried_over_by_its_own_next_run_needs_no_command(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, *range(9))
+    at(lake, ends(streams))
+    # The command dies when the stream is rewritten and no application was told.
+    store = FaultyStore(lake.store, [Fault("put_if_match", 1, "crash-after")])
+    with pytest.raises(Crash):
+        repartition_stream(Lake(store, lake.id), "s", 5, **WHY)
+    state = BatchLog(lake, "app").read()[1]
+    assert "lake.s.4" not in state.checkpoint
+    after = carried_over(state, "lake.s", streams.info("s"))
+    assert after is not None
+    assert [after.checkpoint[f"lake.s.{p}"] for p in range(5)] == ends(streams)
+    assert carried_over(after, "lake.s", streams.info("s")) is None
+    behind = state.model_copy(update={"checkpoint": state.checkpoint | {"lake.s.0": "0"}})
+    assert carried_over(behind, "lake.s", streams.info("s")) is None
+
+
+def test_who_has_not_read_all_or_is_at_it_refuses_the_rewriting(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, *range(9))
+    at(lake, ["0", ends(streams)[1]])
+    with pytest.raises(StillReadError, match=r"application app has not read all of it.*--force"):
+        repartition_stream(lake, "s", 5, **WHY)
+    at(lake, ends(streams), open_over="lake.s.0")
+    for force in (False, True):
+        with pytest.raises(StillReadError, match="batch 1 of application app is open"):
+            repartition_stream(lake, "s", 5, force=force, **WHY)
+    assert streams.info("s").partitions == 2
+    with pytest.raises(ConfigurationError, match="without a reason"):
+        repartition_stream(lake, "s", 5, reason="", by="ada")
+
+
+def test_what_comes_between_the_look_and_the_commit_is_seen(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, *range(9))
+    at(lake, ends(streams))
+    pointer = Fault("put_if_match", 1, "meanwhile", lambda: sent(streams, 99, sequence=2))
+    with pytest.raises(StillReadError, match="application app has not read all of it"):
+        repartition_stream(Lake(FaultyStore(lake.store, [pointer]), lake.id), "s", 5, **WHY)
+    assert (streams.info("s").partitions, values(streams)) == (2, [*range(9), 99])
+
+
+def test_a_named_reader_that_is_behind_is_told(lake: Lake) -> None:
+    sent(LakeStreams(lake), *range(9))
+    with read_new(lake, "s", reader="me", max_records=3) as new:
+        new.commit()
+    with pytest.raises(StillReadError, match="reader me has not read all of it"):
+        repartition_stream(lake, "s", 5, **WHY)
+    assert repartition_stream(lake, "s", 5, force=True, **WHY).told == ("reader me has not read all of it",)
+
+
+def test_the_command_says_what_it_did(lake: Lake) -> None:
+    sent(LakeStreams(lake), *range(9))
+    at(lake, ends(LakeStreams(lake)))
+    words = ["stream", "repartition", "s", "--partitions", "3", "--reason", "x", "--by", "ada", "--lake", lake.url]
+    dry = CliRunner().invoke(root, [*words, "--dry-run"])
+    assert "9 records would be rewritten from 2 into 3 partitions" in dry.stdout
+    done = CliRunner().invoke(root, words)
+    assert "application app goes on where it has read to" in done.stdout
+    again = CliRunner().invoke(root, [*words[:4], "4", *words[5:], "--json"])
+    assert json.loads(again.stdout)["carried"] == ["app"]
+
+
+@pytest.mark.spark
+def test_a_run_reads_what_came_after_and_nothing_twice(step_world: StepWorld) -> None:
+    def app(partitions: int) -> Application:
+        made = Application("app")
+        stream = made.input_stream("lake.s")
+        stream.send_to(made.output_stream("lake.out", partitions=partitions, key="k"))
+        return made
+
+    step_world.stream("s", "k", 2, k="string", v="int")
+    step_world.send("s", *[(f"k{i}", i) for i in range(9)])
+    step_world.run(app(2))
+    lake = step_world.lake
+    repartition_stream(lake, "s", 5, **WHY)
+    step_world.send("s", ("k1", 100))
+    step_world.run(app(2))
+    repartition_stream(lake, "out", 3, **WHY)
+    with pytest.raises(PlanningError, match=r"exists with 3 partitions .* adjunct stream repartition out"):
+        step_world.run(app(2))
+    step_world.send("s", ("k2", 101))
+    # This time nobody carries its position over but the run itself; then a run stands behind, and is refused.
+    before = BatchLog(lake, "app").read()
+    step_world.run(app(3))
+    assert sorted(row["v"] for row in step_world.rows("out")) == [*range(9), 100, 101]
+    step_world.send("s", ("k3", 102))
+    repartition_stream(lake, "s", 4, force=True, **WHY)
+    with pytest.raises(OffsetOutOfRangeError, match=r"lake\.s was repartitioned into 4 .*startpoint set"):
+        step_world.run(app(3))
+    assert before[1].open is None

@@ -1,0 +1,237 @@
+"""A stream rewritten into other partitions: every record once, each key's in their order, markers between the same."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resources.errors import ConfigurationError, OffsetOutOfRangeError
+from resources.hashing import bucket_of
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import Lake, lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from resources.streams import CompactionPolicy, LakeStreams, Retention, SystemStreamPartition
+from resources.streams.document import StreamState
+from resources.streams.readers import list_readers, read_new
+from resources.streams.repartition import repartition
+from tests.resources.streams.stream_helpers import SCHEMA, Clock
+
+Records = dict[str, list[tuple[int, bool, object, int]]]
+
+
+def any_reader(state: StreamState) -> None:
+    """Refuse nothing."""
+
+
+def rewrite(streams: LakeStreams, partitions: int) -> StreamState:
+    return repartition(streams, "s", partitions, reason="more", by="ada", check=any_reader)
+
+
+def send(streams: LakeStreams, number: int, *rows: tuple[str, int], version: str | None = None) -> None:
+    table = pa.table(
+        {"k": pa.array([k for k, _ in rows], pa.string()), "v": pa.array([v for _, v in rows], pa.int64())}
+    )
+    streams.append("s", table, producer="p", sequence=number, end_of_dataset=version)
+
+
+def by_key(streams: LakeStreams) -> Records:
+    """Return what the stream holds of each key, in its order; and check that each lies where its hash says."""
+    partitions = streams.info("s").partitions
+    found: Records = {}
+    rows = streams.read_arrow(streams.whole("s")).to_pylist()
+    for row in rows:
+        assert row["__partition"] == bucket_of([row["k"]], ["string"], partitions)
+        found.setdefault(row["k"], []).append((row["v"], row["__tombstone"], row["__timestamp"], row["__epoch"]))
+    assert len({(row["__partition"], row["__offset"]) for row in rows}) == len(rows)
+    return found
+
+
+def versions(streams: LakeStreams) -> list[tuple[str, dict[str, int]]]:
+    """Return the versions by their markers in order, and how many records of each key they have, if all told so."""
+    result: list[tuple[str, dict[str, int]]] = []
+    rows = streams.read_arrow(streams.whole("s")).to_pylist()
+    markers = streams.markers("s")
+    begins = [int(each) for each in streams.oldest(streams.partitions("s")).values()]
+    for version in dict.fromkeys(marker.version for marker in markers):
+        content: dict[str, int] = {}
+        for marker in (each for each in markers if each.version == version):
+            p = marker.ssp.partition
+            mine = [r for r in rows if r["__partition"] == p and begins[p] <= r["__offset"] < int(marker.offset)]
+            assert marker.rows in (None, len(mine)), "the count in a marker is that of its records"
+            begins[p] = int(marker.offset) + 1
+            for row in mine:
+                content[row["k"]] = content.get(row["k"], 0) + 1
+        result.append((version, content))
+    return result
+
+
+step = st.one_of(
+    st.tuples(st.just("send"), st.lists(st.sampled_from("abcdefgh"), max_size=6)),
+    st.tuples(st.just("version"), st.lists(st.sampled_from("abcdefgh"), max_size=6)),
+    st.tuples(st.just("marks"), st.lists(st.sampled_from("ab"), max_size=1)),
+    st.tuples(st.just("maintain"), st.just([])),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(step, max_size=10), st.integers(1, 4), st.integers(1, 6))
+def test_a_rewritten_stream_holds_the_same_of_each_key_and_version(steps: list, before: int, after: int) -> None:
+    clock = Clock()
+    streams = LakeStreams(lake_in(InMemoryStore()), clock=clock)
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=before, compaction=CompactionPolicy(min_segments=2))
+    for number, (what, keys) in enumerate(steps):
+        clock.forward(seconds=7)
+        rows = [(key, 100 * number + at) for at, key in enumerate(keys)]
+        if what in ("send", "version"):
+            send(streams, number, *rows, version=f"v{number}" if what == "version" else None)
+        elif what == "marks":  # partition after partition, with records of the next version in between
+            for p in range(before):
+                sequence = 1000 + number * 10 + p
+                streams.append_markers("s", f"m{number}", producer="m", sequence=sequence, partitions=[p])
+                send(streams, 10_000 + 10 * number + p, *rows)
+        else:
+            streams.maintain("s", clock.forward(hours=2))
+    was, marked, identity = by_key(streams), versions(streams), streams.info("s").identity
+    if before == after:
+        with pytest.raises(ConfigurationError, match="already"):
+            rewrite(streams, after)
+        return
+    rewrite(streams, after)
+    assert by_key(streams) == was
+    assert versions(streams) == marked
+    assert streams.info("s").identity != identity
+    clock.forward(seconds=7)
+    send(streams, 99_999, ("a", 7), version="last")
+    assert by_key(streams)["a"][-1][0] == 7
+    assert versions(streams)[:-1] == marked
+    streams.maintain("s", clock.forward(hours=3))
+    rewrite(streams, before)
+    assert versions(streams)[:-1] == marked
+    assert {k: [r for r in rows if r[0] != 7] for k, rows in by_key(streams).items() if k in was} == was
+
+
+def filled(lake: Lake, clock: Clock) -> LakeStreams:
+    streams = LakeStreams(lake, clock=clock)
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
+    send(streams, 1, *[(f"k{i}", i) for i in range(9)], version="v1")
+    send(streams, 2, *[(f"k{i}", i + 10) for i in range(9)])
+    return streams
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
+def test_a_crash_leaves_the_old_stream_or_the_new_one(kind: str) -> None:
+    seen = set()
+    for nth in itertools.count(1):
+        clock = Clock()
+        lake = lake_in(InMemoryStore())
+        streams = filled(lake, clock)
+        was, marked = by_key(streams), versions(streams)
+        store = FaultyStore(lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
+        try:
+            rewrite(LakeStreams(Lake(store, lake.id), clock=clock), 5)
+        except Crash:
+            pass
+        else:
+            break
+        seen.add(streams.info("s").partitions)
+        assert (by_key(streams), versions(streams)) == (was, marked)
+        if streams.info("s").partitions == 2:
+            rewrite(streams, 5)
+        streams.maintain("s", clock.forward(hours=3))
+        assert (by_key(streams), versions(streams)) == (was, marked)
+        files = {item.key.split("/")[3] for item in lake.store.list("streams/s/data/")}
+        assert files == {each.attempt for each in streams.state("s")[1].tail if each.files}, "no garbage stays"
+    assert seen == ({2, 5} if kind == "crash-after" else {2})
+
+
+def test_what_is_appended_while_it_is_rewritten_is_in_it(lake: Lake, clock: Clock) -> None:
+    for request in ("put_if_absent", "put_if_match"):
+        lake = lake_in(InMemoryStore())
+        streams = filled(lake, clock)
+        store = FaultyStore(lake.store, [Fault(request, 1, "meanwhile", lambda s=streams: send(s, 3, ("k1", 77)))])
+        rewrite(LakeStreams(Lake(store, lake.id), clock=clock), 3)
+        assert [row[0] for row in by_key(streams)["k1"]] == [1, 11, 77]
+
+
+def test_a_retry_of_an_append_from_before_adds_nothing(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    rewrite(streams, 3)
+    before = by_key(streams)
+    send(streams, 2, *[(f"k{i}", i + 10) for i in range(9)])
+    assert by_key(streams) == before
+
+
+def test_what_retention_took_is_not_forgotten(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    streams.configure("s", retention=Retention(max_age=timedelta(hours=1)), compaction=None)
+    clock.forward(hours=2)
+    send(streams, 3, ("k1", 5))
+    streams.maintain("s", clock.now)
+    assert not streams.tells_all("s")
+    rewrite(streams, 3)
+    assert not streams.tells_all("s")
+    send(streams, 4, ("k1", 6), version="v2")
+    marked = [marker.rows for marker in streams.markers("s")]
+    rows = streams.read_arrow(streams.whole("s")).num_rows
+    assert rows == 2
+    assert sum(each or 0 for each in marked) > rows, "its beginning is gone, so it is never whole"
+
+
+def test_markers_that_are_uneven_or_promise_checksums_are_refused(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    streams.append_markers("s", "v2", producer="m", sequence=1, partitions=[1])
+    with pytest.raises(ConfigurationError, match="partition 0 has the markers of v1, partition 1 those of v1, v2"):
+        rewrite(streams, 3)
+    streams.append_markers("s", "v2", producer="m", sequence=2, partitions=[0])
+    rewrite(streams, 3)
+    streams.append_markers("s", "v3", producer="m", sequence=3, checksum="r2-0123456789abcdef")
+    with pytest.raises(ConfigurationError, match="version 'v3' hold checksums"):
+        rewrite(streams, 2)
+    streams.create("t", schema=Schema.of(k="string"), partitions=1)
+    with pytest.raises(ConfigurationError, match="has no key"):
+        repartition(streams, "t", 2, reason="x", by="ada", check=any_reader)
+
+
+def test_a_wrong_count_in_a_marker_stays_wrong(streams: LakeStreams, clock: Clock) -> None:
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
+    send(streams, 1, *[(f"k{i}", i) for i in range(9)])
+    right = {p: int(end) for p, end in enumerate(streams.upcoming(streams.partitions("s")).values())}
+    streams.append_markers("s", "v1", producer="m", sequence=1, rows={0: right[0] + 1, 1: right[1] - 1})
+    rewrite(streams, 3)
+    told = {marker.ssp.partition: marker.rows for marker in streams.markers("s")}
+    assert sum(each or 0 for each in told.values()) == 9 + 2
+
+
+def test_a_named_reader_at_the_end_goes_on_and_another_one_is_told(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    with read_new(streams.lake, "s", reader="whole") as new:
+        assert new.table().num_rows == 18
+        new.commit()
+    with read_new(streams.lake, "s", reader="behind", max_records=4) as new:
+        new.commit()
+    rewrite(streams, 5)
+    send(streams, 3, ("k1", 77))
+    assert {each.name: (each.behind, bool(each.problem)) for each in list_readers(streams.lake, "s")} == {
+        "whole": (1, False),
+        "behind": (0, True),
+    }
+    with read_new(streams.lake, "s", reader="whole") as new:
+        assert new.table().column("v").to_pylist() == [77]
+        new.commit()
+    with pytest.raises(OffsetOutOfRangeError, match="Begin anew"):
+        read_new(streams.lake, "s", reader="behind")
+
+
+def test_a_time_is_found_in_the_new_partitions(streams: LakeStreams, clock: Clock) -> None:
+    filled(streams.lake, clock)
+    rewrite(streams, 3)
+    when = int(clock.now.timestamp() * 1000)
+    for p in range(3):
+        ssp = SystemStreamPartition("lake", "s", p)
+        assert streams.offset_for_timestamp(ssp, when) in ("0", streams.upcoming([ssp])[ssp])
