@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from resources.objects.commit import Commit
 
 KIND = "dataset"
+_RANGES = 200
 POSITION = "__position"
 TOMBSTONE = "__tombstone"
 FACTS_KEPT = 100
@@ -329,7 +330,8 @@ class DatasetManifest(_Document):
     `retained_from` are gone. `confirmed_at` is when all changes up to the stream's end were last known to be in.
     Changes at or below `horizon` come too late (ordering columns only). `quarantining` are the ranges whose bad
     changes are on their way to the dead letters: they are read again as they are. `applied` are the ids of the
-    startpoints that were applied last, by stream partition. `decision` is the last decision about recovery.
+    startpoints that were applied last, by stream partition. `decision` is the last decision about recovery. `numbers`
+    are those of its versions so far, as ranges (first, last), newest last.
     """
 
     format: Literal[1] = 1
@@ -359,6 +361,7 @@ class DatasetManifest(_Document):
     next_generation: int = Field(default=1, ge=1)
     counters: dict[str, int] = Field(default_factory=dict)
     change: Change | None = None
+    numbers: tuple[tuple[int, int], ...] = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -402,7 +405,16 @@ class DatasetManifest(_Document):
     def after(self, **changes: Any) -> DatasetManifest:
         """Return this manifest with some fields replaced, checked again as a whole."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
+        before, version = self.version, changes.get("version")
+        if self.declaration.kind == "unbounded" and version and (before is None or before.number != version.number):
+            fields["numbers"] = _numbered(self.numbers, version.number)
         return DatasetManifest(**{**fields, **changes})
+
+
+def _numbered(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of versions, as ranges, with the newest one's; of long histories the newest ranges only."""
+    first = numbers[-1][0] if numbers and numbers[-1][1] + 1 == number else number
+    return (*(each for each in numbers if each[0] != first), (first, number))[-_RANGES:]
 
 
 def version_number(version: str) -> int:

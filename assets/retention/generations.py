@@ -69,11 +69,18 @@ def plan_retired(
 def oldest_kept(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
     """Return the number of the oldest of the newest versions that the policy keeps; 0 where it keeps them all.
 
-    Commits are read back from the newest, no further than anything is retired.
+    The manifest knows their numbers. Where an older one, or a very long history, leaves some of them out, commits are
+    read back from the newest, no further than anything is retired.
     """
     if policy.keep is None:
         return 0
     lowest = min((retired.until for retired in manifest.retired), default=0)
+    oldest, left = 0, policy.keep
+    for first, last in reversed(manifest.numbers):
+        oldest = max(first, last - left + 1)
+        left -= last - oldest + 1
+        if left == 0 or oldest < lowest:
+            return oldest
     kept: set[int] = set()
     for _, found in log.history():
         if found.version is not None:

@@ -12,7 +12,7 @@ from assets.manifest import Bootstrap, DatasetManifest, Declaration, Retired, ve
 from assets.policies import DiscardPolicy
 from assets.retention import discard as discard_module
 from assets.retention.discard import DiscardReport, discard, reachable
-from assets.retention.generations import plan_retired
+from assets.retention.generations import oldest_kept, plan_retired
 from assets.retention.leases import Lease
 from assets.unbounded.compaction import CompactionReport, compact_dataset
 from resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
@@ -183,6 +183,42 @@ def test_commits_without_a_version_do_not_count_as_versions(quick: World) -> Non
     make_older(quick.lake, timedelta(days=9))
     assert go(quick, spec, DiscardPolicy(keep=2, grace=timedelta(0))).discarded == ()
     assert entries(quick, spec, history[2][0]) == history[2][1]
+
+
+def test_a_discard_asks_no_more_where_more_versions_are_kept(quick: World) -> None:
+    spec = table(quick)
+    asked = []
+    for count in (4, 20):
+        for number in range(count):
+            send(quick, spec, {"a": number})
+            if number % 4 == 3:
+                DatasetStore(quick.lake, spec.name).log.transact(
+                    lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test"
+                )
+        compact(quick, spec, "major")
+        lake = faulty(quick)
+        assert go(quick, spec, DiscardPolicy(keep=100, grace=timedelta(0)), lake=lake).discarded == ()
+        asked.append(len(lake.store.requests))
+    assert asked[0] == asked[1]
+
+
+def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_finds(quick: World) -> None:
+    spec, _ = four_versions(quick)
+    store = DatasetStore(quick.lake, spec.name)
+    for number in range(6):
+        store.log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
+        send(quick, spec, {"a": number})
+        send(quick, spec, {"b": number})
+    compact(quick, spec, "major")
+    manifest = manifest_of(quick, spec)
+    older = manifest.model_copy(update={"numbers": ()})
+    assert len(manifest.numbers) > 2
+    for keep in range(1, 30):
+        policy = DiscardPolicy(keep=keep)
+        # No further back than anything is retired: there both say that all of it stays.
+        lowest = min(retired.until for retired in manifest.retired)
+        found, read = (oldest_kept(store.log, each, policy) for each in (manifest, older))
+        assert found == read or max(found, read) < lowest
 
 
 def test_the_policy_that_was_declared_last_counts(quick: World) -> None:
