@@ -23,6 +23,8 @@ from orchestration.offsets.manager import OffsetManager, Positions
 from orchestration.offsets.state import AppliedStartpoint, Replay
 from orchestration.output_columns import check_outputs
 from orchestration.planner import ExecutionPlan
+from resources.errors import StoreUnavailableError
+from resources.spark_errors import adjunct_error
 from resources.streams import OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from resources.schema import Schema
     from resources.streams import StreamSystem
 
+# Seconds before a batch's work is begun again where the store broke off in the middle of it.
+_PAUSES = (1.0, 5.0)
+
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
@@ -42,9 +47,9 @@ class StepEvent:
 
     In order: "lease" (text) where the run waited for another one or took over from it, "startpoint" (text, one each) at
     the start of a run, "table" (report) when a dataset that lives for one run was built or has taken changes in, "lost"
-    (text) where retention was faster, "intent" (records, unit, versions),
-    "output" (output) before each output, "outputs" when all are written, "batch" (records so far, counters) when its
-    end is committed.
+    (text) where retention was faster, "intent" (records, unit, versions), "output" (output) before each output, "again"
+    (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch" (records
+    so far, counters) when its end is committed.
     """
 
     what: str
@@ -59,6 +64,8 @@ class StepEvent:
             return str(self.detail["report"].summary())
         if self.what in ("lease", "startpoint", "lost"):
             return str(self.detail["text"])
+        if self.what == "again":
+            return f"batch {self.batch}: {self.detail['text']}"
         said = {
             "intent": "{records:,} {unit}, dataset versions {versions}",
             "output": "writing {output}",
@@ -185,7 +192,7 @@ class _Step:
             identities=self._state.offsets.streams,
             tasks=intent.tasks,
         )
-        counters = run_batch(self._context, inputs, lambda name: self._before_output(held, intent, name))
+        counters = self._work(held, intent, inputs)
         worked = time.monotonic()
         seconds = {"intent": opened - began, "work": worked - opened}
         done = ClosedBatch(
@@ -229,6 +236,19 @@ class _Step:
             systems[ssps[name].system].distance(ssps[name], span.start, span.end)
             for name, span in intent.ranges.items()
         )
+
+    def _work(self, held: Commit, intent: Intent, inputs: BatchInputs) -> dict[str, dict[str, int]]:
+        """Do the batch's work; where the store broke off, again from its beginning: what is written already stays."""
+        for pause in (*_PAUSES, None):
+            try:
+                return run_batch(self._context, inputs, lambda name: self._before_output(held, intent, name))
+            except Exception as error:
+                ours = adjunct_error(error)
+                if pause is None or not isinstance(ours, StoreUnavailableError):
+                    raise
+                self._event("again", intent, text=f"{ours.problem} The batch is begun again in {pause:g} s")
+            time.sleep(pause)
+        raise AssertionError("unreachable")
 
     def _before_output(self, held: Commit, intent: Intent, name: str) -> None:
         self._context.still_ours()

@@ -158,6 +158,8 @@ def _s3a() -> dict[str, str]:
         "spark.jars.ivy": str(cache),
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",
+        # The stream that asks again for the rest when a reply ends in the middle; the newer default gives up.
+        "spark.hadoop.fs.s3a.input.stream.type": "classic",
     }
     endpoint = lake.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     check_no_login(endpoint)

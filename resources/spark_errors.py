@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from resources import errors
-from resources.errors import AdjunctError, ManifestMismatchError
+from resources.errors import AdjunctError, ManifestMismatchError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -26,6 +26,17 @@ _PLAIN = re.compile(r"adjunct-raised\[(\w+)\|([^\]|]*)\|(.*?)\]adjunct-raised", 
 _RAISED = re.compile(r"^resources\.errors\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
 # How Spark names a file that it can't read, and what says that the file is to blame and not the way to it.
 _UNREAD = re.compile(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s")
+# What the network, or the store's server, does to a request of Spark's; S3A wraps it into errors of its own.
+_CUT_OFF = re.compile(
+    r"^(?:Caused by: |: )(?:java\.net\.\w+Exception|javax\.net\.ssl\.\w+Exception|java\.io\.InterruptedIOException"
+    r"|org\.apache\.http\.[\w.]*(?:ConnectionClosed|NoHttpResponse|ConnectTimeout|TruncatedChunk|HttpHostConnect|"
+    r"ConnectionPoolTimeout|MalformedChunkCoding)Exception|org\.apache\.hadoop\.net\.ConnectTimeoutException"
+    r"|org\.apache\.hadoop\.fs\.s3a\.AWS(?:Status500|ServiceThrottled|NoResponse|ApiCallTimeout)Exception"
+    r"|software\.amazon\.awssdk\.core\.exception\.(?:ApiCall\w*Timeout|Retryable)Exception"
+    r"|software\.amazon\.awssdk\.core\.exception\.SdkClientException(?=: Unable to execute HTTP request)"
+    r"): (?P<cause>[^\n]*)",
+    re.MULTILINE,
+)
 _DAMAGED = re.compile(
     r"^Caused by: (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
     r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
@@ -79,7 +90,16 @@ def adjunct_error(error: BaseException) -> AdjunctError | None:
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error)
-    return find(text) or _damaged(text) or _raised(text)
+    return find(text) or _cut_off(text) or _damaged(text) or _raised(text)
+
+
+def _cut_off(text: str) -> AdjunctError | None:
+    """Return the error of a read that the way to the store broke off, which says nothing of the object."""
+    cut, unread = _CUT_OFF.search(text), _UNREAD.search(text)
+    if not cut:
+        return None
+    what = f"Spark's read of {unread['file']}" if unread else "Spark's request to the store"
+    return StoreUnavailableError(f"{what} was broken off: {cut['cause'].rstrip('.')}.", "Run it again.")
 
 
 def _damaged(text: str) -> AdjunctError | None:

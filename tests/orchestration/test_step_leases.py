@@ -19,7 +19,7 @@ from orchestration.batchlog import BatchLog
 from orchestration.retention import discard_all
 from orchestration.run import plan_application
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
-from resources.errors import LeaseLostError, RunLeaseLostError
+from resources.errors import LeaseLostError, RunLeaseLostError, StoreUnavailableError
 from resources.objects import Lake
 from resources.objects import renewal as renewal_module
 from resources.objects.faulty import Fault, FaultyStore
@@ -203,6 +203,32 @@ def test_a_step_stops_before_a_batch_an_output_and_a_commit_where_the_run_may_no
     assert trips.events == events
     trips.run()
     assert trips.events[-1] == "caught-up"
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3])
+def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it(
+    new_trips, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    monkeypatch.setattr(step_module, "_PAUSES", (0.0, 0.0))
+    trips = new_trips()
+    trips.publish(1)
+    tried = 0
+
+    def broken_off() -> None:
+        nonlocal tried
+        tried += 1
+        if tried <= broken:
+            raise StoreUnavailableError("a read was broken off.")
+
+    trips.reading.meanwhile = broken_off
+    if broken <= 2:
+        trips.run()
+        assert trips.events == ["intent", *["again"] * broken, "output", "outputs", "batch", "caught-up"]
+    else:
+        with pytest.raises(StoreUnavailableError):
+            trips.run()
+        trips.run()
+    assert trips.reading.seen == [{"planes": 1, "fares": 1}]
 
 
 @pytest.mark.parametrize("datasets", [ALONE, TOGETHER], ids=["alone", "in a version set"])

@@ -6,9 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from resources.errors import AdjunctError, PermanentError, StoreUnavailableError, TableAccessError, TransientError
+from resources.errors import (
+    AdjunctError,
+    ManifestMismatchError,
+    PermanentError,
+    StoreUnavailableError,
+    TableAccessError,
+    TransientError,
+)
 from resources.objects.s3_errors import StoreBusyError, UploadGoneError
-from resources.spark_errors import find, wrapped
+from resources.spark_errors import adjunct_error, find, wrapped
 
 
 class OwnError(TableAccessError):
@@ -36,3 +43,42 @@ def test_an_error_of_a_task_stays_transient_or_permanent_whatever_its_own_class(
     assert found is not None
     assert (type(found), found.problem, found.next_step) == (kind, "it was slow.", "Run it again.")
     assert isinstance(found, base)
+
+
+class Py4JJavaError(Exception):
+    """As py4j raises what the JVM raised, which pyspark knows no class for."""
+
+    __module__ = "py4j.protocol"
+
+
+FILE = "s3a://bucket/lake/streams/orders/data/a/part-00000.zstd.parquet"
+READ = (
+    "An error occurred while calling o336.collectToPython.\n"
+    ": org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] "
+    f"Encountered error while reading file {FILE}.  SQLSTATE: KD001\n\tat org.apache.spark.A.b(A.scala:1)\n"
+)
+CUT = "Premature end of Content-Length delimited message body (expected: 4,841; received: 2,420)"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        f"org.apache.http.ConnectionClosedException: {CUT}",
+        "java.net.SocketTimeoutException: Read timed out",
+        "org.apache.http.NoHttpResponseException: store:9000 failed to respond",
+        "org.apache.hadoop.fs.s3a.AWSStatus500Exception: GET on s3a://x: 503 Slow Down",
+        "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: refused",
+    ],
+)
+def test_a_read_that_the_network_broke_off_is_transient_and_names_the_file(cause: str) -> None:
+    inner = "Caused by: java.lang.RuntimeException: wrapped\n\tat a.B.c(B.java:1)\n"
+    found = adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
+    assert isinstance(found, StoreUnavailableError)
+    assert found.problem == f"Spark's read of {FILE} was broken off: {cause.split(': ', 1)[1]}."
+
+
+def test_a_damaged_file_and_missing_credentials_are_not_taken_for_a_broken_network() -> None:
+    damaged = adjunct_error(Py4JJavaError(f"{READ}Caused by: java.io.EOFException: too short\n\tat a.B.c(B.java:1)\n"))
+    assert isinstance(damaged, ManifestMismatchError)
+    said = "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials"
+    assert adjunct_error(Py4JJavaError(f"{READ}Caused by: {said}\n")) is None

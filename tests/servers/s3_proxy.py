@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,7 @@ class TroubledS3:
     def __init__(self, endpoint: str) -> None:
         self.trouble: dict[str, deque[Trouble | None]] = {}
         self.seen: list[str] = []
+        self.cuts: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, urlsplit(endpoint).netloc))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -39,6 +41,16 @@ class TroubledS3:
     def next(self, method: str, *trouble: Trouble | None) -> None:
         """Let these befall the next requests of this method; None lets one pass."""
         self.trouble[method] = deque(trouble)
+
+    def cut(self, *paths: str) -> None:
+        """Cut the replies to the next GETs of objects whose path holds one of these, in the middle of their bodies."""
+        self.cuts.extend(paths)
+
+    def is_cut(self, method: str, path: str) -> bool:
+        found = next((each for each in self.cuts if method == "GET" and each in path), None)
+        if found is not None:
+            self.cuts.remove(found)
+        return found is not None
 
     def take(self, method: str) -> Trouble | None:
         self.seen.append(method)
@@ -62,7 +74,7 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 self.connection.close()
                 return
-            self._answer(status, headers, data)
+            self._answer(status, headers, data, cut=status < 300 and state.is_cut(self.command, self.path))
 
         def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
             # The Host header goes on unchanged: it is part of what the client signed.
@@ -74,7 +86,7 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
             connection.close()
             return reply.status, dict(reply.getheaders()), data
 
-        def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        def _answer(self, status: int, headers: dict[str, str], data: bytes, *, cut: bool = False) -> None:
             self.send_response_only(status)
             for name, value in headers.items():
                 if name.lower() not in ("content-length", "transfer-encoding", "connection"):
@@ -82,7 +94,12 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
             length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
             self.send_header("Content-Length", length)
             self.end_headers()
-            if self.command != "HEAD":
+            if cut:
+                self.wfile.write(data[: len(data) // 2])
+                self.close_connection = True
+                self.wfile.flush()
+                self.connection.shutdown(socket.SHUT_RDWR)
+            elif self.command != "HEAD":
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
