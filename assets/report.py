@@ -56,13 +56,13 @@ class AdvanceReport:
 
     `version` is the id now served (None before the first), `sealed` the ids made by this call, oldest first, and
     `rejected` those that it refused; `lost` names versions that retention had cut before they were read. `verdicts` are
-    what the validators said of `evaluated`, the version looked at last; `warnings` what validators of severity "warn"
-    found wrong with any version of this call, a text each. `rows` are the entries of the version served, None where
-    deltas would have to be merged to know. `counters` are of this call: records read, superseded or redelivered, keys
-    that ended deleted, changes applied. `offsets` are the next ones to read, by stream partition; of an unbounded
-    dataset, `lag` is how many offsets of the stream, as this call found it, are still before it, and `decision` what
-    was decided about recovery. `waiting` names the markers that the next version lacks, `waiting_since` when its first
-    one was seen. `seconds` is wall time by stage.
+    what the validators said of `evaluated`, the version looked at last. `warnings` say what should be looked at: what
+    validators of severity "warn" found in any version of this call, what was dropped or lost, folders that changed.
+    `rows` are the entries of the version served, None where deltas would have to be merged to know. `counters` are of
+    this call: records read, superseded or redelivered, keys that ended deleted, changes applied. `offsets` are the next
+    ones to read, by stream partition; of an unbounded dataset, `lag` is how many offsets of the stream, as this call
+    found it, are still before it, and `decision` what was decided about recovery. `waiting` names the markers that the
+    next version lacks, `waiting_since` when its first one was seen. `seconds` is wall time by stage.
     """
 
     dataset: str

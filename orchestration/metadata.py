@@ -71,6 +71,8 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
         metadata["adjunct/decision"] = MetadataValue.json(report.decision.model_dump(mode="json"))
     if report.note:
         metadata["adjunct/note"] = report.note
+    if report.warnings:
+        metadata["adjunct/warnings"] = MetadataValue.json(list(report.warnings))
     if report.schema is not None:
         metadata["dagster/column_schema"] = column_schema(report.schema)
     return metadata

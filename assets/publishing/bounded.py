@@ -258,8 +258,8 @@ class _Cycle:
             notes.append("the version delivered equals the current one")
         elif idle:
             action = "up-to-date"
-            notes += [] if member.notes else ["nothing new was delivered"]
-        notes += [lost.summary() for lost in member.lost]
+            dropped = member.notes and "redelivered" in member.counters
+            notes += [] if dropped else ["nothing new was delivered"]
         for ref in (manifest.ref(rejected) for rejected in member.rejected):
             if ref is not None:
                 notes.append(_rejected(member, ref))
@@ -274,7 +274,6 @@ class _Cycle:
             begun = awaited.version if awaited else None
             wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
             notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
-        notes += dict.fromkeys(member.notes)
         if manifest.pin is not None:
             notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
         looked_at = member.last.version if member.last and member.last.version else version
@@ -288,7 +287,7 @@ class _Cycle:
             lost=tuple(name for lost in member.lost for name in lost.versions),
             evaluated=looked_at.id if looked_at else None,
             verdicts=looked_at.verdicts if looked_at else (),
-            warnings=tuple(member.warnings),
+            warnings=tuple(dict.fromkeys([*member.warnings, *[lost.summary() for lost in member.lost], *member.notes])),
             rows=None if version is None else version.rows,
             counters=member.counters,
             offsets=manifest.offsets,

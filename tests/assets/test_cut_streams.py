@@ -196,7 +196,7 @@ def test_a_dataset_goes_on_with_the_first_whole_version_and_says_what_it_has_los
     report = aging.advance(PLANES)
     assert (report.action, served(aging.lake)) == ("sealed", whole(4))
     for ssp, end in gone.items():
-        assert f"offsets {read[str(ssp)]} to {int(end) - 1} of {ssp}" in report.note
+        assert f"offsets {read[str(ssp)]} to {int(end) - 1} of {ssp}" in report.summary()
     (lost,) = DatasetStore(aging.lake, NAME).require_manifest().lost
     assert lost.versions == (), "their markers are gone with them"
     assert lost.ranges == {str(ssp): (read[str(ssp)], end) for ssp, end in gone.items()}
@@ -216,7 +216,7 @@ def test_versions_that_began_before_the_cut_are_named_and_never_served(aging: Ag
     aging.cut()
     report = aging.advance(PLANES)
     assert (report.action, report.lost, served(aging.lake)) == ("waiting", ("v4",), whole(1))
-    assert "not whole any more, and left out: 'v4'" in report.note
+    assert "not whole any more, and left out: 'v4'" in report.summary()
     deliver(aging, 4)
     assert aging.advance(PLANES).action == "sealed", "it is delivered again, as a remedy"
     assert served(aging.lake) == whole(4)
@@ -228,7 +228,7 @@ def test_a_dataset_of_which_everything_is_gone_waits_for_the_next_version(aging:
     for _ in range(2):
         report = aging.advance(PLANES)
         assert (report.action, served(aging.lake)) == ("up-to-date", whole(1))
-        assert "retention took offsets" in report.note
+        assert "retention took offsets" in report.summary()
     aging.now = NOW
     deliver(aging, 5)
     assert aging.advance(PLANES).action == "sealed"
@@ -261,7 +261,7 @@ def test_a_new_dataset_begins_with_a_version_that_is_whole_behind_a_cut(aging: A
     aging.cut()
     report = aging.advance(PLANES)
     assert (report.action, served(aging.lake), report.lost) == ("sealed", {"a": 2}, ())
-    assert "retention" not in report.note, "before it began, nothing was its own to lose"
+    assert "retention" not in report.summary(), "before it began, nothing was its own to lose"
 
 
 def test_a_marker_alone_that_comes_again_contradicts_nothing(aging: Aging) -> None:
@@ -274,7 +274,7 @@ def test_a_marker_alone_that_comes_again_contradicts_nothing(aging: Aging) -> No
     assert (report.action, report.note) == ("up-to-date", "nothing new was delivered")
     aging.send(NAME, [("a", 2)])
     aging.streams.append_markers(NAME, "v1", producer="p", sequence=4)
-    assert "they differ from what was taken: lake.planes." in aging.advance(PLANES).note
+    assert "they differ from what was taken: lake.planes." in aging.advance(PLANES).summary()
 
 
 # -- streams made anew, and deliveries that come again
@@ -302,14 +302,14 @@ def test_a_version_delivered_again_with_as_many_records_is_told_with_the_way_to_
     report = aging.advance(PLANES)
     assert (report.action, report.counters, served(aging.lake)) == ("up-to-date", {"redelivered": 4}, whole(1))
     told = "v1' was delivered again: its 4 record(s) are dropped, and whether they equal what was taken is not known"
-    assert told in report.note
-    assert "new version name" in report.note
-    assert next(iter(DatasetStore(aging.lake, NAME).history(limit=1))).reason == report.note
+    assert told in report.summary()
+    assert "new version name" in report.summary()
+    assert next(iter(DatasetStore(aging.lake, NAME).history(limit=1))).reason == "; ".join(report.warnings)
     aging.send(NAME, [(key, 98) for key in KEYS], version="v1")
     deliver(aging, 2)
     report = aging.advance(PLANES)
     assert (report.action, served(aging.lake)) == ("sealed", whole(2))
-    assert told in report.note, "also where a new version comes behind it"
+    assert told in report.summary(), "also where a new version comes behind it"
 
 
 def test_a_delivery_with_equal_checksums_in_all_markers_is_known_to_be_equal(aging: Aging) -> None:
@@ -332,8 +332,8 @@ def test_a_correction_under_the_name_of_a_rejected_version_is_told_what_holds_th
     rejected = aging.advance(PLANES).rejected
     deliver(aging, 1)
     report = aging.advance(PLANES)
-    assert "the rejected one holds the name. To have them judged" in report.note
-    assert f"adjunct dataset drop planes {rejected[0]} --reason" in report.note
+    assert "the rejected one holds the name. To have them judged" in report.summary()
+    assert f"adjunct dataset drop planes {rejected[0]} --reason" in report.summary()
     abandon_version(aging.lake, NAME, "v1", reason="wrong", by="me")
     deliver(aging, 1)
-    assert "because it was abandoned" in aging.advance(PLANES).note
+    assert "because it was abandoned" in aging.advance(PLANES).summary()

@@ -154,20 +154,20 @@ def test_nothing_there_waits_for_a_first_folder_and_says_that_the_place_may_be_m
     names, awaiting = in_order(spec)
     assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/*/_SUCCESS",), True)
     said = f"the folder {place.url} is missing or empty"
-    assert said in world.advance(spec).note
+    assert said in world.advance(spec).summary()
     asked = versions(spec, "v1")
     waiting = asked.next(asked.first_manifest())
     assert isinstance(waiting, Awaiting)
     assert said in waiting.notes[0]
 
     place.csv("v1", {}, done=None)
-    assert "missing or empty" not in world.advance(spec).note
+    assert "missing or empty" not in world.advance(spec).summary()
     place.put("v1/_SUCCESS")
     assert world.advance(spec).action == "sealed"
     shutil.rmtree(place.url)
     report = world.advance(spec)
     assert report.action == "up-to-date"
-    assert said in report.note
+    assert said in report.summary()
 
 
 def test_a_named_marker_completes_a_folder_and_is_no_data(place: Place) -> None:
@@ -261,9 +261,9 @@ def test_copies_of_delivered_folders_go_on_changed_ones_are_told_one_by_one_and_
         place.csv(name, {"N1": 1})
     place.csv("v5", {})
     report = advance()
-    assert (report.action, report.note.count("was delivered, and")) == ("unchanged", 2)
-    assert "version 'v2' was delivered, and" in report.note
-    assert "version 'v4' was delivered, and" in report.note
+    assert (report.action, report.summary().count("was delivered, and")) == ("unchanged", 2)
+    assert "version 'v2' was delivered, and" in report.summary()
+    assert "version 'v4' was delivered, and" in report.summary()
     assert "v5" in DatasetStore(world.lake, "planes").require_manifest().taken
 
 
@@ -285,10 +285,8 @@ def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Plac
     advance_dataset(world.lake, {}, spec, no_spark, by="test")
     shutil.copytree(Path(place.url) / "v1", Path(place.url) / "v1-backup")
     report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
-    assert (report.action, report.note) == (
-        "up-to-date",
-        "the folder 'v1-backup' is left out: it is a copy of version 'v1'",
-    )
+    assert report.action == "up-to-date"
+    assert report.warnings == ("the folder 'v1-backup' is left out: it is a copy of version 'v1'",)
 
 
 def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: Place, world: World) -> None:
@@ -304,7 +302,7 @@ def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: P
     place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_300)
     report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
     assert report.waiting == (f"{place.url}/_SUCCESS",)
-    assert "part-0.csv was written after" in report.note
+    assert "part-0.csv was written after" in report.summary()
 
 
 # -- a partition that is asked for
