@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, abandon_version
+from assets import DatasetStore, abandon_version, advance_version_set, bounded_dataset, version_set
 from assets.sources.cut import GoesOn, Unknown, go_on, to_count
 from assets.sources.delivery import Complete, next_delivery
 from resources.errors import MarkerConflictError, OffsetOutOfRangeError
@@ -337,3 +337,28 @@ def test_a_correction_under_the_name_of_a_rejected_version_is_told_what_holds_th
     abandon_version(aging.lake, NAME, "v1", reason="wrong", by="me")
     deliver(aging, 1)
     assert "because it was abandoned" in aging.advance(PLANES).summary()
+
+
+def test_a_version_set_goes_on_when_what_one_member_lost_is_abandoned(aging: Aging) -> None:
+    aging.stream("crews", SCHEMA, ["k"], 2)
+    planes = bounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=2)
+    members = version_set("fleet", planes, bounded_dataset("crews", input="lake.crews", key="k", partitions=2))
+
+    def send(number: int) -> None:
+        for name in (NAME, "crews"):
+            aging.send(name, [(key, number) for key in KEYS], version=f"v{number}")
+
+    def advance() -> list[str]:
+        return [each.action for each in advance_version_set(aging.lake, aging.systems, members, no_session, by="test")]
+
+    send(1)
+    assert advance() == ["sealed", "sealed"]
+    send(2)
+    aging.now = NOW
+    send(3)
+    aging.cut()  # of planes alone
+    with pytest.raises(MarkerConflictError, match=r"planes: 'v3'; crews: 'v2'"):
+        advance()
+    abandon_version(aging.lake, "crews", "v2", reason="lost to retention", by="test")
+    assert advance() == ["sealed", "sealed"]
+    assert (served(aging.lake), served(aging.lake, "crews")) == (whole(3), whole(3))
