@@ -87,6 +87,7 @@ def build_definitions(
     dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
     """
     apps = (app, *more)
+    _refuse_one_name(apps)
     rules = launch_rules(launch_when, tuple(each.name for each in apps))
     names = translator or AdjunctTranslator()
     if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MOST_ROWS:
@@ -148,6 +149,19 @@ def build_definitions(
     )
 
 
+def _refuse_one_name(apps: "Sequence[Application]") -> None:
+    """Refuse two applications whose jobs and sensors would have the same names."""
+    known: dict[str, Application] = {}
+    for app in apps:
+        other = known.setdefault(app.name.replace("-", "_"), app)
+        if other is not app:
+            raise ConfigurationError(
+                f"applications {other.name!r} and {app.name!r} would both have the job {app.name.replace('-', '_')!r}: "
+                "Dagster writes '-' as '_'.",
+                "Rename one; the same application is given once.",
+            )
+
+
 @cache
 def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
     """Return the same objects for the same lake: Definitions.merge takes no two of one name."""
@@ -158,6 +172,7 @@ class _Assets:
     """Collects the assets of several applications, each shared one once."""
 
     def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
+        self._nodes: dict[AssetKey, Node] = {}
         self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
         self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
         self._declared_by: dict[str, list[Application]] = {}
@@ -252,12 +267,20 @@ class _Assets:
         return known.key
 
     def _key(self, app: "Application", node: Node) -> AssetKey:
-        return self._names.get_asset_key(_subject(app, node))
+        key = self._names.get_asset_key(_subject(app, node))
+        known = self._nodes.setdefault(key, node)
+        if known != node:
+            raise ConfigurationError(
+                f"{known.kind} {known.name!r} and {node.kind} {node.name!r} both have the asset key "
+                f"{key.to_user_string()}; an asset is one of them.",
+                "Let the translator's get_asset_key give each a key of its own, or rename one.",
+            )
+        return key
 
     def _spec(self, app: "Application", node: Node, upstream: Iterable[Node] = ()) -> AssetSpec:
         names, subject = self._names, _subject(app, node)
         return AssetSpec(
-            key=names.get_asset_key(subject),
+            key=self._key(app, node),
             deps=[self._key(app, parent) for parent in upstream],
             group_name=names.get_group_name(subject),
             owners=_sequence(names.get_owners(subject)),

@@ -6,9 +6,7 @@ within that text, and `unwrapped` finds it there. What Spark says of a damaged f
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
@@ -20,8 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 T = TypeVar("T")
-_FORM = re.compile(r"adjunct-error\[([A-Za-z0-9+/=]+)\]")
-_PLAIN = re.compile(r"adjunct-raised\[(\w+)\|([^\]|]*)\|(.*?)\]adjunct-raised", re.S)
+# How an error travels: readable, because Spark's executors log the whole text of what a task raises.
+_FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [adjunct-error]"
+_TEXT = re.compile(r"adjunct-error\[(\w+)\] (.*?) \[next step\] (.*?) \[adjunct-error\]", re.S)
 # How a Python worker's traceback ends when a task raised one of our errors: the class, then its message.
 _RAISED = re.compile(r"^resources\.errors\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
 # How Spark names a file that it can't read, and what says that the file is to blame and not the way to it.
@@ -49,8 +48,8 @@ def wrapped(items: Iterator[T]) -> Iterator[T]:
     try:
         yield from items
     except AdjunctError as error:
-        said = json.dumps([kind_of(error), error.problem, error.next_step]).encode()
-        raise RuntimeError(f"{error} adjunct-error[{base64.b64encode(said).decode()}]") from error
+        said = _FORM.format(kind=kind_of(error), problem=error.problem, next_step=error.next_step)
+        raise RuntimeError(said) from None
 
 
 def kind_of(error: AdjunctError) -> str:
@@ -63,8 +62,8 @@ def refusal(kind: type[AdjunctError], problem: Column, next_step: str) -> Column
     """Return a column whose evaluation fails with this error, for rows that must not be there."""
     from pyspark.sql import functions as F
 
-    step = base64.b64encode(next_step.encode()).decode()
-    text = F.concat(F.lit(f"adjunct-raised[{kind.__name__}|{step}|"), problem, F.lit("]adjunct-raised"))
+    before, after = _FORM.format(kind=kind.__name__, problem="\0", next_step=next_step).split("\0")
+    text = F.concat(F.lit(before), problem, F.lit(after))
     return F.raise_error(text)
 
 
@@ -132,11 +131,8 @@ def first_line(error: Exception) -> str:
 
 def find(text: str) -> AdjunctError | None:
     """Return the error that is in the text of another one."""
-    if match := _FORM.search(text):
-        name, problem, next_step = json.loads(base64.b64decode(match[1]))
-        return _error(name)(problem, next_step)
-    if match := _PLAIN.search(text):
-        return _error(match[1])(match[3], base64.b64decode(match[2]).decode())
+    if match := _TEXT.search(text):
+        return _error(match[1])(match[2], match[3])
     return None
 
 

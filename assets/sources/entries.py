@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from assets.dataset import BY_OFFSET
 from assets.manifest import Declaration
-from assets.sources.extractor import PythonExtractor
+from assets.sources.extractor import PythonExtractor, hiding
 from resources.columns import column
 from resources.errors import SchemaMismatchError
 from resources.schema import Field, Schema, check_key_types
@@ -48,7 +48,7 @@ def entries_of(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> Data
     position = {BY_OFFSET[0]: column(PARTITION), BY_OFFSET[1]: column(OFFSET)} if spec.by_offset else {}
     if spec.extractor is not None:
         given = Schema(tuple(field for field in schema.fields if field.name not in position))
-        records = spec.extractor.apply(records, given, what)
+        records = hiding(spec.extractor, spec.sensitive).apply(records, given, what)
     values = {name: position.get(name, column(name)) for name in (*schema.names, *META)}
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
         values[TOMBSTONE] = _no_tombstone(what)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -176,7 +176,8 @@ class PythonExtractor:
     record as a dict and returns its entries, an iterable of dicts with exactly the columns of `columns` ("tailnum
     STRING, seats INT"). Values must be of their column's type: nothing is parsed, rounded or cut. The module is
     imported where the tasks run. `unchanged` are columns that the function promises to pass on from the record as
-    they are; each entry is checked for it.
+    they are; each entry is checked for it. Errors tell no values of `sensitive` columns, nor, where there are any, what
+    the function's own error says; those of the dataset are added.
 
     In an unbounded dataset a change of which the function makes no entry deletes the entry of its key, if `unchanged`
     has the whole key. Where the function makes the key, nobody can say which entries an earlier change of the record
@@ -186,9 +187,11 @@ class PythonExtractor:
     factory: str
     columns: str
     unchanged: tuple[str, ...] = ()
+    sensitive: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unchanged", tuple(self.unchanged))
+        object.__setattr__(self, "sensitive", tuple(self.sensitive))
         if not _FACTORY.fullmatch(self.factory):
             raise ConfigurationError(
                 f"a Python extractor has the factory {self.factory!r}: expected package.module:name.",
@@ -229,6 +232,13 @@ class PythonExtractor:
 
     def describe(self) -> str:
         return f"{self.factory} ({self.columns})"
+
+
+def hiding(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
+    """Return an extractor whose errors tell no values of these columns, as far as they are ours to write."""
+    if not isinstance(extractor, PythonExtractor) or not sensitive:
+        return extractor
+    return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
 
 
 def fits(found: str, declared: str) -> bool:

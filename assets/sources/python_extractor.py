@@ -110,7 +110,7 @@ def _entries(
         places = [f"{what}: {_place(marks[row])}" for row in taken]
         if deleting:
             table = _marked(table, [bool(mark[TOMBSTONE]) for mark in marks])
-        yield _batch(table, taken, entries, schema, extractor.factory, places)
+        yield _batch(table, taken, entries, schema, extractor, places)
 
 
 def _marks(names: list[str]) -> list[str]:
@@ -139,13 +139,18 @@ def _called(
         iterable = isinstance(made, Iterable) and not isinstance(made, dict | str | bytes)
         entries = list(made) if iterable else []
     except Exception as error:
+        # What the function says may hold any value of the record, whole or in parts.
+        said = "what it says is left out, because columns are sensitive" if extractor.sensitive else str(error)
         raise DatasetError(
-            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {error}{_line(error)}.",
+            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {said}{_line(error)}.",
             "Correct the function or the record, and run it again: nothing was published.",
         ) from error
     if not iterable:
         raise _mistaken(
-            extractor.factory, where, f"returned {_told(made)}", f"an iterable of dicts with {_all(schema)}"
+            extractor.factory,
+            where,
+            f"returned {_told(made, bool(extractor.sensitive))}",
+            f"an iterable of dicts with {_all(schema)}",
         )
     for entry in entries:
         _check_entry(entry, kept, extractor, schema, where)
@@ -155,24 +160,30 @@ def _called(
 def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str) -> None:
     found, declared = "", f"a dict with {_all(schema)}"
     if not isinstance(entry, dict):
-        found = f"{_told(entry)} for an entry"
+        found = f"{_told(entry, bool(extractor.sensitive))} for an entry"
     elif missing := [name for name in schema.names if name not in entry]:
         found = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
     elif extra := [name for name in entry if name not in schema.names]:
         found = f"an entry with column {extra[0]!r}, which is not declared"
     elif other := [name for name, value in kept.items() if entry[name] != value]:
-        found = f"column {other[0]!r} as {_told(entry[other[0]])}"
-        declared = f"it unchanged, as {_told(kept[other[0]])}"
+        hidden = _is_hidden(other[0], extractor)
+        found = f"column {other[0]!r} as {_told(entry[other[0]], hidden)}"
+        declared = f"it unchanged, as {_told(kept[other[0]], hidden)}"
     if found:
         raise _mistaken(extractor.factory, where, f"returned {found}", declared)
 
 
 def _batch(
-    table: pa.Table, taken: list[int], entries: list[dict[str, Any]], schema: Schema, factory: str, places: list[str]
+    table: pa.Table,
+    taken: list[int],
+    entries: list[dict[str, Any]],
+    schema: Schema,
+    extractor: PythonExtractor,
+    places: list[str],
 ) -> pa.RecordBatch:
     import pyarrow as pa
 
-    columns = [_column([entry[field.name] for entry in entries], field, factory, places) for field in schema.fields]
+    columns = [_column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields]
     marks = table.select(_marks(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
     columns += [_one(column) for column in marks.columns]
     return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
@@ -184,13 +195,13 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _column(values: list[Any], field: Field, factory: str, places: list[str]) -> pa.Array:
+def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:
     import pyarrow as pa
 
     kind = arrow_type(field.type)
     for value, place in zip(values, places, strict=True):
         if value is not None and not _is(field.type, value):
-            raise _unfit(place, field, factory, value)
+            raise _unfit(place, field, extractor, value)
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, ValueError):
@@ -198,7 +209,7 @@ def _column(values: list[Any], field: Field, factory: str, places: list[str]) ->
             try:
                 pa.array([value], kind)
             except (pa.ArrowException, OverflowError, ValueError) as error:
-                raise _unfit(place, field, factory, value) from error
+                raise _unfit(place, field, extractor, value) from error
         raise
 
 
@@ -211,8 +222,13 @@ def _is(kind: str, value: Any) -> bool:
     return kind != "timestamp" or getattr(value, "tzinfo", None) is not None
 
 
-def _unfit(place: str, field: Field, factory: str, value: Any) -> DatasetError:
-    return _mistaken(factory, place, f"returned column {field.name!r} as {_told(value)}", f"it as {field.type}")
+def _unfit(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
+    told = _told(value, _is_hidden(field.name, extractor))
+    return _mistaken(extractor.factory, place, f"returned column {field.name!r} as {told}", f"it as {field.type}")
+
+
+def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
+    return column.lower() in {name.lower() for name in extractor.sensitive}
 
 
 def _mistaken(factory: str, where: str, found: str, declared: str) -> DatasetError:
@@ -223,9 +239,10 @@ def _mistaken(factory: str, where: str, found: str, declared: str) -> DatasetErr
     )
 
 
-def _told(value: Any) -> str:
+def _told(value: Any, hidden: bool) -> str:
     zone = " without a zone" if isinstance(value, dt.datetime) and value.tzinfo is None else ""
-    return f"the {type(value).__name__}{zone} {str(value)[:100]!r}"
+    said = "that is not told, because it is sensitive" if hidden else repr(str(value)[:100])
+    return f"the {type(value).__name__}{zone} {said}"
 
 
 def _all(schema: Schema) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from assets import AdjunctDataset, DatasetStore, bounded_dataset
-from assets.sources.extractor import KeyValueExtractor, Projection, PythonExtractor, fits
+from assets.sources.extractor import KeyValueExtractor, Projection, PythonExtractor, fits, hiding
 from assets.sources.inputs import QuerySource
 from assets.sources.python_extractor import _entries
 from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from resources.schema import Schema
-from resources.spark_errors import find
+from resources.spark_errors import find, wrapped
 from resources.streams.arrow_read import meta_schema
 from resources.streams.system import EPOCH
 from tests.assets.conftest import World
@@ -302,6 +303,44 @@ def test_an_extractor_works_on_queries_too(sparkling: World) -> None:
 
 def test_errors_are_found_in_the_text_that_spark_makes_of_them() -> None:
     assert find("org.apache.spark.SparkException: Job aborted") is None
-    found = find("RuntimeError: it adjunct-error[WyJTY2hlbWFNaXNtYXRjaEVycm9yIiwgIml0IiwgIm1lbmQiXQ==]\n at org.apache")
+    text = "adjunct-error[SchemaMismatchError] it [next step] mend [adjunct-error]"
+    found = find(f"RuntimeError: {text}\n at org.apache")
     assert isinstance(found, SchemaMismatchError)
     assert (found.problem, found.next_step) == ("it", "mend")
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "1 / 0 if 'N-secret' else 'N-secret'",
+        "(_ for _ in ()).throw(ValueError('N-secret'))",
+        "['N-secret']",
+        "'N-secret'",
+        "[dict(tailnum=b'N-secret', at=None, seats=None, day=None)]",
+    ],
+)
+def test_no_value_of_a_sensitive_column_is_in_an_error(returned: str) -> None:
+    with pytest.raises(DatasetError) as open_:
+        run(WHATEVER, ("N-secret", 1, returned, 3, 12, False))
+    hidden = hiding(WHATEVER, ("tailnum",))
+    with pytest.raises(DatasetError) as caught:
+        run(hidden, ("N-secret", 1, returned, 3, 12, False))
+    assert "the record at offset 12 of partition 3" in caught.value.problem
+    assert "N-secret" not in str(caught.value)
+    assert "N-secret" in str(open_.value) or "ZeroDivisionError" in str(open_.value)
+    told = f"RuntimeError: {_raised(caught.value)}\n at org.apache"
+    assert "N-secret" not in told
+    found = find(told)
+    assert isinstance(found, DatasetError)
+    assert found.problem == caught.value.problem
+
+
+def _raised(error: DatasetError) -> str:
+    def task() -> Iterator[int]:
+        raise error
+        yield 1
+
+    with pytest.raises(RuntimeError) as raised:
+        list(wrapped(task()))
+    assert raised.value.__suppress_context__  # or Spark's log would show the error before it, with what it says
+    return str(raised.value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from assets.manifest import POSITION
 from assets.sources.changes.formats import ORDER, PROBLEM, YEARS, outside_years, shown
-from assets.sources.extractor import Projection, PythonExtractor, companions
+from assets.sources.extractor import Projection, PythonExtractor, companions, hiding
 from resources.columns import column
 from resources.errors import BadChangeError, SchemaMismatchError
 from resources.schema import Schema
@@ -126,8 +126,8 @@ def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what
     """
     from pyspark.sql import functions as F
 
-    extractor = spec.extractor
-    assert extractor is not None
+    assert spec.extractor is not None
+    extractor = hiding(spec.extractor, spec.sensitive)
     kept = extractor.keeps(spec.key)
     marks = companions(rows)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())

@@ -208,3 +208,23 @@ def test_the_folder_that_a_dataset_is_made_from_is_an_external_asset_and_a_query
     assert graph.get(AssetKey(["datasets", "prices_dataset"])).parent_keys == set()
     assert graph.get(files).metadata["dagster/uri"] == "s3://bucket/shop-data/labels"
     assert (graph.get(files).kinds, graph.get(files).is_materializable) == ({"csv"}, False)
+
+
+def test_two_things_of_one_asset_key_and_two_jobs_of_one_name_are_refused_in_our_words() -> None:
+    class OneKey(AdjunctTranslator):
+        def get_asset_key(self, subject: AssetSubject) -> AssetKey:
+            return AssetKey(["same"])
+
+    def reading(name: str) -> Application:
+        app = Application(name)
+        planes = app.table(bounded_dataset("planes", input="lake.planes", key="k", partitions=2))
+        app.input_stream("lake.in").join(planes, on="k").send_to(app.output_stream("lake.out", partitions=2))
+        return app
+
+    with pytest.raises(
+        ConfigurationError, match=r"stream 'lake\.in' and stream 'lake\.planes' both have the asset key"
+    ):
+        build_definitions(reading("a"), translator=OneKey())
+    for other in ("a_b", "a-b"):
+        with pytest.raises(ConfigurationError, match=f"'a-b' and '{other}' would both have the job 'a_b'"):
+            build_definitions(reading("a-b"), reading(other))
