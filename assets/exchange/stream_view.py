@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assets.reading.stored import StoredFile
 from resources.bucketing.files import attempt_of
+from resources.errors import DatasetError
 from resources.schema import Schema
 from resources.streams import LakeStreams
 from resources.streams.document import HIDDEN
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from resources.objects.lake import Lake
     from resources.objects.store import ObjectStore
 
+_MOST_CONDITIONS = 1000
 SHOWN = (TOMBSTONE, EPOCH)
 
 
@@ -67,7 +69,8 @@ def stream_view(
     """Return a stream as it is now, for `pyarrow_dataset`, `duckdb_view`, `polars_frame` and the like.
 
     `epochs` and `without_position` are as in `LakeStreams.read`. Retention and compaction delete the files that were
-    in use before an hour later (or as `maintain` was told): take a new view before that. Raises StreamNotFoundError.
+    in use before an hour later (or as `maintain` was told): take a new view before that. Raises StreamNotFoundError,
+    ConfigurationError as a read does, and DatasetError where too many ranges are replaced.
     """
     latest = check_epochs(epochs)
     streams, name = LakeStreams(lake), stream.removeprefix("lake.")
@@ -80,6 +83,12 @@ def stream_view(
         for file in segment.generation(number, prefix).files
     )
     replaced = replaced_results(streams, name, state, segments, without_position) if latest else []
+    if len(replaced) > _MOST_CONDITIONS:
+        raise DatasetError(
+            f"stream {name!r}: what is replaced lies in {len(replaced):,} ranges, more than other engines take as "
+            f"conditions ({_MOST_CONDITIONS:,}).",
+            "Write the latest results into files: adjunct stream export --epochs latest.",
+        )
     return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.schema_, files, tuple(replaced))
 
 

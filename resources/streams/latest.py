@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from resources.errors import ConfigurationError, StreamNotFoundError
 from resources.streams.document import Segment, StreamState
-from resources.streams.sources import Superseded, superseded
+from resources.streams.sources import Coverage, Superseded, superseded
 from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import POSITION, READER, SOURCE, SOURCE_EPOCH, SOURCE_OFFSET
+from resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    POSITION,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    OffsetRange,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from resources.streams.lake import LakeStreams
+    from resources.streams.reading import LakeReads
+
+_EVERY_EPOCH = 2**31 - 1
 
 WithoutPosition = Literal["refuse", "keep"]
 
 
 def replaced_results(
-    streams: LakeStreams,
+    streams: LakeReads,
     stream: str,
     state: StreamState,
     segments: Sequence[Segment],
     without_position: WithoutPosition,
 ) -> list[Superseded]:
-    """Return which results in these segments later epochs have replaced.
+    """Return which results in these segments later epochs have replaced, here or in what they were made of.
 
     Raises ConfigurationError where nobody can tell: for records without a source position, unless they are to be kept,
-    and for records made of such as were replayed themselves.
+    and for records made of such as were replayed themselves, where these do not tell.
     """
     if without_position not in ("refuse", "keep"):
         raise ConfigurationError(
@@ -44,32 +55,114 @@ def replaced_results(
             'Keep them all, as the latest of their kind (without_position="keep"), or read from the first record that '
             "an application sent.",
         )
-    _check_upstream(streams, stream, state, segments)
-    return superseded(state.read)
+    return [*_upstream_replaced(streams, stream, state, segments), *superseded(state.read)]
 
 
-def _check_upstream(streams: LakeStreams, stream: str, state: StreamState, segments: Sequence[Segment]) -> None:
-    """Refuse records that were made of replayed ones: which of these replaced which is known upstream only."""
-    sources = sorted({source for read in state.read.values() for source in read})
-    names = sorted({SystemStreamPartition.parse(source).qualified_stream for source in sources})
-    for name in names:
-        system, _, upstream = name.partition(".")
-        if system == streams.name:
+def _upstream_replaced(
+    streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
+) -> list[Superseded]:
+    """Return which results were made of records that are replaced themselves, in the stream that they came from.
+
+    Which these are is known there: it is asked, and read where it was replayed. Refused where that can't answer.
+    """
+    found: list[Superseded] = []
+    unknown: set[str] = set()
+    for reader, partitions in sorted(state.read.items()):
+        for name in sorted({SystemStreamPartition.parse(source).qualified_stream for source in partitions}):
+            system, _, upstream = name.partition(".")
             try:
-                replayed = bool(superseded(streams.state(upstream)[1].read))
+                above = streams.state(upstream)[1] if system == streams.name else None
+            except StreamNotFoundError:
+                above = None
+            if above is None or above.id != reader.partition("@")[2]:
+                unknown.add(name)
+            elif _is_replayed(streams, upstream, above, set()):
+                found += _gone_upstream(streams, stream, reader, upstream, above, partitions)
+    if unknown and any(segment.chained for segment in segments):
+        raise _untold(
+            stream,
+            f"some were made of records of {', '.join(sorted(unknown))} that a replay had made again, and which it "
+            "replaced is not known here",
+            "Tell the records by __epoch, which adds up along the chain.",
+        )
+    return found
+
+
+def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[str]) -> bool:
+    """Whether a stream, or one of the lake that it was made of, has replaced records."""
+    if superseded(state.read):
+        return True
+    sources = {source for read in state.read.values() for source in read}
+    for name in {SystemStreamPartition.parse(source).qualified_stream for source in sources}:
+        system, _, upstream = name.partition(".")
+        if system == streams.name and upstream not in {*seen, stream}:
+            try:
+                if _is_replayed(streams, upstream, streams.state(upstream)[1], {*seen, stream}):
+                    return True
             except StreamNotFoundError:
                 continue
-            if replayed:
-                raise _replayed_upstream(stream, name)
-    if any(segment.chained for segment in segments):
-        raise _replayed_upstream(stream, ", ".join(names))
+    return False
 
 
-def _replayed_upstream(stream: str, source: str) -> ConfigurationError:
+def _gone_upstream(
+    streams: LakeReads,
+    stream: str,
+    reader: str,
+    upstream: str,
+    above: StreamState,
+    partitions: Mapping[str, Coverage],
+) -> list[Superseded]:
+    """Return the offsets of replaced records of `upstream`, as ranges whose results are replaced in every epoch."""
+    behind = [
+        f"lake.{upstream}.{p}"
+        for p, end in enumerate(above.next)
+        if partitions.get(f"lake.{upstream}.{p}", Coverage()).until != end
+    ]
+    if behind:
+        raise _untold(
+            stream,
+            f"lake.{upstream} was replayed, and {reader.partition('@')[0]!r} has not read all of it yet (in "
+            f"{', '.join(behind[:3])}): earlier results would be gone before the later ones are there",
+            f"Run {reader.partition('@')[0]!r} until it has caught up, then read again.",
+        )
+    if any(above.oldest):
+        raise _untold(
+            stream,
+            f"lake.{upstream} was replayed, and retention has dropped records of it that would tell which are replaced",
+            f"Keep lake.{upstream} longer than its replays reach back, and replay its reader from its oldest record.",
+        )
+    import pyarrow.compute as pc
+
+    held: dict[int, list[Any]] = {}
+    for kept in streams.read_parts(_whole(streams, upstream, above), [], epochs="latest"):
+        for partition in kept.column(PARTITION).unique().to_pylist():
+            rows = kept.filter(pc.equal(kept.column(PARTITION), partition))
+            held.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
+    return [
+        Superseded(reader, f"lake.{upstream}.{p}", start, end, _EVERY_EPOCH)
+        for p, until in enumerate(above.next)
+        for start, end in _missing(held.get(p, []), until)
+    ]
+
+
+def _whole(streams: LakeReads, stream: str, state: StreamState) -> dict[SystemStreamPartition, OffsetRange]:
+    return {
+        SystemStreamPartition(streams.name, stream, p): OffsetRange("0", str(end)) for p, end in enumerate(state.next)
+    }
+
+
+def _missing(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of [0, until) that are not among the offsets held, which are in order."""
+    import numpy as np
+
+    offsets = np.concatenate([[-1], *held, [until]])
+    for at in np.nonzero(np.diff(offsets) > 1)[0]:
+        yield int(offsets[at]) + 1, int(offsets[at + 1])
+
+
+def _untold(stream: str, why: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(
-        f'stream {stream!r}: epochs="latest" can\'t tell which records are the latest: they were made of {source}, '
-        "whose own records were made again by a replay before.",
-        f'Read {source} with epochs="latest", or tell the records by __epoch, which adds up along the chain.',
+        f'stream {stream!r}: epochs="latest" can\'t tell which records are the latest: {why}.', next_step
     )
 
 
@@ -84,10 +177,11 @@ def only_latest(table: pa.Table, replaced: Sequence[Superseded]) -> pa.Table:
     offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()
     epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
     gone = np.zeros(table.num_rows, bool)
-    spans: dict[tuple[str, str], list[Superseded]] = {}
+    # Those of one group are in order and apart; what is replaced upstream may overlap with what is here.
+    spans: dict[tuple[str, str, bool], list[Superseded]] = {}
     for span in replaced:
-        spans.setdefault((span.reader, span.source), []).append(span)
-    for (reader, source), mine in spans.items():
+        spans.setdefault((span.reader, span.source, span.epoch == _EVERY_EPOCH), []).append(span)
+    for (reader, source, _), mine in spans.items():
         of = pc.and_(pc.equal(table.column(READER), reader), pc.equal(table.column(SOURCE), source))
         rows = np.nonzero(pc.fill_null(of, False).to_numpy())[0]
         if not rows.size:
@@ -95,7 +189,7 @@ def only_latest(table: pa.Table, replaced: Sequence[Superseded]) -> pa.Table:
         starts, ends, highest = (np.array([getattr(s, name) for s in mine]) for name in ("start", "end", "epoch"))
         at = np.searchsorted(starts, offsets[rows], side="right") - 1
         inside = (at >= 0) & (offsets[rows] < ends[at])
-        gone[rows] = inside & (epochs[rows] < highest[at])
+        gone[rows] |= inside & (epochs[rows] < highest[at])
     return table.filter(pa.array(~gone))
 
 

@@ -43,8 +43,15 @@ def application(least: int, limit: int = 1000) -> Application:
     return app
 
 
-def ask(world: StepWorld, app: Application, partition: int, start: Startpoint, until: Startpoint | None = None) -> None:
-    ssp = SystemStreamPartition("lake", "numbers", partition)
+def ask(
+    world: StepWorld,
+    app: Application,
+    partition: int,
+    start: Startpoint,
+    until: Startpoint | None = None,
+    stream: str = "numbers",
+) -> None:
+    ssp = SystemStreamPartition("lake", stream, partition)
     request = StartpointRequest(ssp=ssp, startpoint=start, by="ada", reason="a test", until=until)
     startpoints_of(world.lake, app).write_startpoints([request])
 
@@ -159,7 +166,7 @@ def test_a_function_that_loses_the_position_behind_an_output_is_refused(step_wor
         step_world.run(app)
 
 
-def test_what_was_made_of_replayed_records_is_refused(step_world: StepWorld) -> None:
+def test_results_of_replaced_records_are_replaced_along_a_chain(step_world: StepWorld) -> None:
     world = step_world
     world.stream("numbers", "k", 1, k="string", v="int")
     world.send("numbers", ("a", 1), ("b", 2))
@@ -172,5 +179,13 @@ def test_what_was_made_of_replayed_records_is_refused(step_world: StepWorld) -> 
     ask(world, first, 0, StartpointOldest())
     world.run(first)
     world.run(second)
-    with pytest.raises(ConfigurationError, match=r"'end'.*they were made of lake\.out, whose own records"):
+    assert latest(world, "end") == {1: 1, 2: 1}
+    assert len(world.rows("end")) == 4
+    ask(world, first, 0, StartpointSpecific(offset="1"))
+    world.run(first)
+    with pytest.raises(ConfigurationError, match=r"lake\.out was replayed, and 'second' has not read all of it yet"):
         latest(world, "end")
+    ask(world, second, 0, StartpointSpecific(offset="3"), stream="out")
+    world.run(second)
+    assert latest(world, "end") == {1: 1, 2: 1}
+    assert len(world.rows("end")) == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import pytest
 
 from resources.errors import ConfigurationError
 from resources.objects.lake import Lake
-from resources.streams import CompactionPolicy, LakeStreams, Retention
+from resources.streams import CompactionPolicy, LakeStreams, OffsetRange, Retention
 from resources.streams.latest import WithoutPosition
 from resources.streams.sources import Coverage, Read, SourceRange, Sources, replaced_since, superseded, with_sources
 from resources.streams.system import POSITION
@@ -127,6 +128,118 @@ def test_replays_bounded_and_overlapping_ones_and_compaction_agree_with_the_orac
             world.batch("app", spans, [chance.randrange(3) for _ in range(4)])
             position = ends
         assert world.latest() == world.expected()
+
+
+@dataclass
+class Reader:
+    """An application that makes of each record of a stream one in another, or none."""
+
+    streams: LakeStreams
+    source: str
+    target: str
+    sequence: int = 0
+    position: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    opened: int = 0
+
+    def run(self, ranges: dict[int, tuple[int, int]], epochs: dict[int, int], least: int) -> None:
+        """Send on what ends in a digit of at least `least`, of these ranges, read in these epochs."""
+        ssps = self.streams.partitions(self.source)
+        spans = {ssps[p]: OffsetRange(str(start), str(end)) for p, (start, end) in ranges.items()}
+        reader = f"{self.target}-app@{self.streams.info(self.source).identity}"
+        rows = [row for row in self.streams.read_arrow(spans).to_pylist() if row["v"] % 10 >= least]
+        columns: dict[str, pa.Array] = {
+            "k": pa.array([row["k"] for row in rows], pa.string()),
+            "v": pa.array([row["v"] for row in rows], pa.int64()),
+            "__epoch": pa.array([row["__epoch"] + epochs.get(row["__partition"], 0) for row in rows], pa.int32()),
+            "__source": pa.array([f"lake.{self.source}.{row['__partition']}" for row in rows], pa.string()),
+            "__source_offset": pa.array([row["__offset"] for row in rows], pa.int64()),
+            "__source_epoch": pa.array([epochs.get(row["__partition"], 0) for row in rows], pa.int32()),
+            "__source_reader": pa.array([reader] * len(rows), pa.string()),
+        }
+        self.sequence += 1
+        read = tuple(SourceRange(str(ssps[p]), *span, epochs.get(p, 0)) for p, span in sorted(ranges.items()))
+        sources = Sources(f"lake.{self.source}", reader, read)
+        self.streams.append(
+            self.target, pa.table(columns), producer=f"{self.target}-app", sequence=self.sequence, sources=sources
+        )
+
+    def catch_up(self, least: int) -> None:
+        found = self.streams.upcoming(self.streams.partitions(self.source))
+        ends = {ssp.partition: int(end) for ssp, end in found.items()}
+        self.run({p: (self.position.get(p, 0), end) for p, end in ends.items()}, self.epochs, least)
+        self.position = ends
+
+    def replay(self, chance: random.Random, least: int) -> None:
+        """Go back in one partition, for good or for a part, in a new epoch."""
+        partition = chance.choice([p for p, end in self.position.items() if end] or [0])
+        end = self.position.get(partition, 0)
+        start = chance.randrange(end + 1)
+        self.opened += 1
+        if chance.random() < 0.5:
+            self.position[partition], self.epochs[partition] = start, self.opened
+        else:
+            self.run({partition: (start, chance.randrange(start, end + 1))}, {partition: self.opened}, least)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_along_a_chain_results_count_that_were_made_last_of_records_that_count(
+    streams: LakeStreams, records: Callable[..., pa.Table], seed: int
+) -> None:
+    chance = random.Random(seed)
+    for name in ("in", "middle", "end"):
+        streams.create(name, schema=SCHEMA, key=["k"], partitions=2)
+    first, second = Reader(streams, "in", "middle"), Reader(streams, "middle", "end")
+    hidden = 0
+    for step in range(10):
+        rows = [(f"k{chance.randrange(5)}", 1000 * step + 10 * i + chance.randrange(10)) for i in range(4)]
+        streams.append("in", records(*rows), producer="p", sequence=step)
+        for reader in (first, second):
+            if chance.random() < 0.5:
+                reader.replay(chance, chance.randrange(6))
+        first.catch_up(chance.randrange(6))
+        second.catch_up(chance.randrange(6))
+        counting = streams.read_arrow(streams.whole("middle"), ["v"], epochs="latest")
+        places = set(zip(counting["__partition"].to_pylist(), counting["__offset"].to_pylist(), strict=True))
+        again = superseded(streams.state("end")[1].read)
+        expected = []
+        everything = streams.read_arrow(streams.whole("end"), positions=True).to_pylist()
+        for row in everything:
+            source, offset, epoch = row["__source"], row["__source_offset"], row["__source_epoch"]
+            made_later = any(s.source == source and s.start <= offset < s.end and s.epoch > epoch for s in again)
+            if (int(source[-1]), offset) in places and not made_later:
+                expected.append(row["v"])
+        found = streams.read_arrow(streams.whole("end"), ["v"], epochs="latest")["v"].to_pylist()
+        assert sorted(found) == sorted(expected)
+        assert len(set(found)) == len(found), "a record of the input counts twice"
+        hidden += len(everything) - len(found)
+    assert hidden
+
+
+def test_a_chain_whose_reader_lags_or_whose_middle_lost_records_is_refused(
+    streams: LakeStreams, records: Callable[..., pa.Table], clock: Clock
+) -> None:
+    for name in ("in", "middle", "end"):
+        streams.create(name, schema=SCHEMA, key=["k"], partitions=2)
+    streams.append("in", records(("a", 1), ("b", 2)), producer="p", sequence=0)
+    first, second = Reader(streams, "in", "middle"), Reader(streams, "middle", "end")
+    first.catch_up(0)
+    second.catch_up(0)
+
+    def latest() -> list[int]:
+        return sorted(streams.read_arrow(streams.whole("end"), ["v"], epochs="latest")["v"].to_pylist())
+
+    assert latest() == [1, 2]
+    first.run({p: (0, end) for p, end in first.position.items()}, {0: 1, 1: 1}, 2)
+    with pytest.raises(ConfigurationError, match=r"'end-app' has not read all of it yet \(in lake\.middle"):
+        latest()
+    second.catch_up(0)
+    assert latest() == [2]
+    streams.configure("middle", retention=Retention(max_age=timedelta(days=1)), compaction=None)
+    clock.forward(days=2)
+    streams.maintain("middle")
+    with pytest.raises(ConfigurationError, match=r"retention has dropped records of it that would tell"):
+        latest()
 
 
 def test_a_part_that_is_read_hides_what_any_later_append_has_replaced(world: World) -> None:
