@@ -64,7 +64,7 @@ def test_a_lake_s_url_with_a_login_is_refused_without_showing_it(url: str) -> No
 def test_settings_that_do_not_fit_show_no_other_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADJUNCT_S3_ENDPOINT", "http://me:hunter2@h")
     monkeypatch.setenv("ADJUNCT_S3_SSE_KMS_KEY_ID", "key")
-    with pytest.raises(ValidationError) as error:
+    with pytest.raises((ValidationError, ConfigurationError)) as error:
         LakeSettings()
     assert "hunter2" not in str(error.value)
     with pytest.raises(ConfigurationError):

@@ -1,0 +1,60 @@
+"""A run of Dagster's meets another run of its application. Without Spark: there is nothing to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance, DagsterRun, ExecuteInProcessResult
+
+from dagster_adjunct import Application, Lake, build_definitions, open_lake
+from orchestration.processes import Process
+from orchestration.run_lease import Claim, Holder, RunLease, who_runs
+from tests.orchestration.dagster import small
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = open_lake(tmp_path / "lake")
+    small.create_streams(lake)
+    return lake
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def run(lake: Lake, instance: DagsterInstance, config: Mapping[str, Any] = {}) -> ExecuteInProcessResult:
+    app = Application("copy")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    job = build_definitions(app, lake=lake.url).resolve_job_def("copy")
+    run_config = {"ops": {"copy_step": {"config": dict(config)}}}
+    return job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False)
+
+
+def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(lake: Lake, instance: DagsterInstance) -> None:
+    with RunLease(lake, "copy", "by-hand", Claim()):
+        (refused,) = [each for each in run(lake, instance, {"wait_seconds": 0}).all_events if each.is_step_failure]
+        failure = refused.step_failure_data.user_failure_data
+        assert failure is not None
+        assert "'copy' is being run by run by-hand on host" in str(failure.description)
+        assert failure.metadata["permanent"].value is False
+        assert run(lake, instance, {"take_over": True}).success
+    assert who_runs(lake, "copy") == ""
+    assert run(lake, instance, {"wait_seconds": 0}).success
+
+
+def test_what_a_run_held_that_dagster_has_ended_is_taken_over_at_once(lake: Lake, instance: DagsterInstance) -> None:
+    lost = DagsterRun("copy")
+    elsewhere = Process(host="gone", pid=7, boot="b", namespace="n", started="1")
+    holder = Holder(id="x", run=lost.run_id, process=elsewhere, since=datetime.now(UTC), ttl=120.0, dagster=lost.run_id)
+    lake.store.put("applications/copy/run.json", holder.model_dump_json().encode())
+    instance.add_run(lost)
+    assert not run(lake, instance, {"wait_seconds": 0}).success, "it may be alive, elsewhere"
+    instance.report_run_failed(lost)
+    assert run(lake, instance, {"wait_seconds": 0}).success
