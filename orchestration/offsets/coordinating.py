@@ -48,7 +48,7 @@ def fan_out_requests(
     if not tasks:
         return FanOut({})
     taken = taken_in(startpoints.lake, app, offsets)
-    return startpoints.fan_out(tasks, named_only=named_only(app), taken=taken)
+    return startpoints.fan_out(tasks, named_only=named_only(app), taken=taken, complete=True)
 
 
 def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:

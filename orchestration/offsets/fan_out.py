@@ -5,7 +5,7 @@ Plain values in, plain values out; `startpoints.py` reads and writes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestration.offsets.request import StartpointRequest, Target, newer
@@ -131,11 +131,13 @@ def decide_fan_out(
     expiry_ms: int,
     named_only: frozenset[str] = frozenset(),
     taken: Taken = _nothing_taken,
+    complete: bool = False,
 ) -> Decision:
     """Hand the requests to the tasks that they are for; `tasks` says which partitions each task reads.
 
     Requests for all tasks are not for those of `named_only`. What is `taken` counts no more: a run that died between
-    its commit and the removal leaves it there, and nothing that comes later has to be newer than that.
+    its commit and the removal leaves it there, and nothing that comes later has to be newer than that. Where the tasks
+    are not `complete`, those that are not among them keep what nobody takes over.
     """
     owners: dict[SystemStreamPartition, list[str]] = {}
     for task, ssps in tasks.items():
@@ -143,7 +145,7 @@ def decide_fan_out(
             owners.setdefault(ssp, []).append(task)
     held = _held(state, tasks, owners)
     hands = _Hands(state, tasks, held, taken)
-    hands.pass_on(owners)
+    hands.pass_on(owners, keep=frozenset() if complete else state.tasks.keys() - tasks.keys())
 
     settled: dict[Target, int] = {}
     unknown, expired, again, behind, finished = [], [], [], [], []
@@ -267,11 +269,16 @@ class _Hands:
         if request.task is None:
             self._handed.setdefault(task, {})[ssp] = request.sequence
 
-    def pass_on(self, owners: Mapping[SystemStreamPartition, Sequence[str]]) -> None:
-        """Give what its task does not read any more to those who do; what has no heir stays where it is."""
+    def pass_on(self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]) -> None:
+        """Give what its task does not read any more to those who do; what has no heir stays where it is.
+
+        Heirs that were handed the same before get nothing; what would be gone so stays at the tasks to `keep`.
+        """
         orphans = []
         for task, orphan in self._orphans:
             heirs = owners.get(orphan.ssp, ()) if orphan.task is None else ()
+            if task in keep and all(self._handed.get(heir, {}).get(orphan.ssp) == orphan.sequence for heir in heirs):
+                heirs = ()
             if heirs and not any(orphan.ssp in self._held.get(heir, ()) for heir in heirs):
                 orphans.append((orphan, heirs))
                 self._handed[task].pop(orphan.ssp, None)

@@ -142,7 +142,7 @@ class OffsetManager:
         fan_out = fan_out_requests(self._startpoints, self._systems, self._app, self._plan, state.offsets)
         self._held = frozenset(ssp for task in self._readers for ssp in fan_out.held.get(task, ()))
         known = state.offsets
-        pending, done = self._pending(fan_out, state)
+        pending, done, alone = self._pending(fan_out, state)
         resolved = {
             ssp: start
             for ssp, start in known.resolved.items()
@@ -151,14 +151,13 @@ class OffsetManager:
         found: list[ResolvedStartpoint] = []
         replays: list[Replay] = []
         unresolved: list[Unresolved] = []
+        for request in alone:
+            refusal = one_task_of_all(request)
+            if request.on_unresolved == "fail":
+                raise refusal
+            unresolved.append(Unresolved(request, str(refusal)))
         for ssp, (tasks, request) in sorted(pending.items()):
             if ssp in resolved:
-                continue
-            if request.task is not None and is_broadcast(self._app, request.ssp):
-                refusal = one_task_of_all(request)
-                if request.on_unresolved == "fail":
-                    raise refusal
-                unresolved.append(Unresolved(request, str(refusal)))
                 continue
             try:
                 offset, until = resolve_request(streams.system(request.ssp.qualified_stream), request)
@@ -191,11 +190,17 @@ class OffsetManager:
 
     def _pending(
         self, fan_out: FanOut, state: ApplicationState
-    ) -> tuple[dict[str, tuple[list[str], StartpointRequest]], dict[str, dict[SystemStreamPartition, str]]]:
+    ) -> tuple[
+        dict[str, tuple[list[str], StartpointRequest]],
+        dict[str, dict[SystemStreamPartition, str]],
+        list[StartpointRequest],
+    ]:
         """Return what is to be applied, with its tasks, by partition; and what was already: a crash kept it there.
 
-        Of a broadcast input all tasks hold the same; where a task has another one, the newest is what counts.
+        Of a broadcast input all tasks hold the same; where a task has an older one, that is done with. Last come those
+        for one task alone where all read the partition, which can't be followed.
         """
+        alone: list[StartpointRequest] = []
         pending: dict[str, tuple[list[str], StartpointRequest]] = {}
         done: dict[str, dict[SystemStreamPartition, str]] = {}
         for task in self._readers:
@@ -203,12 +208,19 @@ class OffsetManager:
                 name, startpoint_id = str(ssp), request.id
                 if state.offsets.has_taken(name, startpoint_id):
                     done.setdefault(task, {})[ssp] = startpoint_id
-                elif name not in pending:
-                    pending[name] = [task], request
+                elif request.task is not None and is_broadcast(self._app, ssp):
+                    alone.append(request)
                 else:
-                    tasks, other = pending[name]
-                    pending[name] = [*tasks, task], max(other, request, key=_weight)
-        return pending, done
+                    tasks, newest = pending.get(name, ([], request))
+                    if request.sequence > newest.sequence:
+                        for other in tasks:
+                            done.setdefault(other, {})[ssp] = newest.id
+                        tasks, newest = [], request
+                    if request.sequence < newest.sequence:
+                        done.setdefault(task, {})[ssp] = request.id
+                    else:
+                        pending[name] = [*tasks, task], newest
+        return pending, done, alone
 
     def _checkpoint(
         self, source: Input, streams: Streams, state: ApplicationState, offsets: OffsetState
@@ -403,11 +415,6 @@ class OffsetManager:
             f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input stream, which counts '
             "what is lost. To lose nothing, deliver the records again; then give the stream a longer retention.",
         )
-
-
-def _weight(request: StartpointRequest) -> tuple[bool, int]:
-    """Say which of the requests for one partition of a broadcast input counts; one for a task alone is found first."""
-    return request.task is not None, request.sequence
 
 
 def _whose(startpoint: ResolvedStartpoint | None) -> str:

@@ -216,10 +216,14 @@ class StartpointManager:
         *,
         named_only: Iterable[str] = (),
         taken: Taken | None = None,
+        complete: bool = False,
     ) -> FanOut:
         """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
 
-        `tasks` holds all tasks of the application, with all partitions that each reads. A startpoint joins what its
+        `tasks` holds tasks of the application, with all partitions that each reads; whoever names one that reads a
+        partition names all that do. A task that is not named keeps what it was handed, unless others read that now and
+        take it over. With `complete`, these are all tasks, and what the others held and all readers got is gone. A
+        startpoint joins what its
         task has not committed yet and replaces that of the same partition if it is newer. What was pending at a
         task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks; else
         it stays there. Tasks of `named_only` get the requests that name them, and none that are for all tasks. What is
@@ -243,7 +247,7 @@ class StartpointManager:
             # before they were read. The swap then makes sure that they have not changed since.
             requests, unreadable = self._stored.requests(self._checked(self._requests.read()).items())
             decision = decide_fan_out(
-                before, requests, reading, self._now_ms(), self._expiry_ms, reserved, taken or self._applied()
+                before, requests, reading, self._now_ms(), self._expiry_ms, reserved, taken or self._applied(), complete
             )
             report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
             return difference(before, decision.state), replace(decision, report=report)

@@ -75,7 +75,7 @@ class Doings:
         tasks = {task: [SystemStreamPartition.parse(s) for s in ssps] for task, ssps in self.tasks().items()}
 
         def act(*faults: Fault) -> None:
-            self.here.startpoints(self.app, self.here.faulty(faults)).fan_out(tasks)
+            self.here.startpoints(self.app, self.here.faulty(faults)).fan_out(tasks, complete=True)
 
         return act, offsets_processes.fan_out
 

@@ -222,7 +222,7 @@ class StartpointMachine(RuleBasedStateMachine):
 
     def fanning_out(self, tasks: Tasks) -> tuple[Act, Sequence[Step]]:
         given = {task: [SystemStreamPartition.parse(ssp) for ssp in ssps] for task, ssps in tasks.items()}
-        return lambda manager: manager.fan_out(given), model.fan_out(tasks, self.now_ms)
+        return lambda manager: manager.fan_out(given, complete=True), model.fan_out(tasks, self.now_ms)
 
     def removing_all(self) -> tuple[Act, Sequence[Step]]:
         everything: Mapping[tuple[str, str], None] = dict.fromkeys((task, ssp) for task in TASKS for ssp in SSPS)

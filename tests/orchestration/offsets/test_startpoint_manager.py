@@ -225,7 +225,7 @@ def test_a_later_request_that_nobody_can_take_does_not_bring_back_what_its_task_
     manager.write_startpoint(S0, specific, task=T0, **WHO)
     manager.fan_out({T0: [S0], T1: [S0]})
     assert stranded(manager.fan_out({T1: [S0]})) == {T0: {S0: specific}}
-    manager.fan_out({T0: [S0]})
+    manager.fan_out({T0: [S0]}, complete=True)
     assert pending(manager) == {T0: {S0: specific}}
 
 
@@ -441,3 +441,17 @@ def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(lake: Lake,
     assert len(manager.requests()) == 2
     rows = list_startpoints(lake, {}, Application("app", startpoints_expire_after=timedelta.max), clock.now)["waiting"]
     assert all("days" in row["age"] or "days" in row["expires_in"] for row in rows)
+
+
+def test_a_map_of_some_tasks_takes_nothing_from_the_others(manager: StartpointManager, clock: Clock) -> None:
+    shared, own = made(clock), made(clock)
+    manager.write_startpoint(S0, shared, **WHO)
+    manager.write_startpoint(S1, own, task=T1, **WHO)
+    manager.fan_out({T0: [S0], T1: [S0, S1]})
+    manager.fan_out({T0: [S0]})
+    assert pending(manager) == {T0: {S0: shared}, T1: {S0: shared, S1: own}}
+    manager.remove_fan_out_for_task(T0)
+    manager.fan_out({T0: [S0]})
+    assert pending(manager) == {T1: {S0: shared, S1: own}}, "what it has applied does not come back"
+    manager.fan_out({T0: [S0]}, complete=True)
+    assert pending(manager) == {T1: {S1: own}}, "T1 is gone, and all who read the partition got it"
