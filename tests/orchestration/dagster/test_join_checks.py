@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey
+from dagster import AssetCheckKey, AssetKey
 
 from assets.checking.validators import custom, no_nulls, row_count_within, rule_of, sql_check, thresholds_of, values_in
 from dagster_adjunct import Application, bounded_dataset, build_definitions
@@ -80,6 +80,20 @@ def test_a_left_join_has_a_check_of_its_match_rate_which_fails_below_what_is_dec
     quiet = run(lab, monkeypatch, {})
     assert quiet.checks == {}
     assert "did not yield" not in quiet.log
+
+
+def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batch(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(lab, monkeypatch, {"join-2-items": {"rows": 2, "unmatched": 0}}).success
+    job = build_definitions(application(), lake=lab.lake.url, spark=NoSpark()).resolve_implicit_global_asset_job_def()
+    bare = job.get_subset(asset_selection={COPY}, asset_check_selection=set())
+    said = Said(bare.execute_in_process(instance=lab.instance), lab.instance)
+    assert (said.success, said.checks) == (True, {})
+    monkeypatch.setattr("orchestration.step.run_step", None)
+    alone = job.get_subset(asset_selection=set(), asset_check_selection={AssetCheckKey(COPY, "match_rate_items")})
+    said = Said(alone.execute_in_process(instance=lab.instance), lab.instance)
+    assert (said.success, said.made) == (True, {})
 
 
 def test_a_joins_check_stands_on_the_first_output_that_its_records_reach() -> None:
