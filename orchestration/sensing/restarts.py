@@ -1,10 +1,10 @@
 """The sensor that launches a failed run again, where that can help: with back-off, and not for ever."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetKey,
@@ -179,7 +179,7 @@ def restart_sensor(
         failed = records[0].dagster_run
         return RunRequest(
             run_key=f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}",
-            run_config=failed.run_config if failed.job_name == job.name else None,
+            run_config=_without_take_over(failed.run_config) if failed.job_name == job.name else None,
             asset_selection=sorted(failed.asset_selection & own) if failed.asset_selection else None,
             tags={
                 **{key: value for key, value in failed.tags.items() if key.startswith("adjunct/")},
@@ -189,6 +189,17 @@ def restart_sensor(
         )
 
     return evaluate
+
+
+def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run without the word to take over, which somebody gave once, for what ran then."""
+    ops = {
+        name: {**op, "config": {key: value for key, value in op["config"].items() if key != "take_over"}}
+        if isinstance(op, Mapping) and isinstance(op.get("config"), Mapping)
+        else op
+        for name, op in run_config.get("ops", {}).items()
+    }
+    return {**run_config, "ops": ops} if ops else dict(run_config)
 
 
 def runs_of(instance: DagsterInstance, job: str, outputs: Collection[AssetKey], since: datetime) -> "list[RunRecord]":

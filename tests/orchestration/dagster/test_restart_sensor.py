@@ -337,3 +337,15 @@ def test_a_run_that_has_waited_for_another_one_is_not_retried_within_itself(lake
 
     assert not copy.execute_in_process(raise_on_error=False).success
     assert begun == 1
+
+
+def test_a_restart_does_not_take_over_again(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
+) -> None:
+    config = {"ops": {"copy_step": {"config": {"take_over": True, "wait_seconds": 7.0}}}}
+    run = DagsterRun("copy", run_config=config)
+    instance.add_run(run)
+    instance.report_run_failed(run)
+    pass_time(timedelta(seconds=61))
+    request = Ticker(lake, copying(), instance, "copy_restart").asked()
+    assert request.run_config == {"ops": {"copy_step": {"config": {"wait_seconds": 7.0}}}}
