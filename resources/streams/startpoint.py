@@ -25,6 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The years 1 to 9999, which every system, file format and clock here can write as a date.
 LEAST_MS, GREATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 _FINER = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
+_LIKELY_MS = 500_000_000_000  # a day in 1985: who writes an earlier one does not count in finer units
 ID_LENGTH = 200
 
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -293,7 +294,7 @@ def _check_ms(name: str, value: object) -> None:
     if not LEAST_MS <= value <= GREATEST_MS:
         looks, step = "", "Give milliseconds: int(moment.timestamp() * 1000)."
         for unit, n in _FINER:
-            if LEAST_MS <= value // n <= GREATEST_MS:
+            if _LIKELY_MS <= value // n <= GREATEST_MS:
                 moment = _EPOCH + timedelta(milliseconds=1) * (value // n)
                 looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
                 step = f"Give milliseconds: {value} // {n:_}."
