@@ -11,7 +11,7 @@ import pytest
 from orchestration.application import Application
 from orchestration.offsets import FanOut, StartpointManager, StartpointRequest
 from orchestration.offsets.listing import list_startpoints
-from resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
+from resources.errors import ConfigurationError, MalformedDocumentError
 from resources.metadata import MetadataStore
 from resources.objects import open_lake
 from resources.objects.faulty import Crash, Fault, FaultyStore
@@ -291,9 +291,9 @@ def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clo
 
 @pytest.mark.parametrize("task", ["", "x" * 501, "\ud800", 3])
 def test_a_task_that_can_not_be_kept_is_refused(manager: StartpointManager, task: Any) -> None:
-    with pytest.raises(InvalidNameError, match="task name"):
+    with pytest.raises(ConfigurationError, match="task"):
         manager.write_startpoint(S0, StartpointOldest(), task=task, **WHO)
-    with pytest.raises(InvalidNameError, match="task name"):
+    with pytest.raises(ConfigurationError, match="task"):
         manager.fan_out({task: [S0]})
 
 
@@ -302,7 +302,7 @@ def test_a_request_says_who_and_why(manager: StartpointManager) -> None:
         manager.write_startpoint(S0, StartpointOldest(), by="", reason="because")
     with pytest.raises(ConfigurationError, match="reason=' '"):
         manager.write_startpoint(S0, StartpointOldest(), by="ada", reason=" ")
-    with pytest.raises(ConfigurationError, match="on_unresolved='skip'"):
+    with pytest.raises(ConfigurationError, match=r"on_unresolved.*'skip'"):
         manager.write_startpoint(S0, StartpointOldest(), **WHO, on_unresolved="skip")  # type: ignore[arg-type]
 
 

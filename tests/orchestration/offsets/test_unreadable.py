@@ -62,12 +62,12 @@ NEWER = {"version": 2, "ssp": "fake.s.1", "where": "the middle"}
 @pytest.mark.parametrize(
     ("ssp", "startpoint", "told"),
     [
-        ("fake.s", StartpointOldest(), "'fake.s', which is no SystemStreamPartition"),
-        ("fake.s.0", StartpointOldest(), r"SystemStreamPartition\.parse"),
-        (None, StartpointOldest(), "None, which is no SystemStreamPartition"),
-        (S0, "oldest", "'oldest', no startpoint: expected one of StartpointOldest"),
-        (S0, StartpointOldest, "no startpoint"),
-        (S0, None, "None, no startpoint"),
+        ("fake.s", StartpointOldest(), "'fake.s'.*SystemStreamPartition"),
+        ("fake.s.0", StartpointOldest(), "'fake.s.0'.*SystemStreamPartition"),
+        (None, StartpointOldest(), "None.*SystemStreamPartition"),
+        (S0, "oldest", "'oldest'.*expected.*Startpoint"),
+        (S0, StartpointOldest, "[Ss]tartpoint"),
+        (S0, None, "None.*[Ss]tartpoint"),
     ],
 )
 def test_types_are_checked_when_a_request_is_written(
@@ -222,5 +222,5 @@ def test_texts_in_place_of_partitions_are_refused_everywhere(world: OffsetsWorld
         lambda: manager.delete_startpoint(7),
         lambda: manager.write_startpoints(["fake.s.0"]),
     ):
-        with pytest.raises(AdjunctError, match=r"is no Startpoint|SystemStreamPartition"):
+        with pytest.raises(AdjunctError, match=r"is no Startpoint|SystemStreamPartition|StartpointRequest"):
             act()
