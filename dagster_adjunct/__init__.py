@@ -63,6 +63,7 @@ from assets.publishing.operations import HistoryEntry  # noqa: E402
 from assets.reading.lookup import FileCache  # noqa: E402
 from assets.reading.serving import ServedDataset  # noqa: E402
 from assets.reading.watch import Watch  # noqa: E402
+from assets.rebucketing import RebucketReport  # noqa: E402
 from assets.report import StageEvent  # noqa: E402
 from assets.retention.discard import DiscardReport  # noqa: E402
 from assets.retention.leases import Lease  # noqa: E402
@@ -105,7 +106,7 @@ from orchestration.deleting import DeletionReport, delete_dataset, delete_stream
 from orchestration.offsets.checkpoints import Checkpoint, CheckpointChange, CheckpointManager  # noqa: E402
 from orchestration.offsets.request import StartpointRequest  # noqa: E402
 from orchestration.offsets.startpoints import StartpointManager  # noqa: E402
-from orchestration.repartitioning import RepartitionReport, repartition_stream  # noqa: E402
+from orchestration.repartitioning import RepartitionReport, repartition_dataset, repartition_stream  # noqa: E402
 from orchestration.startpoints import Startpoints  # noqa: E402
 from resources.backends import PostgresTable, SqliteTable, register_backend  # noqa: E402
 from resources.errors import (  # noqa: E402
@@ -279,6 +280,7 @@ __all__ = [
     "RateLimit",
     "Raw",
     "ReaderInfo",
+    "RebucketReport",
     "RecordNotFoundError",
     "RemoteTable",
     "RepartitionReport",
@@ -378,6 +380,7 @@ __all__ = [
     "register_in_iceberg",
     "register_system",
     "release_from_iceberg",
+    "repartition_dataset",
     "repartition_stream",
     "resolve_startpoint_to_offset",
     "rewind_dataset",

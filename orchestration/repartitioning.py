@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import list_datasets, open_dataset
+from assets.rebucketing import RebucketReport, repartition_versions
 from orchestration.batchlog import BatchLog, list_applications
 from orchestration.offsets.carrying import carried_note, carried_over, is_of, waiting_in
 from orchestration.offsets.startpoints import FAN_OUTS, REQUESTS
+from orchestration.retention import open_batches
 from resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError, StillReadError
 from resources.metadata import MetadataStore
 from resources.streams import LakeStreams
@@ -86,6 +88,18 @@ def repartition_stream(
     _, told, _ = _readers(lake, name, seen)
     rows = sum(entry.rows for entry in after.entries())
     return RepartitionReport(name, before, partitions, rows, _carry(lake, name, by), told)
+
+
+def repartition_dataset(lake: Lake, name: str, partitions: int, *, reason: str, by: str) -> RebucketReport:
+    """Rewrite every retained version of a bounded dataset into another number of partitions, in one commit.
+
+    Entries, names and offsets stay; versions get new ids. A crash leaves the dataset as it was. Readers by lease keep
+    what they read until they leave. Raises StillReadError while an open batch of an application needs a version, and
+    ConfigurationError for an unbounded or broadcast dataset and for a member of a version set.
+    """
+    return repartition_versions(
+        lake, name, partitions, reason=reason, by=by, roots=lambda: open_batches(lake).get(name, {})
+    )
 
 
 def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

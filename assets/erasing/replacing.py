@@ -145,7 +145,7 @@ class Replacing:
         old = {ref.id: self.found[str(ref.document)] for ref in refs if ref.document in self.found}
         if not all(self._stands(manifest, each) for each in old.values()):
             return None
-        after = _replaced(manifest, old)
+        after = replaced(manifest, old)
         after = DatasetManifest.model_validate(redacted(after.body(), self.keys))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
         doomed += [entry for each in old.values() for entry in (*each.old.folders, str(each.old.document))]
@@ -187,7 +187,7 @@ def _documented(manifest: DatasetManifest) -> Iterator[VersionRef]:
     return (ref for ref in manifest.versions if ref.document is not None)
 
 
-def _replaced(manifest: DatasetManifest, old: Mapping[str, Replacement]) -> DatasetManifest:
+def replaced(manifest: DatasetManifest, old: Mapping[str, Replacement]) -> DatasetManifest:
     """Return the manifest with the new versions wherever the old ones stand."""
 
     def renamed(version: str) -> str:

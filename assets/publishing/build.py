@@ -101,7 +101,8 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
     if changes:
         raise DatasetError(
             f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
-            "Declare it under a new name, which builds it beside the old one, or restore the old declaration.",
+            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. A "
+            f"bounded dataset's partitions can be changed in place: adjunct dataset repartition {name} --partitions N.",
         )
 
 

@@ -199,6 +199,29 @@ def delete(
     delete_and_show(act, dry_run=dry_run, yes=yes, json_output=json_output)
 
 
+@dataset.command()
+@click.argument("name")
+@click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
+@versions.explained
+@lake_url
+@as_json
+def repartition(
+    name: str, partitions: int, reason: str, by: str | None, lake_url: str | None, json_output: bool
+) -> None:
+    """Rewrite every retained version of a bounded dataset into another number of partitions, in one commit."""
+    from orchestration.repartitioning import repartition_dataset
+    from resources.objects import open_lake
+
+    lake = open_lake(lake_url, create=False)
+    report = repartition_dataset(lake, name, partitions, reason=reason, by=versions.who(by))
+    if json_output:
+        show_json(report.to_json())
+        return
+    show_line(f"{report.summary()}.")
+    for pending in report.pending:
+        show_line(f"  the old copy stays for now: {pending}")
+
+
 def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> DatasetView:
     from assets import open_dataset
     from resources.objects import open_lake

@@ -1,0 +1,165 @@
+"""A bounded dataset rewritten into other partitions: the same entries of every version, under readers and crashes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from assets import DatasetStore, bounded_dataset
+from assets.checking.verify import verify_version
+from assets.publishing.version_set import join_version_set
+from assets.rebucketing import repartition_versions
+from assets.retention.leases import Lease
+from resources.errors import CommitConflict, ConfigurationError, DatasetError, StillReadError
+from resources.hashing import bucket_of
+from resources.objects import Lake
+from resources.objects.faulty import Crash, Fault, FaultyStore
+from resources.objects.lake import lake_in
+from resources.objects.memory import InMemoryStore
+from resources.schema import Schema
+from tests.assets.conftest import World
+from tests.assets.cycle import (
+    KEYS,
+    NAME,
+    PLANES,
+    WHY,
+    content,
+    data_and_documents,
+    deliver,
+    planes_in,
+    publish,
+    reached,
+    served,
+    whole,
+)
+from tests.assets.plain import build_without_spark
+
+MORE = bounded_dataset(NAME, input="lake.planes", key="k", partitions=5)
+
+
+@pytest.fixture
+def planes(monkeypatch: pytest.MonkeyPatch) -> World:
+    build_without_spark(monkeypatch)
+    world = planes_in(lake_in(InMemoryStore()))
+    publish(world, 1, 2)
+    return world
+
+
+def check(lake: Lake, partitions: int, *numbers: int) -> None:
+    """All versions are whole, lie where their hash says, and nothing of others is left."""
+    store = DatasetStore(lake, NAME)
+    refs = store.versions()
+    assert [content(store.version(ref.id)) for ref in refs] == [whole(number) for number in numbers]
+    for ref in refs:
+        sealed = store.version(ref.id).sealed
+        assert sealed.partitions == partitions
+        (generation,) = sealed.generations
+        assert {file.bucket for file in generation.files} == {bucket_of([k], ["string"], partitions) for k in KEYS}
+        assert verify_version(store.version(ref.id), deep=True).ok
+    assert served(lake) == whole(numbers[-1])
+
+
+def test_every_version_has_the_same_entries_in_the_new_partitions(planes: World) -> None:
+    lake = planes.lake
+    before = DatasetStore(lake, NAME).require_manifest()
+    report = repartition_versions(lake, NAME, 5, **WHY)
+    assert (report.before, len(report.versions), report.pending) == (2, 2, ())
+    check(lake, 5, 1, 2)
+    after = DatasetStore(lake, NAME).require_manifest()
+    assert (after.offsets, [ref.name for ref in after.versions]) == (before.offsets, ["v1", "v2"])
+    assert data_and_documents(lake) == reached(lake), "the old ones are gone"
+    assert DatasetStore(lake, NAME).history()[0].action in ("repartition", "discard")
+    with pytest.raises(DatasetError, match="partitions is 2, was 5"):
+        planes.advance(PLANES)
+    publish(planes, 3, spec=MORE)
+    check(lake, 5, 1, 2, 3)
+    DatasetStore(lake, MORE).rollback(reason="x", by="ada")
+    assert served(lake) == whole(2)
+
+
+def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> None:
+    lake = planes.lake
+    view = DatasetStore(lake, NAME).require_current()
+    with Lease.acquire(lake, NAME, [view.version], holder="a reader"):
+        report = repartition_versions(lake, NAME, 5, **WHY)
+        assert any("a reader" in each for each in report.pending)
+        assert content(view) == whole(2)
+    check(lake, 5, 1, 2)
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
+def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_without_spark(monkeypatch)
+    seen = set()
+    for nth in itertools.count(1):
+        world = planes_in(lake_in(InMemoryStore()))
+        publish(world, 1, 2)
+        store = FaultyStore(world.lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
+        try:
+            repartition_versions(Lake(store, world.lake.id), NAME, 5, **WHY)
+        except Crash:
+            pass
+        else:
+            break
+        partitions = DatasetStore(world.lake, NAME).require_manifest().declaration.partitions
+        assert partitions is not None
+        seen.add(partitions)
+        check(world.lake, partitions, 1, 2)
+        if partitions == 2:
+            repartition_versions(world.lake, NAME, 5, **WHY)
+            check(world.lake, 5, 1, 2)
+    assert seen == {2, 5}
+
+
+def test_a_version_that_is_published_meanwhile_is_rewritten_too(planes: World) -> None:
+    fault = Fault("put_if_match", 1, "meanwhile", lambda: publish(planes, 3))
+    repartition_versions(Lake(FaultyStore(planes.lake.store, [fault]), planes.lake.id), NAME, 5, **WHY)
+    check(planes.lake, 5, 1, 2, 3)
+
+
+def test_a_build_that_is_under_way_is_not_published_in_the_old_partitions(planes: World) -> None:
+    deliver(planes, 3)
+    fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(planes.lake, NAME, 5, **WHY))
+    behind = World(Lake(FaultyStore(planes.lake.store, [fault]), planes.lake.id), planes.spark)
+    with pytest.raises(CommitConflict):
+        behind.advance(PLANES)
+    check(planes.lake, 5, 1, 2)
+    planes.advance(MORE)
+    check(planes.lake, 5, 1, 2, 3)
+
+
+def test_a_version_that_an_open_batch_needs_keeps_its_partitions(planes: World) -> None:
+    version = DatasetStore(planes.lake, NAME).require_current().version
+    with pytest.raises(StillReadError, match="open batch 7 of application app"):
+        repartition_versions(planes.lake, NAME, 5, **WHY, roots=lambda: {version: "open batch 7 of application app"})
+    check(planes.lake, 2, 1, 2)
+
+
+def test_what_can_not_be_rewritten_is_refused(planes: World) -> None:
+    with pytest.raises(ConfigurationError, match="has 2 partitions, and is to have 2"):
+        repartition_versions(planes.lake, NAME, 2, **WHY)
+    with pytest.raises(ConfigurationError, match="without a reason"):
+        repartition_versions(planes.lake, NAME, 3, reason="", by="ada")
+    join_version_set(planes.lake, "both", [NAME], by="ada")
+    with pytest.raises(ConfigurationError, match="member of the version set 'both'"):
+        repartition_versions(planes.lake, NAME, 3, **WHY)
+
+
+@pytest.mark.spark
+def test_spark_reads_the_rewritten_buckets_as_its_own(sparkling: World) -> None:
+    from pyspark.sql import functions as F
+
+    sparkling.stream(NAME, Schema.of(k="string", n="int"), ["k"], 2)
+    rows = [(f"k{number}", number) for number in range(50)]
+    sparkling.send(NAME, rows, version="v1")
+    sparkling.advance(PLANES)
+    repartition_versions(sparkling.lake, NAME, 5, **WHY)
+    view = DatasetStore(sparkling.lake, MORE).require_current()
+    frame = view.frame(sparkling.spark())
+    assert sorted((row.k, row.n) for row in frame.collect()) == sorted(rows)
+    right = F.pmod(F.hash("k"), F.lit(5)) == F.spark_partition_id()
+    assert frame.where(~right).count() == 0
+    joined = frame.hint("merge").join(frame.groupBy("k").agg(F.max("n").alias("most")), "k")
+    assert "Exchange" not in joined._jdf.queryExecution().toString()  # type: ignore[operator]
+    assert view.get("k7") == {"k": "k7", "n": 7}
