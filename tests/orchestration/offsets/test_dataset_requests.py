@@ -10,6 +10,7 @@ from assets import AdjunctDataset, AdvanceReport, DatasetStore, bounded_dataset,
 from assets.unbounded.reapply import Rewinding
 from orchestration.application import Application
 from orchestration.offsets import FanOut, StartpointManager, StartpointRequest
+from orchestration.offsets.coordinating import fan_out_requests
 from orchestration.offsets.dataset_requests import (
     DatasetOutcome,
     apply_dataset_startpoints,
@@ -17,7 +18,8 @@ from orchestration.offsets.dataset_requests import (
     dataset_tasks,
     named_only,
 )
-from resources.errors import DatasetError
+from orchestration.offsets.state import OffsetState
+from resources.errors import DatasetError, MalformedDocumentError
 from resources.metadata import MetadataStore
 from resources.objects import Lake
 from resources.objects.faulty import Crash, Fault, FaultyStore
@@ -262,3 +264,29 @@ def test_a_replay_up_to_an_end_is_refused(world: World) -> None:
     until = StartpointSpecific(offset="1")
     startpoints = ask(world, app, request("one", 0, StartpointOldest(), until=until))
     assert "nothing to replay beside it" in str(apply(world, app, startpoints).failed["one"])
+
+
+def test_a_dataset_that_was_handed_what_can_not_be_read_fails_alone_and_stays_as_it_is(world: World) -> None:
+    app = app_of(followed("one"), followed("two"))
+    before = values(world, "one")
+    newer = {"pending": [{"version": 2, "ssp": str(ssp("one", 0))}], "handed": {}}
+    namespace = MetadataStore(world.lake).namespace("startpoints-fan-out", "app")
+    namespace.transact(lambda _: ({'["task","dataset one"]': newer}, None), by="newer")
+    startpoints = manager(world)
+    startpoints.write_startpoints([request("two", 0, StartpointSpecific(offset="0"))])
+    handed = startpoints.fan_out(dataset_tasks(app, world.systems), named_only=named_only(app))
+    outcome = apply_dataset_startpoints(world.lake, world.systems, app, startpoints, handed, no_session, by="run 1")
+    assert [report.dataset for report in outcome.reports] == ["two"]
+    with pytest.raises(MalformedDocumentError, match=r"dataset 'one' was handed a startpoint .*version 2"):
+        outcome.raise_failed()
+    assert values(world, "one") == before
+
+
+def test_what_a_tables_commit_has_applied_is_not_handed_out_again(world: World) -> None:
+    app = app_of(followed("one"))
+    asked = request("one", 0, StartpointSpecific(offset="0"))
+    apply(world, app, ask(world, app, asked))
+    startpoints = manager(world)
+    startpoints.write_startpoints([asked])
+    report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
+    assert (report.tasks, [each.id for each in report.again]) == ({}, [asked.id])
