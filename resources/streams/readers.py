@@ -8,7 +8,7 @@ again, and of two that read at once one commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -126,7 +126,7 @@ class NewRecords:
 
     def frame(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Callable[[], SparkSession],
         *,
         epochs: Epochs = "all",
         positions: bool = False,
