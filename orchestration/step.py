@@ -19,7 +19,8 @@ from orchestration.batch_versions import BatchVersions
 from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, add_counters, spread
 from orchestration.compile import BatchInputs, run_batch
 from orchestration.offsets.coordinating import startpoints_of
-from orchestration.offsets.manager import OffsetManager, Positions
+from orchestration.offsets.found import Positions
+from orchestration.offsets.manager import OffsetManager
 from orchestration.offsets.state import AppliedStartpoint, Replay
 from orchestration.output_columns import check_outputs
 from orchestration.planner import ExecutionPlan

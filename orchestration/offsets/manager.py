@@ -13,12 +13,12 @@ A checkpoint counts only for the stream that it was made of, and only within wha
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from orchestration.offsets.carrying import carried_note, carried_over
 from orchestration.offsets.coordinating import fan_out_requests
+from orchestration.offsets.found import Positions, Start, whose
 from orchestration.offsets.resolving import (
     Streams,
     Unresolved,
@@ -47,66 +47,6 @@ if TYPE_CHECKING:
     from resources.streams.system import StreamInfo, StreamSystem
 
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What the start of a run decided, to be stored before anything is read.
-
-    `resolved` are the startpoints whose offsets were found now. `done` names those that an earlier commit has taken
-    in and that are still fanned out, by task and partition. `paused` are replays that stay where they are, since
-    startpoints are switched off. `carried` says of streams that were repartitioned that the checkpoint is of them now.
-    """
-
-    checkpoint: dict[str, str]
-    offsets: OffsetState
-    fan_out: FanOut
-    resolved: tuple[ResolvedStartpoint, ...] = ()
-    unresolved: tuple[Unresolved, ...] = ()
-    done: Mapping[str, Mapping[SystemStreamPartition, str]] = field(default_factory=dict)
-    paused: tuple[Replay, ...] = ()
-    carried: tuple[str, ...] = ()
-
-    def texts(self) -> list[str]:
-        """Return in words what was found, a line each."""
-        said = [
-            f"{start.ssp}: to start at {start.position}, found at offset {start.offset} ({start.by}: {start.reason})"
-            for start in self.resolved
-        ]
-        said += [
-            f"{each.request.ssp}: goes on from its checkpoint ({each.request.by}: {each.request.reason}): {each.error}"
-            for each in self.unresolved
-        ]
-        said += self.carried
-        said += [
-            f"{each.ssp}: startpoints are switched off: {describe_startpoint(each.startpoint)} is left alone "
-            f"({each.by}: {each.reason})"
-            for each in self.fan_out.left_alone
-        ]
-        said += [
-            f"{each.ssp}: startpoints are switched off: the replay from {each.position} stays at offset {each.next} "
-            f"({each.by}: {each.reason})"
-            for each in self.paused
-        ]
-        return [*said, *self.fan_out.gone(), *self.fan_out.left()]
-
-
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """Where the main input goes on: the next offset and the end of each partition, and what retention took of it."""
-
-    starts: dict[SystemStreamPartition, str]
-    ends: dict[SystemStreamPartition, str]
-    lost: dict[SystemStreamPartition, OffsetRange]
-    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
-
-    def texts(self) -> list[str]:
-        """Return in words what retention took, a line each."""
-        return [
-            f"{ssp}: retention has passed {_whose(self.startpoints.get(ssp))}offset {span.start}; the input goes on "
-            f"from {span.end}, the oldest left"
-            for ssp, span in sorted(self.lost.items())
-        ]
 
 
 class OffsetManager:
@@ -379,7 +319,7 @@ class OffsetManager:
         startpoint: ResolvedStartpoint | None,
     ) -> None:
         if system.compare(start, upcoming) > 0:
-            who = _whose(startpoint) or f"application {self._app.name!r} goes on at "
+            who = whose(startpoint) or f"application {self._app.name!r} goes on at "
             raise OffsetOutOfRangeError(
                 f"{ssp}: {who}offset {start}, and the stream ends before {upcoming}: it has lost records, or is "
                 "another stream than it was.",
@@ -403,9 +343,9 @@ class OffsetManager:
         shown, numbers = ", ".join(said[:_SHOWN]) + more, ",".join(str(ssp.partition) for ssp in where)
         oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
         if where == asked:
-            whose = "; ".join(dict.fromkeys(_whose(startpoints[ssp]) for ssp in asked[:_SHOWN])).removesuffix(" at ")
+            passed = "; ".join(dict.fromkeys(whose(startpoints[ssp]) for ssp in asked[:_SHOWN])).removesuffix(" at ")
             raise OffsetOutOfRangeError(
-                f"retention has passed {whose} in {shown}, since its offset was found: what lies between is lost.",
+                f"retention has passed {passed} in {shown}, since its offset was found: what lies between is lost.",
                 f"Begin at what is left ({oldest}), or take it back: adjunct startpoint clear MODULE:APP "
                 f"{source.stream}.{numbers} --reason ….",
             )
@@ -415,12 +355,6 @@ class OffsetManager:
             f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input stream, which counts '
             "what is lost. To lose nothing, deliver the records again; then give the stream a longer retention.",
         )
-
-
-def _whose(startpoint: ResolvedStartpoint | None) -> str:
-    if startpoint is None:
-        return ""
-    return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
 
 
 def _made_anew(info: StreamInfo, before: str | None) -> str:
