@@ -232,7 +232,7 @@ class LocalStore:
             return ConfigurationError(f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.")
         if error.errno in _REFUSALS or not self._root.exists():
             return ConfigurationError(
-                f"folder {self.url} can't hold a lake, or {what} in it: {said}.",
+                f"folder {self.url} can't hold a lake: {said} ({what}).",
                 "Choose a folder that this user may read and write.",
             )
         return StoreUnavailableError(
@@ -257,7 +257,7 @@ class LocalStore:
             (self._hidden / "staging").mkdir(parents=True, exist_ok=True)
             (self._hidden / "locks").mkdir(exist_ok=True)
         except OSError as error:
-            raise self._failed(error, "the lake") from error
+            raise self._failed(error, "making it") from error
         self._sweep()
         self._ready = True
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from resources.tables import RemoteTable
 
 UPDATE, DEFAULT = "update", "default"
-_POSITION = ("__partition", "__offset", "__task")
+_PLACE = ("__partition", "__offset")
+_POSITION = (*_PLACE, "__task")
 _TOMBSTONE = "__tombstone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -51,7 +52,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     if exchange:
         df = df.repartition(write.tasks, *keys)
     df = df.sortWithinPartitions(*[name for name in _POSITION if name in df.columns])
-    kept = (_TOMBSTONE, *_POSITION)
+    kept = (_TOMBSTONE, *_PLACE)
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
     rows = df.drop(*hidden).mapInArrow(_task(write, what), "counters string").collect()
     total = TableMetrics()
@@ -131,9 +132,9 @@ def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
 
 def _place(lacking: Any, source: str) -> str:
     """Return where the first of these records stands, as far as it is known."""
-    if not set(_POSITION) <= set(lacking.schema.names):
+    if not set(_PLACE) <= set(lacking.schema.names):
         return ""
-    partition, offset = (lacking.column(name)[0].as_py() for name in _POSITION)
+    partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)
     return f"; the first is {source or 'partition '}{'.' if source else ''}{partition} at offset {offset}"
 
 
@@ -149,7 +150,7 @@ def _messages(batch: Any, key: Sequence[str]) -> list[tuple[Any, UpdateMessage[A
 
 async def _put(batch: Any, table: RemoteTable[Any, Any, Any]) -> None:
     """Put or delete, run by run, so that a key's records keep their order."""
-    names = [name for name in batch.schema.names if name not in (_TOMBSTONE, *_POSITION)]
+    names = [name for name in batch.schema.names if name not in (_TOMBSTONE, *_PLACE)]
     records = _rows(names, [batch.column(name) for name in names])
     keys = _keys(batch, table.key)
     deleted = batch.column(_TOMBSTONE).to_pylist() if _TOMBSTONE in batch.schema.names else [False] * batch.num_rows
