@@ -6,6 +6,7 @@ as the version that was made from them, so there is no second place to disagree 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 KIND = "dataset"
 _RANGES = 200
+# Ids of startpoints: one is written again soon or in vain, so few others can have come between.
+_REMEMBERED = 20
 POSITION = "__position"
 TOMBSTONE = "__tombstone"
 FACTS_KEPT = 100
@@ -48,6 +51,8 @@ def _generation(value: Any) -> Any:
 StoredSchema = Annotated[Schema, BeforeValidator(_schema), PlainSerializer(Schema.to_json)]
 StoredGeneration = Annotated[Generation, BeforeValidator(_generation), PlainSerializer(Generation.to_json)]
 Offset = Annotated[str, Field(min_length=1)]
+# One alone is how earlier manifests hold them.
+AppliedIds = Annotated[tuple[str, ...], BeforeValidator(lambda found: (found,) if isinstance(found, str) else found)]
 
 
 class _Document(BaseModel):
@@ -330,8 +335,8 @@ class DatasetManifest(_Document):
     `retained_from` are gone. `confirmed_at` is when all changes up to the stream's end were last known to be in.
     Changes at or below `horizon` come too late (ordering columns only). `quarantining` are the ranges whose bad
     changes are on their way to the dead letters: they are read again as they are. `applied` are the ids of the
-    startpoints that were applied last, by stream partition. `decision` is the last decision about recovery. `numbers`
-    are those of its versions so far, as ranges (first, last), newest last.
+    startpoints that were applied last, by stream partition, newest last. `decision` is the last decision about
+    recovery. `numbers` are those of its versions so far, as ranges (first, last), newest last.
     """
 
     format: Literal[1] = 1
@@ -355,7 +360,7 @@ class DatasetManifest(_Document):
     confirmed_at: AwareDatetime | None = None
     horizon: int | None = None
     quarantining: dict[str, tuple[Offset, Offset]] | None = None
-    applied: dict[str, str] = Field(default_factory=dict)
+    applied: dict[str, AppliedIds] = Field(default_factory=dict)
     decision: Decision | None = None
     next_number: int = Field(default=1, ge=1)
     next_generation: int = Field(default=1, ge=1)
@@ -401,6 +406,15 @@ class DatasetManifest(_Document):
     def body(self) -> dict[str, Any]:
         """Return the manifest as the JSON-able body of a commit."""
         return self.model_dump(mode="json")
+
+    def has_applied(self, ssp: str, startpoint_id: str) -> bool:
+        """Whether a commit has applied this startpoint of a partition: it is applied once, whatever came between."""
+        return startpoint_id in self.applied.get(ssp, ())
+
+    def with_applied(self, ids: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """Return `applied` as it is after a commit that applies these startpoints (id by partition)."""
+        newest = {ssp: (*self.applied.get(ssp, ()), each)[-_REMEMBERED:] for ssp, each in ids.items()}
+        return {**self.applied, **newest}
 
     def after(self, **changes: Any) -> DatasetManifest:
         """Return this manifest with some fields replaced, checked again as a whole."""

@@ -16,6 +16,7 @@ from assets.report import StageEvent, ignore
 from assets.sources.inputs import QuerySource
 from resources.errors import CommitConflict, ConfigurationError
 from resources.spark_errors import adjunct_error, first_line
+from resources.times import before
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,7 +179,7 @@ def advance_together(
 def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
-    limit = datetime.now(UTC) - dataset.discard.grace
+    limit = before(datetime.now(UTC), dataset.discard.grace)
     return manifest is not None and any(each.at <= limit for each in manifest.retired)
 
 

@@ -26,6 +26,7 @@ from assets.publishing.operations import expire_pin, expire_pins
 from assets.retention.generations import oldest_kept, plan_retired
 from assets.retention.leases import LeaseInfo, all_leases, store_now
 from resources.errors import DatasetNotFoundError
+from resources.times import before
 
 if TYPE_CHECKING:
     from resources.objects.commit import CommitLog
@@ -151,7 +152,7 @@ def plan_discard(
         else:
             go.append(Judged(ref.id, ref.name, _why_gone(manifest, ref, policy)))
     reached = reachable(manifest)
-    limit = found.now - policy.grace
+    limit = before(found.now, policy.grace)
     garbage = [
         Judged(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
         for folder, at in sorted({**found.folders, **found.documents}.items())
@@ -374,7 +375,7 @@ def _sweep(
     log: DatasetLog, manifest: DatasetManifest, found: Found, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
     """Delete records of builds that ended long ago, and commits that are long past."""
-    store, limit = log.lake.store, found.now - policy.grace
+    store, limit = log.lake.store, before(found.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.declaration.kind == "unbounded":  # a version of which stands nowhere but in its commit
         held = _held(all_leases(log.lake, log.name), roots(), found.now)

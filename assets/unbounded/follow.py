@@ -223,7 +223,7 @@ class Follower:
             confirmed_at=first.confirmed_at if served is not None else None,
             quarantining=None,
             horizon=first.horizon if served is not None else None,
-            applied=first.applied | self.applied,
+            applied=first.with_applied(self.applied),
             decision=decision,
             change=_told(decision),
         )

@@ -11,6 +11,7 @@ from assets.sources.opening import by_partition
 from resources.errors import DatasetError, StaleDatasetError
 from resources.names import split_stream_name
 from resources.streams.system import OffsetRange
+from resources.times import before
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -78,7 +79,7 @@ def stale_partitions(
 ) -> list[SystemStreamPartition]:
     """Return the partitions of which the table lacks something older than `max_staleness`."""
     at = _Positions.of(systems, manifest)
-    limit = (now or datetime.now(UTC)) - max_staleness
+    limit = before(now or datetime.now(UTC), max_staleness)
     behind = [ssp for ssp, offset in at.offsets.items() if at.system.compare(offset, at.ends[ssp]) < 0]
     return [ssp for ssp in behind if at.unread_before(ssp, limit)]
 

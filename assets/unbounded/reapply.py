@@ -92,7 +92,7 @@ class Rewinding:
         return after.after(
             offsets=offsets,
             bootstrap=bootstrap.model_copy(update={"start": begins}),
-            applied=after.applied | self.ids,
+            applied=after.with_applied(self.ids),
             change=Change(action="rewind", reason=self.reason),
         )
 

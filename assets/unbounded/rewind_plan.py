@@ -112,8 +112,11 @@ def decide_rewind(source: Source, manifest: DatasetManifest | None, positions: P
 
 def open_startpoints(manifest: DatasetManifest | None, positions: Positions) -> dict[SystemStreamPartition, Startpoint]:
     """Return the startpoints that the table has not applied."""
-    applied = {} if manifest is None else manifest.applied
-    return {ssp: startpoint for ssp, startpoint in positions.items() if applied.get(str(ssp)) != startpoint.id}
+    return {
+        ssp: startpoint
+        for ssp, startpoint in positions.items()
+        if manifest is None or not manifest.has_applied(str(ssp), startpoint.id)
+    }
 
 
 def _partition(

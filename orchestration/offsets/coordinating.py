@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,9 @@ from orchestration.offsets.startpoints import StartpointManager
 from resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assets.manifest import DatasetManifest
     from orchestration.application import Application
     from orchestration.offsets.request import StartpointRequest
     from orchestration.offsets.state import OffsetState
@@ -56,13 +58,13 @@ def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
     datasets = {dataset_task(each.name): each.name for each in followed(app)}
 
     @cache
-    def applied(name: str) -> Mapping[str, str]:
-        found = DatasetLog(lake, name).read_or_newest()[1]
-        return {} if found is None else found.applied
+    def manifest(name: str) -> DatasetManifest | None:
+        return DatasetLog(lake, name).read_or_newest()[1]
 
     def taken(task: str, request: StartpointRequest) -> bool:
         if task in datasets:
-            return applied(datasets[task]).get(str(request.ssp)) == request.id
+            found = manifest(datasets[task])
+            return found is not None and found.has_applied(str(request.ssp), request.id)
         return offsets.has_taken(str(request.ssp), request.id)
 
     return taken

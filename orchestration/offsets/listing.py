@@ -45,6 +45,7 @@ def list_startpoints(
         _asked(request) | {"task": task, "offset": _offset(state.offsets, request)}
         for task, requests in startpoints.get_fan_outs().items()
         for request in requests.values()
+        if not state.offsets.has_taken(str(request.ssp), request.id)  # a crash may have left it there
     ]
     applied = [
         {"partition": name, **start.model_dump(mode="json", exclude={"id"})}

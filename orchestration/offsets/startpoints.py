@@ -95,20 +95,27 @@ class StartpointManager:
         """Ask that reading of `ssp` starts at `startpoint`, at every task that reads it or at one.
 
         Replaces an earlier request for the same partition and task, whatever the clocks said. An equal one changes
-        nothing while it waits. Of a startpoint that was handed to its task before, or applied, this is a new request:
-        it is applied as well. Whoever has to repeat a write without knowing what became of the first one writes the
-        same `StartpointRequest` again (`write_startpoints`), which is applied once. Raises ConfigurationError for what
-        can't be followed, such as a text in place of the partition.
+        nothing while it waits. Each is a request of its own, with an id of its own: of a startpoint that was handed to
+        its task before, or applied, it is applied as well. Whoever has to repeat a write without knowing what became of
+        the first one writes the same `StartpointRequest` again (`write_startpoints`), which is applied once. Raises
+        ConfigurationError for what can't be followed, such as a text in place of the partition.
         """
         request = StartpointRequest(
-            ssp=ssp, startpoint=startpoint, task=task, by=by, reason=reason, on_unresolved=on_unresolved
+            ssp=ssp,
+            startpoint=startpoint,
+            task=task,
+            by=by,
+            reason=reason,
+            on_unresolved=on_unresolved,
+            id=uuid.uuid4().hex,
         )
-        self.write_startpoints([replace(request, id=uuid.uuid4().hex) if self._is_used(request) else request])
+        self.write_startpoints([request])
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
         """Write many requests in one commit: all of them or none. Of two for one target, the last counts.
 
-        Each is applied once, by its id, however often it is written. Raises ConfigurationError.
+        Each is applied once, by its id, however often it is written. Raises ConfigurationError, also where one waits at
+        a target that this version can't read: it would be lost.
         """
         self.check_on()
         wanted = {request_key(request.target): request for request in map(_request, requests)}
@@ -121,12 +128,24 @@ class StartpointManager:
             self._checked(snapshot)
             for key, request in wanted.items():
                 before = snapshot.get(key)
+                self._check_readable(key, before)
                 stored = replace(request, sequence=snapshot.version + 1).to_json()
                 if not equal_requests(before, stored):
                     changes[key] = stored
             return changes, None
 
         self._requests.transact(decide, by=", ".join(writers[:3]))
+
+    def _check_readable(self, key: str, found: object) -> None:
+        try:
+            if found is not None:
+                self._stored.request(key, found)
+        except MalformedDocumentError as error:
+            raise ConfigurationError(
+                f"nothing is written: what waits there can't be read, and would be lost. {error.problem}",
+                "Take it back first (adjunct startpoint clear MODULE:APP PARTITION --reason …; in Python "
+                "delete_startpoint), or upgrade where a newer version wrote it.",
+            ) from error
 
     def check_on(self) -> None:
         """Raise ConfigurationError where the application says that there are no startpoints."""
@@ -365,14 +384,6 @@ class StartpointManager:
             return {unread.key: task_json(replace(held, unread=kept))}, kept != held.unread
 
         return self._fan_outs.transact(decide, by=by)
-
-    def _is_used(self, request: StartpointRequest) -> bool:
-        """Whether its startpoint was handed out for the partition before, or applied there."""
-        # The fan-outs first: from there it goes to the log, and never back.
-        tasks = self._stored.state(self._fan_outs.read().items()).tasks.values()
-        pending = (held.pending.get(request.ssp) for held in tasks)
-        startpoint = request.startpoint.id
-        return any(each and each.startpoint.id == startpoint for each in pending) or self._applied()("", request)
 
     def _applied(self) -> Taken:
         """Return whether a commit of the application's has taken in a request; looks when first asked."""

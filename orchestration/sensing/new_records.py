@@ -24,6 +24,7 @@ from orchestration.sensing.cursor import read_cursor, write_cursor
 from orchestration.sensing.launch_when import LaunchWhen
 from orchestration.sensing.look import Deadline, Found, Look, look_at_ages, look_at_streams
 from orchestration.sensing.runs import has_ended, in_progress
+from resources.times import before
 
 if TYPE_CHECKING:
     from dagster import JobDefinition
@@ -172,7 +173,7 @@ def take_stock(
     look, complete = look_at_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
     if not complete or rule.age is None or not look.lag or rule.enough(look.lag) or look.due or unfinished(state):
         return Stock(look, complete)
-    before_ms = int((now - rule.age).timestamp() * 1000)
+    before_ms = int(before(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> "Mapping[SystemStreamPartition, str]":
         return stream_progress(opened(stream), app.inputs[stream], state).unread

@@ -114,6 +114,7 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     systems = {"lake": table.streams}
     assert stale_partitions(systems, table.manifest, 11 * MINUTE, now=NOW) == []
     check_fresh(systems, table.spec, table.manifest, 11 * MINUTE, NOW)
+    check_fresh(systems, table.spec, table.manifest, timedelta.max, NOW)
     assert stale_partitions(systems, table.manifest, 9 * MINUTE, now=NOW) == [partition(0), partition(1)]
     with pytest.raises(StaleDatasetError) as caught:
         check_fresh(systems, table.spec, table.manifest, 9 * MINUTE, NOW)

@@ -347,7 +347,7 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes(monke
     assert first.note == f"{int(told(world).offsets[str(part(0))]) - 1} offsets of 1 partition(s) applied again"
     assert now(world) == wanted
     manifest = told(world)
-    assert manifest.applied == {str(part(0)): asked[part(0)].id}
+    assert manifest.applied == {str(part(0)): (asked[part(0)].id,)}
     assert (manifest.change.action, manifest.change.reason) == ("rewind", "the filter was wrong")
     again = rewind(world, table_of(), asked)
     assert (again.action, again.note) == ("up-to-date", "its startpoints were applied already")
@@ -382,7 +382,7 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     assert now(world) == before
     manifest = told(world)
     assert manifest.offsets == {**ends, str(part(0)): upcoming[part(0)]}
-    assert manifest.applied == {str(part(0)): skip.id}
+    assert manifest.applied == {str(part(0)): (skip.id,)}
     entry = DatasetStore(world.lake, NAME).history(limit=1)[0]
     assert (entry.by, entry.reason) == ("bob", "a flood of nonsense")
     world.advance(spec)
@@ -530,7 +530,7 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(
         world.advance(spec)
         assert now(world) == after, where
         assert sorted(letters(world)) == expected_letters, where
-        assert told(world).applied == {str(ssp): each.id for ssp, each in positions.items()}, where
+        assert told(world).applied == {str(ssp): (each.id,) for ssp, each in positions.items()}, where
     assert applied == {True, False}
 
 

@@ -251,6 +251,9 @@ def test_a_record_is_old_at_exactly_the_age_that_is_named(lake: Lake, seconds: i
         stock = take_stock({"lake": streams}, app, state, Look(), rule, NOW, Deadline(1.0, lambda: 0.0))
         assert stock.complete
         assert bool(stock.old) == (NOW - at > (rule.age or timedelta())), position
+        assert not take_stock(
+            {"lake": streams}, app, state, Look(), LaunchWhen(age=timedelta.max), NOW, Deadline(1.0, lambda: 0.0)
+        ).old
 
 
 def test_an_application_that_reads_from_the_end_of_a_stream_is_launched_once_to_store_where(lake: Lake) -> None:

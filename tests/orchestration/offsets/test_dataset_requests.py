@@ -290,3 +290,29 @@ def test_what_a_tables_commit_has_applied_is_not_handed_out_again(world: World) 
     startpoints.write_startpoints([asked])
     report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
     assert (report.tasks, [each.id for each in report.again]) == ({}, [asked.id])
+
+
+def test_a_request_of_a_dataset_that_comes_again_is_applied_once_whatever_came_between(world: World) -> None:
+    app = app_of(followed("one"))
+    asked, between = (request("one", 0, StartpointSpecific(offset="0")) for _ in range(2))
+    for each in (asked, between):
+        assert apply(world, app, ask(world, app, each)).reports[0].action == "rewound"
+    before = DatasetStore(world.lake, "one").read()[0]
+    startpoints = manager(world)
+    startpoints.write_startpoints([asked])
+    report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
+    assert (report.tasks, [each.id for each in report.again]) == ({}, [asked.id])
+    again = apply(world, app, ask(world, app, asked)).reports
+    assert [each.note for each in again] == ["its startpoints were applied already"]
+    assert DatasetStore(world.lake, "one").read()[0] == before
+
+
+def test_a_startpoint_that_is_written_again_rewinds_a_dataset_again_as_it_does_an_application(world: World) -> None:
+    app, startpoint = app_of(followed("one")), StartpointSpecific(offset="0")
+    for _ in range(2):
+        startpoints = manager(world)
+        startpoints.write_startpoint(ssp("one", 0), startpoint, **WHO)
+        startpoints.write_startpoint(ssp("one", 0), startpoint, **WHO)  # nothing new while it waits
+        fan_out_requests(startpoints, world.systems, app, None, OffsetState())
+        assert [each.action for each in apply(world, app, startpoints).reports] == ["rewound"]
+        assert fan_out_requests(startpoints, world.systems, app, None, OffsetState()).tasks == {}

@@ -130,6 +130,19 @@ def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back
     assert not any("left alone" in text for text in world.run(app).startpoints)
 
 
+def test_no_request_takes_the_place_of_one_that_can_not_be_read(world: OffsetsWorld, app: Application) -> None:
+    put(world, "startpoints", OF_S1, stored(S1, version=2))
+    told = r"(?s)nothing is written.*would be lost.*version 2.*clear"
+    with pytest.raises(ConfigurationError, match=told):
+        world.startpoints(app).write_startpoint(S1, StartpointOldest(), **WHO)
+    with pytest.raises(ConfigurationError, match=told):
+        ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
+    assert shown(world, app)[0]["partition"] == str(S1)
+    cleared(world, app, S1)
+    world.startpoints(app).write_startpoint(S1, StartpointOldest(), **WHO)
+    assert world.startpoints(app).read_startpoint(S1) is not None
+
+
 def test_what_was_written_for_a_text_and_deleted_before_stops_no_run(world: OffsetsWorld, app: Application) -> None:
     put(world, "startpoints", '["fake.s",null]', stored(S1, ssp="fake.s", sequence=1))
     put(world, "startpoints-fan-out", '["settled","fake.s",null]', 1)  # what deleting it left once
