@@ -124,6 +124,8 @@ def run_application(
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
     session = starter_of(spark)
+    if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
+        plan_application(app, systems)
 
     def say(text: str) -> None:
         _log.warning(text)

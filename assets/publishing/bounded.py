@@ -168,8 +168,10 @@ class _Cycle:
             stages = Stages(spec.name, on_stage)
             with stages("collect"):
                 log = DatasetLog(lake, spec.name)
-                source = open_source(systems, spec, lake, partition=partition)
                 committed = manifests.get(spec.name)
+                # Before the declaration, in which a stream made anew with other partitions would differ, too.
+                read_from = committed.stream if committed else None
+                source = open_source(systems, spec, lake, partition=partition, read_from=read_from)
                 manifest = committed or source.first_manifest()
                 check_declaration(spec.name, manifest.declaration, source.declaration)
                 manifest = declared(manifest, spec)

@@ -99,10 +99,12 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
         if old != new
     ]
     if changes:
+        in_place = stored.kind == "bounded" and stored.partitions != declared.partitions
         raise DatasetError(
             f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
-            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. A "
-            f"bounded dataset's partitions can be changed in place: adjunct dataset repartition {name} --partitions N.",
+            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "
+            f"it anew, delete it (adjunct dataset delete {name} --reason …) and advance it again."
+            + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
         )
 
 

@@ -2,7 +2,8 @@
 
 A version stands for itself, so the dataset goes on with the first one that is whole. In a partition that retention has
 cut, the records up to its first marker are whole only where that marker counts exactly those: otherwise the beginning
-of that version may be gone, and all of a version whose marker is gone. Versions follow each other in one order in all
+of that version may be gone, and all of a version whose marker is gone. Markers alone that count nothing there may be
+those of a version that is gone, sent again. Versions follow each other in one order in all
 partitions, so what comes before the first common one is lost in all of them.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from assets.sources.delivery import Segment, Settled, check_one_version
+from assets.sources.delivery import Segment, Settled, check_one_version, is_bare
 from resources.errors import MarkerConflictError
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import Marker
@@ -77,7 +78,8 @@ def go_on(
     check_one_version(dataset, {ssp: marker.version for ssp, marker in first.items()})
     version = next(iter(first.values())).version
     lost = _lost_before(dataset, version, names, cut)
-    if any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut):
+    repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut)
+    if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut):
         return GoesOn({ssp: int(marker.offset) + 1 for ssp, marker in first.items()}, (*lost, version))
     return GoesOn({ssp: _behind(found, start[ssp], int(first[ssp].offset)) for ssp, found in seen.items()}, lost)
 

@@ -8,8 +8,8 @@ told, unless the marker contradicts what was sealed (design, rule 10).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from assets.manifest import Lost, MarkerFacts
@@ -175,12 +175,14 @@ def next_delivery(
     offsets: Mapping[SystemStreamPartition, int],
     markers: Sequence[Marker],
     settled: Settled,
+    gone: Collection[str] = (),
 ) -> Complete | Waiting:
     """Return the next complete version after `offsets`, or which partitions it waits for.
 
     `markers` are all markers at or after the offsets. `settled` has, by version name, what its markers said
-    (an empty mapping for an abandoned one). Raises MarkerConflictError when a marker contradicts another one of
-    its version, or when partitions mark different versions as the next.
+    (an empty mapping for an abandoned one). `gone` names versions that were lost or dropped: they may be delivered
+    again, and their markers alone, sent again, are no version without records. Raises MarkerConflictError when a marker
+    contradicts another one of its version, or when partitions mark different versions as the next.
     """
     by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
     for marker in sorted(markers, key=lambda found: int(found.offset)):
@@ -199,6 +201,9 @@ def next_delivery(
             dropped.append(segment)
             position[ssp] = segment.next
     check_one_version(dataset, {ssp: segment.marker.version for ssp, segment in found.items()})
+    if len(found) == len(by_partition) and _come_again(found.values(), gone):
+        behind = next_delivery(dataset, {ssp: each.next for ssp, each in found.items()}, markers, settled, gone)
+        return replace(behind, dropped=(*dropped, *behind.dropped))
     for ssp, segment in found.items():
         first = MarkerSaid(segment.marker.rows, segment.marker.checksum)
         for marker in by_partition[ssp]:
@@ -210,6 +215,15 @@ def next_delivery(
         return Waiting(version, missing, tuple(dropped), position)
     segments = tuple(found[ssp] for ssp in by_partition)
     return Complete(segments[0].marker.version, segments, tuple(dropped))
+
+
+def is_bare(markers: Iterable[Marker]) -> bool:
+    """Whether markers stand alone as far as the stream counted, and no producer said that nothing belongs there."""
+    return all(marker.counted and marker.rows == 0 for marker in markers)
+
+
+def _come_again(found: Collection[Segment], gone: Collection[str]) -> bool:
+    return bool(found) and all(each.marker.version in gone for each in found) and is_bare(each.marker for each in found)
 
 
 def check_repeats(

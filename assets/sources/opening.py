@@ -28,12 +28,18 @@ Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
 
 def open_source(
-    systems: Mapping[str, StreamSystem], spec: AdjunctDataset, lake: Lake, *, partition: str | None = None
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    lake: Lake,
+    *,
+    partition: str | None = None,
+    read_from: str | None = None,
 ) -> VersionSource:
     """Return the versions that a bounded dataset is made from, whatever they arrive by.
 
     `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
-    stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
+    stream gives its versions in its own order. `read_from` is the identity of the stream that the dataset was read from
+    so far. Raises DatasetError for an input that can't make the dataset, and OffsetOutOfRangeError for another stream.
     """
     from assets.sources.stream_source import StreamSource
 
@@ -45,7 +51,9 @@ def open_source(
         from assets.sources.query_source import QueryVersions
 
         return QueryVersions(spec, spec.input, partition)
-    return StreamSource.of(systems, spec)
+    source = StreamSource.of(systems, spec)
+    source.check_not_made_anew(read_from)
+    return source
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,19 +86,19 @@ class StreamSource:
         Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that was made anew.
         """
         offsets = {ssp: int(offset) for ssp, offset in by_partition(manifest.offsets).items()}
-        self._check_not_made_anew(manifest.stream)
+        self.check_not_made_anew(manifest.stream)
         markers, settled = self._markers(offsets), _settled(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
-        lost, gone = None, cut_partitions(offsets, oldest)
+        lost, gone, names = None, cut_partitions(offsets, oldest), _gone(manifest)
         if gone:
             counted = {cut.ssp: self._count(cut) for cut in to_count(offsets, oldest, markers)}
             ahead = go_on(self.spec.name, offsets, oldest, markers, settled, counted)
             if isinstance(ahead, Unknown):
                 return self._unknown(manifest, ahead, gone, {ssp: max(offsets[ssp], oldest[ssp]) for ssp in offsets})
-            offsets = ahead.offsets
+            offsets, names = ahead.offsets, names | set(ahead.versions)
             # Before a dataset began, it has lost only what it can name.
             lost = _lost(ahead.versions, gone) if ahead.versions or manifest.change else None
-        found = next_delivery(self.spec.name, offsets, markers, settled)
+        found = next_delivery(self.spec.name, offsets, markers, settled, names)
         dropped = {cut: self._count(cut) for cut in found.dropped}
         notes = told_again(manifest, dropped)
         if isinstance(found, Complete):
@@ -150,12 +150,20 @@ class StreamSource:
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         return f"{self.spec.input}.{partition} at offset {offset}"
 
-    # -- inside
+    def check_not_made_anew(self, before: str | None) -> None:
+        """Raise OffsetOutOfRangeError where the stream is not the one that had this identity."""
+        info = self._stream.info
+        if before is None or info.identity is None or before == info.identity:
+            return
+        if info.repartitioned is not None and info.repartitioned.identity == before:
+            raise OffsetOutOfRangeError(
+                f"dataset {self.spec.name!r} was read from {self.spec.input} before that was rewritten into "
+                f"{info.partitions} partition(s).",
+                f"Offsets begin anew there, and none is taken for one of before. What is served stays. {self._ways_on}",
+            )
+        raise self._made_anew(f"was read from another stream under the name {self.spec.input}")
 
-    def _check_not_made_anew(self, before: str | None) -> None:
-        now = self._stream.info.identity
-        if before is not None and now is not None and before != now:
-            raise self._made_anew(f"was read from another stream under the name {self.spec.input}")
+    # -- inside
 
     def _upcoming(self, offsets: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
         """Return where the stream ends, refused where that is before what was read of it."""
@@ -171,8 +179,14 @@ class StreamSource:
         return OffsetOutOfRangeError(
             f"dataset {self.spec.name!r} {found}.",
             "The stream was deleted and made anew: its versions are others, whatever their names, and none is taken. "
-            "What is served stays. Declare the dataset under a new name to build it from there beside this one, or "
-            f"delete this one (adjunct dataset delete {self.spec.name} --reason …) and advance it again.",
+            f"What is served stays. {self._ways_on}",
+        )
+
+    @property
+    def _ways_on(self) -> str:
+        return (
+            "Declare the dataset under a new name to build it from there beside this one, or delete this one (adjunct "
+            f"dataset delete {self.spec.name} --reason …) and advance it again."
         )
 
     def _unknown(
@@ -239,6 +253,13 @@ def _settled(manifest: DatasetManifest) -> Settled:
             SystemStreamPartition.parse(ssp): MarkerSaid(each.rows, each.checksum) for ssp, each in said.items()
         }
     return settled | {ended.name: {} for ended in manifest.abandoned}
+
+
+def _gone(manifest: DatasetManifest) -> set[str]:
+    """Return the names of versions that were lost, or dropped after they were rejected: they may come again."""
+    return {name for lost in manifest.lost for name in lost.versions} | {
+        done.name for done in manifest.delivered if done.freed is not None
+    }
 
 
 def _delivery(found: Complete, redelivered: int, records: Mapping[SystemStreamPartition, int]) -> Delivery:

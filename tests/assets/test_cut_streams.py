@@ -277,6 +277,23 @@ def test_a_marker_alone_that_comes_again_contradicts_nothing(aging: Aging) -> No
     assert "they differ from what was taken: lake.planes." in aging.advance(PLANES).summary()
 
 
+@pytest.mark.parametrize("repeated", ["before the cut", "behind it", "twice behind it"])
+def test_a_marker_that_comes_again_alone_is_no_version_without_records(aging: Aging, repeated: str) -> None:
+    aging.send(NAME, [(key, 1) for key in KEYS])
+    if repeated != "twice behind it":
+        aging.streams.append_markers(NAME, "v1", producer="p", sequence=1)
+    aging.now = LONG_AGO if repeated == "before the cut" else NOW
+    aging.streams.append_markers(NAME, "v1", producer="p", sequence=2)
+    aging.now = NOW
+    aging.streams.append_markers(NAME, "v1", producer="p", sequence=3)
+    aging.cut()
+    report = aging.advance(PLANES)
+    assert (report.action, report.sealed, served(aging.lake)) == ("waiting", (), None)
+    deliver(aging, 1)
+    assert aging.advance(PLANES).action == "sealed"
+    assert served(aging.lake) == whole(1)
+
+
 # -- streams made anew, and deliveries that come again
 
 
@@ -291,6 +308,16 @@ def test_a_stream_made_anew_is_refused_however_long_it_is(aging: Aging, versions
     with pytest.raises(
         OffsetOutOfRangeError, match=r"'planes' was read from another stream under the name lake\.planes"
     ):
+        aging.advance(PLANES)
+    assert served(aging.lake) == whole(1)
+
+
+def test_a_stream_made_anew_with_other_partitions_is_refused_as_another_stream(aging: Aging) -> None:
+    deliver(aging, 1)
+    aging.advance(PLANES)
+    aging.lake.store.delete_many([item.key for item in aging.lake.store.list(f"streams/{NAME}/")])
+    aging.stream(NAME, SCHEMA, ["k"], 3)
+    with pytest.raises(OffsetOutOfRangeError, match=r"was read from another stream .*adjunct dataset delete planes"):
         aging.advance(PLANES)
     assert served(aging.lake) == whole(1)
 

@@ -1,4 +1,4 @@
-"""What only looks makes no lake: every such command, in a folder where there is none."""
+"""What only looks makes no lake, nor what finds nothing to run: every such command, in a folder where there is none."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ app.input_stream("lake.in").join(planes, on="k").send_to(app.output_stream("lake
 WHY = ["--reason", "x", "--by", "y"]
 LOOKING = [
     ["plan", "missing_lakes:app"],
+    ["run", "missing_lakes:app"],
+    ["dataset", "advance", "planes", "missing_lakes:app"],
     ["stream", "list"],
     ["stream", "describe", "in"],
     ["stream", "export", "in", "--to", "out.parquet"],
