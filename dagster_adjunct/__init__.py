@@ -63,7 +63,7 @@ from assets.publishing.operations import HistoryEntry  # noqa: E402
 from assets.reading.lookup import FileCache  # noqa: E402
 from assets.reading.serving import ServedDataset  # noqa: E402
 from assets.reading.watch import Watch  # noqa: E402
-from assets.rebucketing import RebucketReport  # noqa: E402
+from assets.rebucketing.report import RebucketReport  # noqa: E402
 from assets.report import StageEvent  # noqa: E402
 from assets.retention.discard import DiscardReport  # noqa: E402
 from assets.retention.leases import Lease  # noqa: E402

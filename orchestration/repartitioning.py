@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import list_datasets, open_dataset
-from assets.rebucketing import RebucketReport, repartition_versions
+from assets.log import DatasetLog
+from assets.rebucketing.report import RebucketReport
+from assets.rebucketing.table import repartition_table
+from assets.rebucketing.versions import repartition_versions
 from orchestration.batchlog import BatchLog, list_applications
 from orchestration.offsets.carrying import carried_note, carried_over, is_of, waiting_in
 from orchestration.offsets.startpoints import FAN_OUTS, REQUESTS
@@ -90,15 +93,28 @@ def repartition_stream(
     return RepartitionReport(name, before, partitions, rows, _carry(lake, name, by), told)
 
 
-def repartition_dataset(lake: Lake, name: str, partitions: int, *, reason: str, by: str) -> RebucketReport:
-    """Rewrite every retained version of a bounded dataset into another number of partitions, in one commit.
+def repartition_dataset(
+    lake: Lake, name: str, partitions: int, *, reason: str, by: str, dry_run: bool = False
+) -> RebucketReport:
+    """Rewrite a dataset into another number of partitions, in one commit; `dry_run` says what would be done.
 
-    Entries, names and offsets stay; versions get new ids. A crash leaves the dataset as it was. Readers by lease keep
-    what they read until they leave. Raises StillReadError while an open batch of an application needs a version, and
-    ConfigurationError for an unbounded or broadcast dataset and for a member of a version set.
+    Of a bounded one every retained version, under a new id; of an unbounded one the served table, while versions before
+    it keep their partitions until they are discarded. Entries, names and offsets stay. A crash leaves the dataset as it
+    was. Readers by lease keep what they read until they leave. Raises StillReadError while an open batch of an
+    application needs a version, DatasetError while a bootstrap is not finished, and ConfigurationError for a broadcast
+    dataset.
     """
-    return repartition_versions(
-        lake, name, partitions, reason=reason, by=by, roots=lambda: open_batches(lake).get(name, {})
+    manifest = DatasetLog(lake, name).read()[1]
+    unbounded = manifest is not None and manifest.declaration.kind == "unbounded"
+    rewrite = repartition_table if unbounded else repartition_versions
+    return rewrite(
+        lake,
+        name,
+        partitions,
+        reason=reason,
+        by=by,
+        roots=lambda: open_batches(lake).get(name, {}),
+        dry_run=dry_run,
     )
 
 

@@ -99,7 +99,7 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
         if old != new
     ]
     if changes:
-        in_place = stored.kind == "bounded" and stored.partitions != declared.partitions
+        in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
         raise DatasetError(
             f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
             "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "

@@ -44,7 +44,8 @@ Level = Literal["minor", "major"]
 WORTH = 50_000
 """Deltas with fewer rows than these are merged while reading in no time: only their number makes a compaction due."""
 _TRIES = 20
-_FOOTERS = 256 * 1024
+FOOTERS = 256 * 1024
+"""More bytes of footers than these are left out of a commit: every one after it would repeat them."""
 _NEWER = "__newer"
 
 
@@ -291,7 +292,7 @@ class _Compaction:
             keep_tombstones=plan.level == "minor" or ordered,
             partitioned=True,
         )
-        if generation.footer_size > _FOOTERS:  # every commit after it repeats them
+        if generation.footer_size > FOOTERS:
             generation = generation.without_footers()
         tombstones = 0
         if observed is not None:

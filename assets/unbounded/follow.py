@@ -689,6 +689,7 @@ def _same_progress(before: DatasetManifest, fresh: DatasetManifest) -> bool:
         return (
             manifest.offsets,
             manifest.bootstrap,
+            manifest.declaration.partitions,
             manifest.next_generation,
             manifest.quarantining,
             manifest.applied,

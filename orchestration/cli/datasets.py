@@ -202,24 +202,30 @@ def delete(
 @dataset.command()
 @click.argument("name")
 @click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done, and who refuses it.")
 @versions.explained
 @lake_url
 @as_json
 def repartition(
-    name: str, partitions: int, reason: str, by: str | None, lake_url: str | None, json_output: bool
+    name: str, partitions: int, dry_run: bool, reason: str, by: str | None, lake_url: str | None, json_output: bool
 ) -> None:
-    """Rewrite every retained version of a bounded dataset into another number of partitions, in one commit."""
+    """Rewrite a dataset into another number of partitions, in one commit.
+
+    Every retained version of a bounded dataset, the served table of an unbounded one.
+    """
     from orchestration.repartitioning import repartition_dataset
     from resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
-    report = repartition_dataset(lake, name, partitions, reason=reason, by=versions.who(by))
+    report = repartition_dataset(lake, name, partitions, reason=reason, by=versions.who(by), dry_run=dry_run)
     if json_output:
         show_json(report.to_json())
         return
     show_line(f"{report.summary()}.")
     for pending in report.pending:
         show_line(f"  the old copy stays for now: {pending}")
+    for reader in report.holding:
+        show_line(f"  refused now, because of {reader}")
 
 
 def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> DatasetView:

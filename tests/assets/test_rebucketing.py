@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset
+from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
 from assets.checking.verify import verify_version
-from assets.publishing.version_set import join_version_set
-from assets.rebucketing import repartition_versions
+from assets.log import DatasetLog
+from assets.rebucketing.versions import repartition_versions
 from assets.retention.leases import Lease
 from resources.errors import CommitConflict, ConfigurationError, DatasetError, StillReadError
 from resources.hashing import bucket_of
@@ -23,6 +24,7 @@ from tests.assets.cycle import (
     KEYS,
     NAME,
     PLANES,
+    SCHEMA,
     WHY,
     content,
     data_and_documents,
@@ -33,9 +35,28 @@ from tests.assets.cycle import (
     served,
     whole,
 )
-from tests.assets.plain import build_without_spark
+from tests.assets.plain import build_without_spark, no_session
 
 MORE = bounded_dataset(NAME, input="lake.planes", key="k", partitions=5)
+
+
+ROUTES = bounded_dataset("routes", input="lake.routes", key="k", partitions=2)
+BOTH = version_set("both", PLANES, ROUTES)
+
+
+def deliver_both(world: World, number: int) -> None:
+    deliver(world, number)
+    world.send("routes", [(key, number) for key in KEYS], version=f"v{number}")
+
+
+def set_in(lake: Lake) -> World:
+    """Return a world with a version set of two datasets that has published two versions."""
+    world = planes_in(lake)
+    world.stream("routes", SCHEMA, ["k"], 2)
+    for number in (1, 2):
+        deliver_both(world, number)
+        advance_version_set(lake, world.systems, BOTH, no_session, by="test")
+    return world
 
 
 @pytest.fixture
@@ -141,9 +162,56 @@ def test_what_can_not_be_rewritten_is_refused(planes: World) -> None:
         repartition_versions(planes.lake, NAME, 2, **WHY)
     with pytest.raises(ConfigurationError, match="without a reason"):
         repartition_versions(planes.lake, NAME, 3, reason="", by="ada")
-    join_version_set(planes.lake, "both", [NAME], by="ada")
-    with pytest.raises(ConfigurationError, match="member of the version set 'both'"):
-        repartition_versions(planes.lake, NAME, 3, **WHY)
+
+
+def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_without_spark(monkeypatch)
+    seen = set()
+    for nth in itertools.count(1):
+        world = set_in(lake_in(InMemoryStore()))
+        others = DatasetStore(world.lake, "routes").require_manifest()
+        before = DatasetLog(world.lake, NAME).read()[0]
+        store = FaultyStore(world.lake.store, [Fault("*", nth, "crash-after")])
+        with suppress(Crash):
+            repartition_versions(Lake(store, world.lake.id), NAME, 5, **WHY)
+        partitions = DatasetStore(world.lake, NAME).require_manifest().declaration.partitions
+        seen.add(partitions)
+        check(world.lake, int(partitions or 0), 1, 2)
+        assert DatasetStore(world.lake, "routes").require_manifest() == others
+        if nth > len(store.requests):
+            break
+    assert seen == {2, 5}
+    now = DatasetLog(world.lake, NAME).read()[0]
+    assert now is not None
+    assert before is not None
+    assert now.manifest_key.startswith("version-sets/both/")
+    assert now.number == before.number + 2, "the rewriting, and what was deleted after it"
+    assert data_and_documents(world.lake) == reached(world.lake)
+    deliver_both(world, 3)
+    with pytest.raises(DatasetError, match="partitions is 2, was 5"):
+        advance_version_set(world.lake, world.systems, BOTH, no_session, by="test")
+    reports = advance_version_set(world.lake, world.systems, version_set("both", MORE, ROUTES), no_session, by="test")
+    assert [report.action for report in reports] == ["sealed", "sealed"]
+    check(world.lake, 5, 1, 2, 3)
+    assert served(world.lake, "routes") == whole(3)
+
+
+def test_a_member_is_not_rewritten_under_a_build_of_its_set(planes: World) -> None:
+    world = set_in(lake_in(InMemoryStore()))
+    deliver_both(world, 3)
+    fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(world.lake, NAME, 5, **WHY))
+    behind = Lake(FaultyStore(world.lake.store, [fault]), world.lake.id)
+    with pytest.raises(CommitConflict):
+        advance_version_set(behind, world.systems, BOTH, no_session, by="test")
+    check(world.lake, 5, 1, 2)
+    assert served(world.lake, "routes") == whole(2)
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(planes: World) -> None:
+    before = DatasetLog(planes.lake, NAME).read()[0]
+    report = repartition_versions(planes.lake, NAME, 5, **WHY, dry_run=True, roots=lambda: {"v": "open batch 7"})
+    assert (report.before, len(report.versions), report.rows, report.holding) == (2, 2, 8, ("open batch 7",))
+    assert DatasetLog(planes.lake, NAME).read()[0] == before
 
 
 @pytest.mark.spark

@@ -1,0 +1,1 @@
+"""Datasets rewritten into another number of partitions: the same entries, in one commit."""
