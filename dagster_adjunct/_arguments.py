@@ -38,6 +38,10 @@ def guard(names: MutableMapping[str, Any], exported: Sequence[str]) -> None:
 
 
 def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
+    if issubclass(cls, enum.Enum):
+        cls._missing_ = classmethod(_no_member)  # type: ignore[assignment]
+    elif getattr(cls, "_is_protocol", False) or inspect.isabstract(cls):
+        _guard_abstract(cls)
     if issubclass(cls, BaseException | enum.Enum) or getattr(cls, "_is_protocol", False):
         return
     for owner in cls.__mro__:
@@ -61,6 +65,32 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
         _guard_model(cls)
 
 
+def _no_member(cls: type[enum.Enum], value: object) -> None:
+    known = ", ".join(f"{cls.__name__}.{each.name}" for each in cls)
+    raise ConfigurationError(f"{cls.__name__} has no {value!r}.", f"Use one of {known}.")
+
+
+def _guard_abstract(base: type[Any]) -> None:
+    """Say which methods are to be written where a class of ours is made that only says what others have."""
+    if base.__new__ is not object.__new__:
+        return
+
+    def __new__(cls: type[Any], *args: object, **given: object) -> Any:
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        if cls is base:
+            raise ConfigurationError(
+                f"{base.__name__} itself can't be made: it says what such a class has to have.",
+                f"Make one of those that are there, or write a class with {missing or 'its methods'}.",
+            )
+        if missing:
+            raise ConfigurationError(
+                f"{cls.__name__} can't be made: a {base.__name__} has {missing}, too.", "Write what it lacks."
+            )
+        return object.__new__(cls)
+
+    base.__new__ = __new__  # type: ignore[method-assign]
+
+
 def _is_model(cls: type[Any]) -> bool:
     return hasattr(cls, "__pydantic_validator__")
 
@@ -73,6 +103,10 @@ def _guard_model(cls: type[Any]) -> None:
 
     @functools.wraps(made)
     def __init__(self: Any, *args: Any, **given: Any) -> None:
+        known = list(type(self).model_fields)
+        unknown = [name for name in given if name not in known and not name.startswith("_")]
+        if unknown:  # which pydantic passes over
+            raise ConfigurationError(f"{cls.__name__} takes no {unknown[0]}=.", _nearest(given, known, cls.__name__))
         try:
             made(self, *args, **given)
         except (ValidationError, TypeError) as error:
@@ -81,7 +115,7 @@ def _guard_model(cls: type[Any]) -> None:
             else:
                 found = [str(error)]
             raise ConfigurationError(
-                f"{cls.__name__}: {'; '.join(found)}.", _nearest(given, list(type(self).model_fields), cls.__name__)
+                f"{cls.__name__}: {'; '.join(found)}.", _nearest(given, known, cls.__name__)
             ) from None
 
     cls.__init__ = __init__
@@ -89,7 +123,8 @@ def _guard_model(cls: type[Any]) -> None:
 
 def _checked(function: Any, said: str, names: Mapping[str, Any], skip: int = 0) -> Any:
     """Return the function with its arguments checked; `skip` is 1 for a method, whose first is the object itself."""
-    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[skip:]
     positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     optional = {each.name for each in parameters if each.default is not each.empty}
     several = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
@@ -113,8 +148,9 @@ def _checked(function: Any, said: str, names: Mapping[str, Any], skip: int = 0) 
         try:
             return function(*args, **given)
         except TypeError as error:
-            # Raised by the call itself, and not inside it.
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            try:  # Python's word for a call that can't be made is the word for what goes wrong inside one, too
+                signature.bind(*args, **given)
+            except TypeError:
                 raise _misplaced(said, error, given, args[skip:], parameters) from None
             raise
 

@@ -1,6 +1,7 @@
 """Turns applications into Dagster definitions: assets, a job and a sensor each, and the resources they need."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -188,7 +189,7 @@ class _Assets:
         those that live for one run: the application's step makes them.
         """
         for source in sources_read(app):
-            spec = self._spec(app, source)
+            spec = self._spec(app, source, external=True)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
         made = [dataset for dataset in app.datasets if dataset.versions is None and dataset.following.persistent]
@@ -277,8 +278,15 @@ class _Assets:
             )
         return key
 
-    def _spec(self, app: "Application", node: Node, upstream: Iterable[Node] = ()) -> AssetSpec:
+    def _spec(
+        self, app: "Application", node: Node, upstream: Iterable[Node] = (), *, external: bool = False
+    ) -> AssetSpec:
+        """Return the asset of a node. An external one says nothing of the application: Definitions.merge takes several
+        of one key where they are equal.
+        """
         names, subject = self._names, _subject(app, node)
+        if external:
+            subject = replace(subject, owners=(), external=True)
         return AssetSpec(
             key=self._key(app, node),
             deps=[self._key(app, parent) for parent in upstream],
@@ -287,7 +295,8 @@ class _Assets:
             description=names.get_description(subject),
             kinds=names.get_kinds(subject),
             tags=dict(names.get_tags(subject)),
-            metadata=_metadata(app, node) | (code_references(_place(app, node)) if self._link_code else {}),
+            metadata=_metadata(app, node)
+            | (code_references(_place(app, node)) if self._link_code and not external else {}),
             freshness_policy=_freshness(app.dataset(node.name)) if node.kind == "dataset" else None,
         )
 

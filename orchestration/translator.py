@@ -23,6 +23,8 @@ class AssetSubject:
     owners: tuple[str, ...] = ()
     group: str | None = None
     storage: str = ""
+    external: bool = False
+    """Read here, and written by no application here: it is nobody's own, so that several may read it."""
 
 
 class AdjunctTranslator:
@@ -30,7 +32,8 @@ class AdjunctTranslator:
 
     Applications that share a stream or dataset meet in one asset, because the default keys do not depend on
     the application: `lake/flights`, `datasets/planes_dataset`, `tables/aircraft_state`, `files/bucket/prefix`. The
-    graph shows the last part alone: a dataset's tells it from the stream that it is made of.
+    graph shows the last part alone: a dataset's tells it from the stream that it is made of. What is only read is in
+    the group "inputs" and has no owners, whichever application reads it.
     """
 
     def get_asset_key(self, subject: AssetSubject) -> AssetKey:
@@ -43,7 +46,7 @@ class AdjunctTranslator:
         return AssetKey(["datasets", f"{name}_dataset"] if subject.kind == "dataset" else ["tables", name])
 
     def get_group_name(self, subject: AssetSubject) -> str:
-        return subject.group or subject.application.replace("-", "_")
+        return subject.group or ("inputs" if subject.external else subject.application.replace("-", "_"))
 
     def get_owners(self, subject: AssetSubject) -> Sequence[str]:
         return subject.owners

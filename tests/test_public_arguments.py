@@ -194,6 +194,17 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
         (lambda: public.no_nulls("a", None), "columns is None"),
         (lambda: public.open_lake(5), "url is 5"),
         (lambda: public.Schema.of(k=5), "k is 5"),
+        (lambda: public.SparkResource(spark_conf={}), "SparkResource takes no spark_conf=. Did you mean spark_config="),
+        (lambda: public.LakeResource(lake="x"), "LakeResource takes no lake=. LakeResource takes url="),
+        (lambda: public.run_application(nonsense=1), "run_application takes no nonsense="),
+        (lambda: public.session_scope(lake="x"), "session_scope takes no lake=. Did you mean lake_url="),
+        (lambda: public.UpdateContract("nothing"), "UpdateContract has no 'nothing'. Use one of UpdateContract.UPDATE"),
+        (lambda: public.StreamSystem(), "StreamSystem itself can't be made: .* write a class with advance, compare"),
+        (lambda: public.Validator(), "Validator itself can't be made"),
+        (
+            lambda: type("Mine", (public.TableWriteFunction,), {"put": print})(),
+            "Mine can't be made: a TableWriteFunction has delete, too",
+        ),
     ],
 )
 def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object], says: str) -> None:

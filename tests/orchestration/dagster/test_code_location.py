@@ -170,6 +170,17 @@ def test_applications_that_share_nothing_merge(tmp_path: Path) -> None:
     assert {job.name for job in merged.resolve_all_job_defs()} >= {"order_totals", "other"}
 
 
+def test_applications_that_read_one_stream_merge_whoever_owns_them() -> None:
+    apps = [Application(name, owners=f"team:{name}") for name in ("first", "second")]
+    for app in apps:
+        app.input_stream("lake.clicks").send_to(app.output_stream(f"lake.{app.name}-clicks", partitions=1))
+    merged = Definitions.merge(*(build_definitions(app, link_code=True) for app in apps))
+    Definitions.validate_loadable(merged)
+    clicks = merged.resolve_asset_graph().get(AssetKey(["lake", "clicks"]))
+    assert (clicks.group_name, list(clicks.owners)) == ("inputs", [])
+    assert clicks.child_keys == {AssetKey(["lake", "first_clicks"]), AssetKey(["lake", "second_clicks"])}
+
+
 def test_two_applications_that_write_one_stream_are_refused(tmp_path: Path) -> None:
     twin = small.order_totals(tmp_path / "t.sqlite", name="twin")
     with pytest.raises(ConfigurationError, match=r"'order-totals' and 'twin' both write stream 'lake.priced'"):
