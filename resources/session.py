@@ -148,7 +148,7 @@ def _check_reach(master: str, lake_url: str | None) -> None:
 def _s3a() -> dict[str, str]:
     """Return what S3A needs; credentials come from its own standard chain, never from this configuration."""
     from resources.objects.lake import LakeSettings
-    from resources.objects.store import check_no_login
+    from resources.objects.store import check_endpoint
 
     lake = LakeSettings()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"
@@ -162,7 +162,7 @@ def _s3a() -> dict[str, str]:
         "spark.hadoop.fs.s3a.input.stream.type": "classic",
     }
     endpoint = lake.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    check_no_login(endpoint)
+    check_endpoint(endpoint)
     if endpoint:
         settings["spark.hadoop.fs.s3a.endpoint"] = endpoint
         settings["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()

@@ -26,8 +26,8 @@ from resources.objects.store import (
     S3Options,
     Stored,
     StoreDescriptor,
+    check_endpoint,
     check_key,
-    check_no_login,
     check_prefix,
 )
 
@@ -293,11 +293,17 @@ def connect(options: S3Options, what: str) -> S3Client:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    client = asking(
-        what,
-        lambda: boto3.session.Session().client(
-            "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
-        ),
-    )
-    check_no_login(client.meta.endpoint_url)
+    try:
+        client = asking(
+            what,
+            lambda: boto3.session.Session().client(
+                "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
+            ),
+        )
+    except ValueError:  # its text is the endpoint, which may hold a login
+        raise ConfigurationError(
+            f"{what}: boto3 is told an S3 endpoint that is no URL of a server (not shown here, it may hold a login).",
+            "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration).",
+        ) from None
+    check_endpoint(client.meta.endpoint_url)
     return client

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
 _KEY_LENGTH = 900
+_ENDPOINT = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class S3Options:
     attempts: int = 6
 
     def __post_init__(self) -> None:
-        check_no_login(self.endpoint)
+        check_endpoint(self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +205,19 @@ def time_of_store(store: ObjectStore, key: str) -> datetime:
     return found.modified
 
 
-def check_no_login(endpoint: str | None) -> None:
-    """Refuse an endpoint whose URL holds a login: botocore's errors, Spark's settings and its UI would show it."""
-    if "@" in (endpoint or "").partition("://")[2].partition("/")[0]:
+def check_endpoint(endpoint: str | None) -> None:
+    """Refuse what is no plain URL of an S3 server; errors, Spark's settings and its UI would show a login."""
+    if not endpoint:
+        return
+    if "@" in endpoint:
         raise ConfigurationError(
             "the URL of the S3 endpoint holds a login, which S3 does not use and logs would show.",
             "Write it like https://s3.example.com:9000; credentials belong to boto3's own chain (AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+        )
+    if not _ENDPOINT.fullmatch(endpoint):
+        raise ConfigurationError(
+            f"the S3 endpoint {endpoint.partition('?')[0]!r} is no URL of a server: expected http:// or https://, "
+            "a host and maybe a port.",
+            "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3).",
         )

@@ -54,6 +54,20 @@ def test_an_endpoint_with_a_login_is_refused_wherever_it_comes_from(
     assert "hunter2" not in "".join(traceback.format_exception(error.value))
 
 
+@pytest.mark.parametrize("variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize("endpoint", ["me:hunter2@127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/?token=hunter2"])
+def test_an_endpoint_that_is_no_url_of_a_server_is_refused_without_what_may_be_secret(
+    variable: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv(variable, endpoint)
+    with pytest.raises(ConfigurationError, match="endpoint") as error:
+        open_lake("s3://bucket/lake").store.get("a")
+    assert "hunter2" not in "".join(traceback.format_exception(error.value))
+
+
 @pytest.mark.parametrize("url", ["s3://AKIA:s/cret@bucket/lake", "s3a://AKIA:secret@bucket", "ftp://a:secret@host/x"])
 def test_a_lake_s_url_with_a_login_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ConfigurationError) as error:
