@@ -148,15 +148,13 @@ def guarded(command: Callable[[], Any]) -> int:
     except Exception as error:  # noqa: BLE001 - the last line of defence: nothing bare reaches the user
         ours = error if isinstance(error, AdjunctError) else _inside(error)
         if ours is not None:
-            _errors.print(f"[bold red]{type(ours).__name__}[/]: ", end="")
-            _errors.print(ours.problem, markup=False, highlight=False)
+            _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {ours.problem}"))
             if ours.next_step:
                 _errors.print(ours.next_step, markup=False, highlight=False)
             for note in getattr(ours, "__notes__", ()):
                 _errors.print(note, markup=False, highlight=False)
             return _failed(1)
-        _errors.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        _errors.print(_first_lines(error), markup=False, highlight=False)
+        _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {_first_lines(error)}"))
         _errors.print("This is not an error that Adjunct expected; set ADJUNCT_DEBUG=1 for the traceback.")
         return _failed(2)
 

@@ -16,6 +16,8 @@ from resources.errors import ConfigurationError
 from resources.names import split_stream_name
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.startpoint import (
+    GREATEST_MS,
+    LEAST_MS,
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
@@ -140,7 +142,13 @@ def _ms(text: str) -> int:
             f"timestamp {text!r} is finer than a millisecond, and startpoints are not.",
             "Round it: down to begin there, up to end there.",
         )
-    return (moment - _EPOCH) // _MS
+    since_1970 = (moment - _EPOCH) // _MS
+    if not LEAST_MS <= since_1970 <= GREATEST_MS:
+        raise ConfigurationError(
+            f"timestamp {text!r} lies outside the years 1 to 9999 in UTC.",
+            "Name a time within; or say oldest.",
+        )
+    return since_1970
 
 
 def _split(text: str) -> tuple[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
 from orchestration.batchlog import BatchLog
@@ -11,6 +12,7 @@ from orchestration.offsets.coordinating import startpoints_of
 from orchestration.offsets.dataset_requests import named_only
 from orchestration.offsets.preview import Preview, preview
 from orchestration.offsets.resolving import is_broadcast
+from orchestration.offsets.stored import request_key
 from resources.errors import ConfigurationError
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.startpoint import describe_startpoint
@@ -107,10 +109,10 @@ def ask(
     """Write these requests, all or none; return what they would do if a run started now.
 
     Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
-    task reads a partition; where what was handed out there can't be read; where a startpoint has no offset now, and the
-    request does not go on from the checkpoint then; and, without `replace`, where a bounded replay would take the place
-    of a startpoint, or the other way round. With `dry_run` nothing is written, and nothing is refused: the previews say
-    what is wrong. Where the application has startpoints switched off, both are refused.
+    task reads a partition; where what waits or was handed out there can't be read; where a startpoint has no offset
+    now, and the request does not go on from the checkpoint then; and, without `replace`, where a bounded replay would
+    take the place of a startpoint, or the other way round. With `dry_run` nothing is written, and nothing is refused:
+    the previews say what is wrong. Where the application has startpoints switched off, both are refused.
     """
     if not requests:
         raise ConfigurationError(
@@ -118,13 +120,12 @@ def ask(
         )
     startpoints = startpoints_of(lake, app)
     startpoints.check_on()
-    previews = preview(lake, systems, app, requests)
+    previews = _behind(startpoints.unreadable(), preview(lake, systems, app, requests))
     _, state = BatchLog(lake, app.name).read()
     there = [*_waiting(startpoints), *_handed(startpoints, state)]
     replaced = _replaced(previews, there, named_only(app))
     if not dry_run:
         _check(previews)
-        _check_readable(startpoints, requests)
         if not replace:
             _check_kinds(replaced)
         startpoints.write_startpoints(requests)
@@ -248,7 +249,7 @@ def _check(previews: Sequence[Preview]) -> None:
         more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
         raise ConfigurationError(
             f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
-            "See what each would do with --dry-run.",
+            "See what each would do with --dry-run; in Python: preview(…).",
         )
     if all(each.request.until is not None and each.offsets == 0 for each in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
@@ -259,14 +260,25 @@ def _check(previews: Sequence[Preview]) -> None:
         )
 
 
-def _check_readable(startpoints: StartpointManager, requests: Sequence[StartpointRequest]) -> None:
-    ssps = {each.ssp for each in requests}
-    for each in startpoints.unreadable():
-        if each.at is not None and each.ssp in ssps:
-            raise ConfigurationError(
-                f"nothing is written: it would wait behind what was handed out there. {each.summary()}",
-                f"Take that back first: adjunct startpoint clear MODULE:APP {each.partition} --reason ….",
-            )
+def _behind(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
+    """Return the previews, with an error where what can't be read is in the way.
+
+    That is what waits at the same partition and task, in whose place a request would be lost, and what a task was
+    handed for the partition, or for one that is not known: nothing is read there.
+    """
+
+    def seen(each: Preview) -> Preview:
+        asked = each.request
+        for one in unreadable:
+            waits = one.kind == "request" and one.key == request_key(asked.target)
+            holds = one.at is not None and (one.ssp == asked.ssp or (one.ssp is None and one.at in each.tasks))
+            if waits or holds:
+                way = f"{asked.ssp} --reason …" if one.ssp is not None else f"--all --task {str(one.at)!r} --reason …"
+                error = f"{one.summary()} Take that back first: adjunct startpoint clear MODULE:APP {way}."
+                return with_fields(each, error=error, falls_back=False)
+        return each
+
+    return [seen(each) for each in previews]
 
 
 def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
@@ -276,7 +288,8 @@ def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
             other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
             raise ConfigurationError(
                 f"{what} would take the place of {other}: {held.summary()}.",
-                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace.",
+                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace; "
+                "in Python: replace=True.",
             )
 
 

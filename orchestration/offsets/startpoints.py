@@ -410,7 +410,13 @@ class StartpointManager:
         self._requests.transact(decide, by=by)
 
     def _now_ms(self) -> int:
-        return (self._clock() - _EPOCH) // _MS
+        now = self._clock()
+        if now.tzinfo is None:
+            raise ConfigurationError(
+                f"the clock of application {self.application!r}'s startpoints says {now}, which names no zone.",
+                "Give one that does: clock=lambda: datetime.now(UTC).",
+            )
+        return (now - _EPOCH) // _MS
 
 
 def _request(request: object) -> StartpointRequest:

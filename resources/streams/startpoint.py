@@ -297,7 +297,7 @@ def _check_ms(name: str, value: object) -> None:
             if _LIKELY_MS <= value // n <= GREATEST_MS:
                 moment = _EPOCH + timedelta(milliseconds=1) * (value // n)
                 looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
-                step = f"Give milliseconds: {value} // {n:_}."
+                step = f"Give milliseconds: {value // n}."
                 break
         raise ConfigurationError(
             f"startpoint {name} {_short(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",

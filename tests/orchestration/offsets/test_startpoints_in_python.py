@@ -275,3 +275,9 @@ def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_aft
     world.run(switched_off())
     assert world.reads(app) == [{"lake.s.0": ("0", "2")}]
     assert world.reads(app) == []
+
+
+def test_a_clock_without_a_zone_is_refused(world: OffsetsWorld, app: Application) -> None:
+    manager = StartpointManager(MetadataStore(world.lake), app, clock=lambda: world.now.replace(tzinfo=None))
+    with pytest.raises(ConfigurationError, match="names no zone"):
+        manager.requests()

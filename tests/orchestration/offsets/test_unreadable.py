@@ -135,6 +135,11 @@ def test_no_request_takes_the_place_of_one_that_can_not_be_read(world: OffsetsWo
     told = r"(?s)nothing is written.*would be lost.*version 2.*clear"
     with pytest.raises(ConfigurationError, match=told):
         world.startpoints(app).write_startpoint(S1, StartpointOldest(), **WHO)
+    (shown_before,) = ask(
+        world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO), dry_run=True
+    ).previews
+    assert f"{S1}: waiting, and can't be read" in str(shown_before.error)
+    told = r"(?s)nothing is written.*waiting, and can't be read.*version 2.*clear MODULE:APP fake.s.1"
     with pytest.raises(ConfigurationError, match=told):
         ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
     assert shown(world, app)[0]["partition"] == str(S1)
@@ -178,7 +183,9 @@ def test_a_partition_whose_startpoint_was_handed_out_and_can_not_be_read_is_not_
     with pytest.raises(MalformedDocumentError, match="version 2"):
         world.startpoints(app).get_fan_out_for_task("Partition 1")
 
-    with pytest.raises(ConfigurationError, match=r"wait behind what was handed out there.*startpoint clear"):
+    with pytest.raises(
+        ConfigurationError, match=r"(?s)nothing is written.*handed to Partition 1, and.*startpoint clear"
+    ):
         ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
     (unread,) = cleared(world, app, S1).unreadable
     assert unread.summary().startswith("fake.s.1: handed to Partition 1, and can't be read")
