@@ -173,10 +173,13 @@ class Batch:
             equal = frame[quoted(stream)] == side[key]
             condition = equal if condition is None else condition & equal
         side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
-        joined = frame.join(side, condition, spec.how)
+        # An inner join is a left one without what has met no entry, which is counted before it goes.
+        joined = frame.join(side, condition, "left")
         if not dataset.broadcast and view is not None:
             self._check_plan(joined, operator.id, dataset.name)
-        return self._counted(joined, operator.id).drop(*keys, "__matched")
+        counted = self._counted(joined, operator.id)
+        kept = counted.filter("__matched") if spec.how == "inner" else counted
+        return kept.drop(*keys, "__matched")
 
     def _entries(self, view: DatasetView | TransientView | None, schema: Schema) -> DataFrame:
         return self._spark.createDataFrame([], schema.ddl()) if view is None else view.frame(self._spark)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class JoinCounts:
-    """Rows that left one join, and those of them that met no entry of the dataset.
+    """Rows that came to one join, and those of them that met no entry of the dataset.
 
     Spark counts them as the rows pass, so `result` is there once an output has consumed them all.
     """

@@ -1,4 +1,4 @@
-"""The asset checks of an application's left joins: how many of the records met an entry."""
+"""The asset checks of an application's joins: how many of the records met an entry."""
 
 from __future__ import annotations
 
@@ -18,26 +18,22 @@ if TYPE_CHECKING:
 
 
 def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:
-    """Return the check of each left join, by the join's id: on the first output that its records reach.
-
-    An inner join drops what meets no entry, so there is no rate to tell.
-    """
+    """Return the check of each join, by the join's id: on the first output that its records reach."""
     checks = {}
     joins = joins_of(app)
     for operator, node in joins.items():
         spec = app.operator(operator).spec
         assert isinstance(spec, Join)
-        if spec.how == "left":
-            least = spec.min_match_rate
-            demanded = "no rate is demanded" if least is None else f"at least {least:.1%} must"
-            named = operator.split("-", 2)[2]
-            twice = [each for each in joins if each.split("-", 2)[2] == named][1:]
-            checks[operator] = AssetCheckSpec(
-                f"match_rate_{operator if operator in twice else named}".replace("-", "_").replace(".", "_"),
-                asset=outputs[node].key,
-                description=f"How many of a run's records meet an entry of {spec.dataset} ({operator}): {demanded}.",
-                metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
-            )
+        least = spec.min_match_rate
+        demanded = "no rate is demanded" if least is None else f"at least {least:.1%} must"
+        named = operator.split("-", 2)[2]
+        twice = [each for each in joins if each.split("-", 2)[2] == named][1:]
+        checks[operator] = AssetCheckSpec(
+            f"match_rate_{operator if operator in twice else named}".replace("-", "_").replace(".", "_"),
+            asset=outputs[node].key,
+            description=f"How many of a run's records meet an entry of {spec.dataset} ({operator}): {demanded}.",
+            metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
+        )
     return checks
 
 

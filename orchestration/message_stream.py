@@ -139,8 +139,8 @@ class MessageStream:
         column: dataset column}. `how` is "inner", or "left" to keep records without an entry. `select`
         lists the dataset's columns to add, "seats" or "year as plane_year"; without it all but the key
         are added. `prefix` goes before names that `select` does not change. `name` ends the operator's
-        id, in place of the dataset's name. `min_match_rate` (0 to 1), of a left join, is how many of a run's records
-        have to meet an entry: below it the join's asset check fails, and the records are written all the same.
+        id, in place of the dataset's name. `min_match_rate` (0 to 1) is how many of a run's records have to meet an
+        entry: below it the join's asset check fails, and the outputs are written all the same.
         """
         if isinstance(table, RemoteTableHandle):
             raise PlanningError(
@@ -160,7 +160,7 @@ class MessageStream:
                 )
         if how not in ("inner", "left"):
             raise PlanningError(f"{operator} has how={how!r}: expected inner or left.", "Choose one of them.")
-        _check_rate(operator, how, min_match_rate)
+        _check_rate(operator, min_match_rate)
         pairs = join_columns(operator, table.dataset, on)
         selected = selected_columns(operator, select, prefix)
         return self._then(graph.Join(table.name, pairs, how, selected, prefix, min_match_rate), name or table.name)
@@ -239,15 +239,10 @@ class MessageStream:
         )
 
 
-def _check_rate(operator: str, how: str, rate: float | None) -> None:
+def _check_rate(operator: str, rate: float | None) -> None:
     if rate is None:
         return
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
         raise ConfigurationError(
             f"{operator} has min_match_rate={rate!r}: expected 0 to 1.", "It is a fraction: 0.95 is 95 %."
-        )
-    if how != "left":
-        raise ConfigurationError(
-            f"{operator} has min_match_rate={rate!r} and is an inner join, which drops what meets no entry uncounted.",
-            'Write how="left", and .filter("… IS NOT NULL") after it.',
         )
