@@ -195,6 +195,11 @@ def take_back(
             if ssp not in known and is_broadcast(app, ssp) and (wanted is None or ssp in wanted):
                 left.append(f"{held.summary()}: it is for all tasks, and taken back from all of them or none")
                 known.add(ssp)
+        for held in _waiting(startpoints):
+            ssp = held.request.ssp
+            if ssp not in known and held.request.task is None and (wanted is None or ssp in wanted):
+                left.append(f"{held.summary()}: it is for every task that reads the partition; name no task")
+                known.add(ssp)
     left += [_nothing(str(ssp), state) for ssp in wanted or () if ssp not in known]
     return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
 

@@ -11,6 +11,7 @@ from orchestration.application import Application
 from orchestration.offsets import StartpointManager
 from orchestration.offsets.asking import startpoint_requests
 from orchestration.offsets.coordinating import startpoints_of
+from orchestration.offsets.listing import list_startpoints
 from orchestration.offsets.requesting import Asked, TakenBack, ask, take_back
 from orchestration.offsets.resolving import task_partitions
 from orchestration.run import plan_application
@@ -305,6 +306,7 @@ def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_re
             world.run(app)
     assert set(world.fanned_out(app)) == {("Partition 1", "fake.s.1")}
     assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
+    assert list_startpoints(world.lake, world.systems(), app, world.now)["handed"] == []
     (text,) = back(world, app, 1).left
     assert "offset @8 (ada: ticket 7) was applied at" in text
 

@@ -92,6 +92,9 @@ def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_ca
     world.run(app)
     startpoints = Startpoints(world.lake, app)
     startpoints.request(["lake.s.0", "lake.s.1"], StartpointOldest(), **WHO)
+    (left,) = startpoints.take_back(["lake.s.1"], task="Partition 1", **WHO).left
+    assert "waiting" in left
+    assert "for every task" in left
     assert len(startpoints.take_back(["lake.s.1"], **WHO).startpoints) == 1
     assert [each["partition"] for each in startpoints.list()["waiting"]] == ["lake.s.0"]
     startpoints.clear(**WHO)
