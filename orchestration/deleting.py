@@ -101,7 +101,7 @@ def delete_stream(
         name,
         look,
         lambda: readers_of_stream(lake, name),
-        lambda: objects_of(streams.log(name)),
+        lambda: streams_deleting.objects_in(streams, name),
         lambda seen: streams_deleting.delete(streams, name, seen, reason=reason, by=by),
         reason=reason,
         force=force,

@@ -13,6 +13,7 @@ from assets.rebucketing.versions import repartition_versions
 from orchestration.batchlog import BatchLog, list_applications
 from orchestration.offsets.carrying import carried_note, carried_over, is_of, waiting_in
 from orchestration.offsets.startpoints import FAN_OUTS, REQUESTS
+from orchestration.offsets.stored import waits_on
 from orchestration.retention import open_batches
 from resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError, StillReadError
 from resources.metadata import MetadataStore
@@ -21,7 +22,6 @@ from resources.streams.readers import list_readers
 from resources.streams.repartition import repartition
 
 if TYPE_CHECKING:
-    from orchestration.batchlog import ApplicationState
     from resources.objects import Lake
     from resources.streams.document import StreamState
 
@@ -63,7 +63,7 @@ def repartition_stream(
 
     The order of each key's records stays, and markers stay between the same records. Offsets begin anew: applications
     and named readers who had read all of it go on at what comes after. Raises StillReadError while an open batch reads
-    or writes it, and, unless `force`, while a reader has not read all, a startpoint waits on it or a dataset follows
+    or writes it or a startpoint waits on it, and, unless `force`, while a reader has not read all or a dataset follows
     it: these are refused by their next run then, which says what to do. Raises ConfigurationError for a stream
     without key, or with markers that do not stand in all partitions alike.
     """
@@ -79,7 +79,10 @@ def repartition_stream(
     def check(state: StreamState) -> None:
         _, told, holding = _readers(lake, name, state)
         if holding or (told and not force):
-            step = "Let them end, or give up their batches (adjunct checkpoint abandon), and repeat it."
+            step = (
+                "Let them end, give up their batches (adjunct checkpoint abandon), or take startpoints back (adjunct "
+                "startpoint clear), and repeat it."
+            )
             if not holding:
                 step = (
                     "Run what has not read all, and repeat it. Or force it (--force, force=True): nothing is lost or "
@@ -131,14 +134,17 @@ def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...]
         batch = known.open
         if batch is not None and (application in state.producers or any(is_of(ssp, stream) for ssp in batch.ranges)):
             holding.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
-        elif mine and _is_behind(known, stream, mine, ends, state.id):
-            told.append(f"application {application} has not read all of it, or has a startpoint on it")
+        elif waiting_in(known, stream):
+            holding.append(f"a startpoint of application {application} is being followed in it")
+        elif mine and (mine != ends or known.offsets.streams.get(stream) != state.id):
+            told.append(f"application {application} has not read all of it")
         elif mine:
             carried.append(application)
         for namespace in (REQUESTS, FAN_OUTS):
             waiting = MetadataStore(lake).namespace(namespace, application).read()
-            if any(f"{stream}." in f"{key} {value}" for key, value in waiting.items()):
-                told.append(f"a startpoint of application {application} waits on it")
+            if any(waits_on(stream, key, value) for key, value in waiting.items()):
+                # Its offset would be found among other records than those that it was asked for.
+                holding.append(f"a startpoint of application {application} waits on it")
                 break
     for reader in list_readers(lake, name):
         if reader.problem or reader.behind or reader.lost:
@@ -152,10 +158,6 @@ def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...]
         if manifest is not None and manifest.declaration.input == stream:
             told.append(f"dataset {dataset} follows it, which then has to be deleted and built anew")
     return tuple(carried), tuple(told), tuple(holding)
-
-
-def _is_behind(state: ApplicationState, stream: str, mine: dict[str, str], ends: dict[str, str], identity: str) -> bool:
-    return mine != ends or waiting_in(state, stream) or state.offsets.streams.get(stream) != identity
 
 
 def _carry(lake: Lake, name: str, by: str) -> tuple[str, ...]:

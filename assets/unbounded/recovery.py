@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from assets.manifest import DatasetManifest, Decision
 from resources.errors import CommitConflict, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
+from resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
     from assets.dataset import AdjunctDataset
@@ -141,6 +142,8 @@ def max_age_of(source: Source) -> timedelta | None:
 
 def _check_never_there(log: DatasetLog) -> None:
     """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
+    if is_deleted(log.log.current()):
+        return
     later = next(log.log.before(sys.maxsize), None)
     if later is not None and later.number > 1:
         if log.log.head() is not None:

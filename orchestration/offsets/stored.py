@@ -152,6 +152,11 @@ def task_key(task: str) -> str:
     return _key("task", check_task(task))
 
 
+def waits_on(stream: str, key: str, value: object) -> bool:
+    """Whether an entry of either namespace is about partitions of a stream, and not only of what was settled there."""
+    return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {value}"
+
+
 def sequence_of(stored: object) -> int | None:
     """Return the sequence of a stored request, also of one that can't be read; None where it has none."""
     found = stored.get("sequence") if isinstance(stored, Mapping) else None

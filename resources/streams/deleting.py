@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from resources.streams.lake import LakeStreams
 
 
+def objects_in(streams: LakeStreams, stream: str) -> dict[str, int]:
+    """Return what a deletion takes: all but the positions of named readers, which tell them of the deletion later."""
+    log = streams.log(stream)
+    return {key: size for key, size in objects_of(log).items() if not key.startswith(f"{log.prefix}/readers/")}
+
+
 def delete(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> Swept:
     """Delete the stream as it was `seen`, or what an interrupted deletion has left; return what went.
 
@@ -18,7 +24,7 @@ def delete(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: 
     """
     log = streams.log(stream)
     last = seen if is_deleted(seen) else commit_deletion(log, seen, reason=reason, by=by)
-    found = objects_of(log)
+    found = objects_in(streams, stream)
     now = log.current()
     if now is None or now.id != last.id:
         return Swept(0, 0, left=True)  # made anew meanwhile: its `maintain` collects what is left of the one before

@@ -236,7 +236,7 @@ class Dropped(NamedTuple):
 class Rewritten(_Part):
     """How a stream came to its partitions: those of the stream `id` ended at `ended`, and these went on at `next`.
 
-    `at` is when, in ms since the epoch.
+    `oldest` is where those began then, () where that was not kept. `at` is when, in ms since the epoch.
     """
 
     id: str
@@ -244,6 +244,7 @@ class Rewritten(_Part):
     next: tuple[Count, ...]
     at: Count
     reason: str = ""
+    oldest: tuple[Count, ...] = ()
 
 
 class StreamState(_Part):
@@ -252,6 +253,7 @@ class StreamState(_Part):
     `id` tells the stream from another one that was made under its name later ("" for one made before ids were given).
     `earlier` are the columns that it had before those of the declaration, oldest first: files are still written with
     them by who knows no others. `horizon` (ms): attempts begun before it are lost unless the index lists them.
+    `rewritten` is its last rewriting into other partitions, `rewritten_before` are the ones before it, oldest first.
     `marked_until` is the offset after each partition's last marker, 0 without one. `read` says what readers made its
     records of, by reader and source partition.
     """
@@ -260,6 +262,7 @@ class StreamState(_Part):
     id: str = ""
     earlier: tuple[Any, ...] = ()
     rewritten: Rewritten | None = None
+    rewritten_before: tuple[Rewritten, ...] = ()
     oldest: tuple[Count, ...]
     next: tuple[Count, ...]
     marked_until: tuple[Count, ...]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from resources.errors import ConfigurationError, StreamNotFoundError
 from resources.streams.document import Segment, StreamState
+from resources.streams.lineage import EVERY_EPOCH, Lineage, replaced_by_rewritten
 from resources.streams.sources import Coverage, Superseded, superseded
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import (
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from resources.streams.reading import LakeReads
-
-_EVERY_EPOCH = 2**31 - 1
 
 WithoutPosition = Literal["refuse", "keep"]
 
@@ -61,21 +61,32 @@ def replaced_results(
 def _upstream_replaced(
     streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
 ) -> list[Superseded]:
-    """Return which results were made of records that are replaced themselves, in the stream that they came from.
+    """Return which results were made of records that are replaced themselves, in the stream that they came from, or
+    that were read again after that stream was rewritten.
 
     Which these are is known there: it is asked, and read where it was replayed. Refused where that can't answer.
     """
-    found: list[Superseded] = []
+    lineages = lineages_of(streams)
+    rewritten = replaced_by_rewritten(state.read, lineages)
+    if rewritten.unknown:
+        raise _untold_of_rewritten(stream, *rewritten.unknown[0])
+    found = list(rewritten.found)
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
         for name in sorted({SystemStreamPartition.parse(source).qualified_stream for source in partitions}):
+            if (reader, name) in rewritten.readers:
+                continue
             system, _, upstream = name.partition(".")
             try:
                 above = streams.state(upstream)[1] if system == streams.name else None
             except StreamNotFoundError:
                 above = None
-            if above is None or above.id != reader.partition("@")[2]:
+            identity = reader.partition("@")[2]
+            if above is None or Lineage.of(above).place(identity) is None:
                 unknown.add(name)
+            elif above.id != identity:
+                if _is_replayed(streams, upstream, above, set()):
+                    raise _untold_of_rewritten(stream, reader, name)
             elif _is_replayed(streams, upstream, above, set()):
                 found += _gone_upstream(streams, stream, reader, upstream, above, partitions)
     if unknown and any(segment.chained for segment in segments):
@@ -139,7 +150,7 @@ def _gone_upstream(
             rows = kept.filter(pc.equal(kept.column(PARTITION), partition))
             held.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
     return [
-        Superseded(reader, f"lake.{upstream}.{p}", start, end, _EVERY_EPOCH)
+        Superseded(reader, f"lake.{upstream}.{p}", start, end, EVERY_EPOCH)
         for p, until in enumerate(above.next)
         for start, end in _missing(held.get(p, []), until)
     ]
@@ -158,6 +169,31 @@ def _missing(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
     offsets = np.concatenate([[-1], *held, [until]])
     for at in np.nonzero(np.diff(offsets) > 1)[0]:
         yield int(offsets[at]) + 1, int(offsets[at + 1])
+
+
+def lineages_of(streams: LakeReads) -> Callable[[str], Lineage | None]:
+    """Return what tells, of a stream such as "lake.orders", which identities it has had. Each is looked up once."""
+
+    @cache
+    def lineage_of(name: str) -> Lineage | None:
+        system, _, stream = name.partition(".")
+        try:
+            return Lineage.of(streams.state(stream)[1]) if system == streams.name else None
+        except StreamNotFoundError:
+            return None
+
+    return lineage_of
+
+
+def _untold_of_rewritten(stream: str, reader: str, name: str) -> ConfigurationError:
+    application = reader.partition("@")[0]
+    return _untold(
+        stream,
+        f"{name} was repartitioned after {application!r} had made some of it, and records of it were replayed: which "
+        "of the earlier results that replaced is not known",
+        f"Let {application!r} read all of {name} again, which replaces them all: adjunct startpoint set MODULE:APP "
+        f"{name} --oldest --reason …, and a run. Or tell the records by __epoch.",
+    )
 
 
 def _untold(stream: str, why: str, next_step: str) -> ConfigurationError:
@@ -180,7 +216,7 @@ def only_latest(table: pa.Table, replaced: Sequence[Superseded]) -> pa.Table:
     # Those of one group are in order and apart; what is replaced upstream may overlap with what is here.
     spans: dict[tuple[str, str, bool], list[Superseded]] = {}
     for span in replaced:
-        spans.setdefault((span.reader, span.source, span.epoch == _EVERY_EPOCH), []).append(span)
+        spans.setdefault((span.reader, span.source, span.epoch == EVERY_EPOCH), []).append(span)
     for (reader, source, _), mine in spans.items():
         of = pc.and_(pc.equal(table.column(READER), reader), pc.equal(table.column(SOURCE), source))
         rows = np.nonzero(pc.fill_null(of, False).to_numpy())[0]

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
 from resources.names import check_name
 from resources.streams.lake import LakeStreams
-from resources.streams.latest import WithoutPosition
+from resources.streams.latest import WithoutPosition, lineages_of
+from resources.streams.lineage import Lineage, with_rewritten
 from resources.streams.sources import Count, Coverage, Superseded, replaced_since
 from resources.streams.ssp import SystemStreamPartition
 from resources.streams.system import Epochs, OffsetRange
@@ -211,9 +212,10 @@ def read_new(
             'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may stand still.',
         )
     ends = _shared(begins, state.next, max_records)
-    after = ReaderPosition(stream=state.id, offsets=ends, read=state.read)
     ranges = {ssp: OffsetRange(str(begin), str(end)) for ssp, begin, end in zip(ssps, begins, ends, strict=True)}
-    replaced = replaced_since(position.read, state.read)
+    # All that came since the last batch, as long as some of it is to come: what is made anew may hold that already.
+    after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if ends == state.next else position.read)
+    replaced = replaced_since(with_rewritten(position.read, state.read, lineages_of(streams)), state.read)
     return NewRecords(streams, stream, reader, parent, after, ranges, lost, replaced, by or f"reader {reader}")
 
 
@@ -263,14 +265,17 @@ def _info(name: str, commit: Commit, position: ReaderPosition, state: StreamStat
 
 def _carried(position: ReaderPosition, state: StreamState) -> ReaderPosition:
     """Return where the reader goes on in a stream that was rewritten into other partitions after it had read all."""
-    before = state.rewritten
-    if before is None or (before.id, before.ended) != (position.stream, position.offsets):
-        return position
-    return position.model_copy(update={"stream": state.id, "offsets": before.next})
+    lineage = Lineage.of(state)
+    for each, identity in zip(lineage.rewritings, lineage.ids[1:], strict=True):
+        if (each.id, each.ended) == (position.stream, position.offsets):
+            position = position.model_copy(update={"stream": identity, "offsets": each.next})
+    return position
 
 
 def _problem(position: ReaderPosition, state: StreamState) -> str:
     if position.stream != state.id:
+        if Lineage.of(state).place(position.stream) is not None:
+            return "the stream was repartitioned before it had read all of it"
         return f"the stream was deleted and made anew (it is {state.id}, and was {position.stream})"
     if len(position.offsets) != len(state.next):
         return f"the stream has {len(state.next)} partitions now, and had {len(position.offsets)}"

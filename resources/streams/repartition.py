@@ -302,7 +302,10 @@ def _after(
         name: tuple(Sent(sent.sequence, "", (), (), sent.rows, sent.columns) for sent in window)
         for name, window in state.producers.items()
     }
-    rewritten = Rewritten(id=state.id, ended=state.next, next=at, at=streams.now_ms(), reason=reason)
+    rewritten = Rewritten(
+        id=state.id, ended=state.next, next=at, at=streams.now_ms(), reason=reason, oldest=state.oldest
+    )
+    before = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))
     update = {
         "declaration": declaration,
         "id": uuid.uuid4().hex,
@@ -314,5 +317,6 @@ def _after(
         "producers": producers,
         "next_segment": len(segments),
         "rewritten": rewritten,
+        "rewritten_before": before,
     }
     return state.model_copy(update=update)

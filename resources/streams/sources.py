@@ -99,7 +99,7 @@ def replaced_since(before: Read, now: Read) -> list[Superseded]:
     found = []
     for span in superseded(now):
         known = before.get(span.reader, {}).get(span.source, Coverage())
-        for start, end, epoch in _pieces(known.replayed, span.start, min(span.end, known.until)):
+        for start, end, epoch in pieces(known.replayed, span.start, min(span.end, known.until)):
             if span.epoch > epoch:
                 found.append(span._replace(start=start, end=end))
     return found
@@ -113,12 +113,12 @@ def _with_range(replayed: Sequence[Replayed], span: SourceRange) -> tuple[Replay
         if piece.start < piece.end
     ]
     inside = [
-        Replayed(start, end, max(epoch, span.epoch)) for start, end, epoch in _pieces(replayed, span.start, span.end)
+        Replayed(start, end, max(epoch, span.epoch)) for start, end, epoch in pieces(replayed, span.start, span.end)
     ]
     return _joined(sorted({*outside, *inside}))
 
 
-def _pieces(replayed: Sequence[Replayed], start: int, end: int) -> Iterator[Replayed]:
+def pieces(replayed: Sequence[Replayed], start: int, end: int) -> Iterator[Replayed]:
     """Yield [start, end) in pieces of one epoch each; 0 where none is known."""
     at = start
     for each in replayed:

@@ -13,13 +13,18 @@ from orchestration.application import Application
 from orchestration.batchlog import BatchLog, Intent, Range
 from orchestration.cli.main import root
 from orchestration.offsets.carrying import carried_over
+from orchestration.offsets.startpoints import FAN_OUTS
 from orchestration.offsets.state import OffsetState
+from orchestration.offsets.stored import settled_key
 from orchestration.repartitioning import repartition_stream
+from orchestration.startpoints import Startpoints
 from resources.errors import ConfigurationError, OffsetOutOfRangeError, PlanningError, StillReadError
+from resources.metadata import MetadataStore
 from resources.objects import Lake, open_lake
 from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.streams import LakeStreams
-from resources.streams.readers import read_new
+from resources.streams import LakeStreams, SystemStreamPartition
+from resources.streams.readers import NewRecords, read_new
+from resources.streams.startpoint import StartpointSpecific
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_deleting import sent, values
 
@@ -162,3 +167,38 @@ def test_a_run_reads_what_came_after_and_nothing_twice(step_world: StepWorld) ->
     with pytest.raises(OffsetOutOfRangeError, match=r"lake\.s was repartitioned into 4 .*startpoint set"):
         step_world.run(app(3))
     assert before[1].open is None
+
+
+def test_a_startpoint_that_waits_is_not_followed_among_other_records(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, *range(9))
+    at(lake, ends(streams))
+    app = Application("app")
+    app.input_stream("lake.s").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    Startpoints(lake, app).request("lake.s.1", StartpointSpecific(offset="2"), **WHY)
+    for force in (False, True):
+        with pytest.raises(StillReadError, match=r"a startpoint of application app waits on it.*startpoint clear"):
+            repartition_stream(lake, "s", 5, force=force, **WHY)
+    Startpoints(lake, app).clear(**WHY)
+    # What a run remembers of one that it has followed is no startpoint that waits.
+    settled = {settled_key((SystemStreamPartition("lake", "s", 1), None)): 1}
+    MetadataStore(lake).namespace(FAN_OUTS, "app").transact(lambda _: (settled, None), by="ada")
+    assert repartition_stream(lake, "s", 5, **WHY).carried == ("app",)
+
+
+def test_a_named_reader_goes_on_over_several_rewritings(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, *range(9))
+    for reader in ("ahead", "behind"):
+        with read_new(lake, "s", reader=reader, max_records=None if reader == "ahead" else 3) as new:
+            new.commit()
+    for partitions in (5, 3, 2):
+        repartition_stream(lake, "s", partitions, force=True, **WHY)
+    sent(streams, 99, sequence=2)
+    assert values_of(read_new(lake, "s", reader="ahead")) == [99]
+    with pytest.raises(OffsetOutOfRangeError, match=r"repartitioned before it had read all.*forget-reader s behind"):
+        read_new(lake, "s", reader="behind")
+
+
+def values_of(new: NewRecords) -> list[int]:
+    return sorted(new.table(["v"])["v"].to_pylist())

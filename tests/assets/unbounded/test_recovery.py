@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from assets import AdjunctDataset, AdvanceReport, bounded_dataset
+from assets.deleting import delete
 from assets.sources.opening import by_partition
 from assets.unbounded.rebuild import rebuild_dataset
 from orchestration import Application
@@ -631,3 +632,17 @@ def test_the_streams_of_a_lake_tell_all_until_retention_drops_something(world: W
     assert LakeStreams(world.lake).tells_all(NAME)
     table.drop_the_front()
     assert not LakeStreams(world.lake).tells_all(NAME)
+
+
+def test_one_that_was_deleted_is_built_anew_from_its_stream(world: World) -> None:
+    table = table_in(world)
+    for number in range(3):
+        table.send(a=number, b=number)
+        table.advance()
+    seen = table.store.read()[0]
+    assert seen is not None
+    delete(world.lake, NAME, seen, reason="another key", by="ada")
+    assert table.content is None
+    table.send(b=None, c=7)
+    assert table.advance().action == "bootstrapped"
+    assert table.content == {"a": 2, "c": 7}
