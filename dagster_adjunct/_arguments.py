@@ -72,7 +72,7 @@ def _no_member(cls: type[enum.Enum], value: object) -> None:
 
 def _guard_abstract(base: type[Any]) -> None:
     """Say which methods are to be written where a class of ours is made that only says what others have."""
-    if base.__new__ is not object.__new__:
+    if any("__new__" in vars(each) for each in base.__mro__[:-1]):
         return
 
     def __new__(cls: type[Any], *args: object, **given: object) -> Any:
@@ -88,7 +88,7 @@ def _guard_abstract(base: type[Any]) -> None:
             )
         return object.__new__(cls)
 
-    base.__new__ = __new__  # type: ignore[method-assign]
+    setattr(base, "__new__", __new__)  # noqa: B010
 
 
 def _is_model(cls: type[Any]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assets.manifest import POSITION
-from assets.sources.changes.formats import ORDER, PROBLEM, YEARS, outside_years, shown
+from assets.sources.changes.formats import ORDER, PROBLEM, YEARS, outside_years, shown, telling
 from assets.sources.extractor import Projection, PythonExtractor, companions, hiding
 from resources.columns import column
 from resources.errors import BadChangeError, SchemaMismatchError
@@ -92,11 +92,13 @@ def decode_changes(
     null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
     changes = _with_problem(rows, *null_key)
     raw = [F.col(RAW)] if RAW in changes.columns else []
+    # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     return changes.select(
         *[column(name) for name in entry_schema.names],
         *META,
         F.col(OFFSET if order_by is None else ORDER).alias(POSITION),
-        F.col(PROBLEM),
+        telling(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
         *raw,
     )
 

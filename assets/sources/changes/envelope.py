@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assets.sources.changes.formats import ORDER, PROBLEM, TRUNCATE, YEARS, shown, unknown_operation
+from assets.sources.changes.formats import ORDER, PROBLEM, TRUNCATE, YEARS, a_value, shown, unknown_operation
 from assets.sources.changes.json_values import DATED, dated, is_number, raw_form, text_of, value_of
 from assets.sources.extractor import companions
 from resources.columns import column
@@ -300,7 +300,7 @@ def _foreign(own: list[str]) -> Column:
     keys = F.to_json(F.struct(*[F.col(f"__own{index}").alias(name) for index, name in enumerate(own)]))
     return F.when(
         F.col(_OP).isin("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
-        F.concat(F.lit("the record's own key is "), keys, F.lit(", and the row in it has another one")),
+        F.concat(F.lit("the record's own key is "), a_value(keys), F.lit(", and the row in it has another one")),
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 PROBLEM = "__problem"
+_BEGINS, _ENDS = "\x02", "\x03"  # around a value in a reason, until `telling`
 ORDER = "__order"
 _WRITE = ("c", "i", "r", "u", "create", "insert", "read", "update", "upsert")
 
@@ -219,7 +220,24 @@ def shown(value: Column) -> Column:
     """Return a text as reasons show it: quoted, its first 100 characters, or null."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'")), F.lit("null"))
+    quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
+    return F.coalesce(a_value(quoted), F.lit("null"))
+
+
+def a_value(text: Column) -> Column:
+    """Return a part of a reason that is a record's own; `telling` decides whether it is told."""
+    from pyspark.sql import functions as F
+
+    return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
+
+
+def telling(reason: Column, *, values: bool) -> Column:
+    """Return a reason with the values that stand in it (`shown`), or with a word in their places."""
+    from pyspark.sql import functions as F
+
+    if values:
+        return F.translate(reason, _BEGINS + _ENDS, "")
+    return F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", "a value that is not told")
 
 
 YEARS = "years are 1 to 9999"

@@ -44,6 +44,18 @@ def test_an_advance_that_meets_a_bad_change_commits_nothing(sparkling: World) ->
     assert sparkling.view(spec).get(2) is None
 
 
+def test_no_reason_tells_a_value_where_a_column_is_sensitive(sparkling: World) -> None:
+    texts = ['{"op":"c","after":{"id":"ada@x.org"}}', "ada@x.org", '{"op":"ada@x.org","after":{"id":1}}']
+    stream(sparkling, VALUES, [(text,) for text in texts])
+    hidden = dataset(changes=DebeziumEnvelope("id BIGINT"), on_bad_change=DeadLetters("lake.dead"), sensitive=["id"])
+    reasons = [row["reason"] for row in problems_of(frame_of(sparkling, hidden)).orderBy("offset").collect()]
+    assert reasons == [
+        "column 'id' is a value that is not told, declared bigint",
+        "not JSON: a value that is not told",
+        "unknown operation a value that is not told",
+    ]
+
+
 def test_dead_letters_have_the_place_the_reason_and_the_record(sparkling: World) -> None:
     stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (None, "c", None)])
     changes = frame_of(sparkling, DEAD)
