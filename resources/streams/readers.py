@@ -214,7 +214,8 @@ def read_new(
     ends = _shared(begins, state.next, max_records)
     ranges = {ssp: OffsetRange(str(begin), str(end)) for ssp, begin, end in zip(ssps, begins, ends, strict=True)}
     # All that came since the last batch, as long as some of it is to come: what is made anew may hold that already.
-    after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if ends == state.next else position.read)
+    told = parent is None or ends == state.next
+    after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if told else position.read)
     replaced = replaced_since(with_rewritten(position.read, state.read, lineages_of(streams)), state.read)
     return NewRecords(streams, stream, reader, parent, after, ranges, lost, replaced, by or f"reader {reader}")
 

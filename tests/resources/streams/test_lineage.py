@@ -125,3 +125,15 @@ def test_a_named_reader_is_told_that_what_was_rewritten_was_read_again(copying: 
         batch.commit()
     batch = read_new(lake, "out", reader="report")
     assert (batch.replaced, batch.records) == ((), 0)
+
+
+def test_a_named_reader_that_reads_in_turns_from_the_beginning_is_told_of_what_is_read_again(
+    copying: Copying, lake: Lake
+) -> None:
+    copying.arrive(*range(1, 20))
+    copying.read(0, copying.ends())
+    first = read_new(lake, "out", reader="report", max_records=5)
+    assert first.replaced == ()
+    first.commit()
+    copying.read(1, copying.ends(), factor=100)
+    assert len(read_new(lake, "out", reader="report", max_records=5).replaced) == 2
