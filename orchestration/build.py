@@ -79,8 +79,8 @@ def build_definitions(
     there are. All sensors and schedules are off until they are switched on.
 
     Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
-    limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the batch log fences the
-    second. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what they serve,
+    limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the application's lease lets
+    the second wait. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what they serve,
     also on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake` is a URL
     (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows so many entries or records of datasets and
     output streams in Dagster, 50 at most; `link_code` leads from assets to the lines of this machine's files where they

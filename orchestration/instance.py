@@ -7,7 +7,8 @@ from pathlib import Path
 _CONFIG = """\
 # One run of an application, and one of a dataset, at a time, however it is launched: Adjunct's ops are in pools,
 # and a run waits in the queue until the pools of all its ops are free. Where that is not so (another instance's
-# settings, or two runs that use a pool for the first time in the same second) the batch log fences one of them off.
+# settings, or two runs that use a pool for the first time in the same second) the lease of an application's run lets
+# the second one wait.
 concurrency:
   pools:
     granularity: run
