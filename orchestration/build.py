@@ -80,12 +80,12 @@ def build_definitions(
 
     Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
     limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the application's lease lets
-    the second wait. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what they serve,
-    also on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake` is a URL
-    (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows so many entries or records of datasets and
-    output streams in Dagster, 50 at most; `link_code` leads from assets to the lines of this machine's files where they
-    are declared, which Dagster then stores. Raises ConfigurationError where two applications declare one
-    dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
+    the second wait. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what
+    they serve, also on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake`
+    is a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows so many entries or records of
+    datasets and output streams in Dagster, 50 at most; `link_code` leads from assets to the lines of this machine's
+    files where they are declared, which Dagster then stores. Raises ConfigurationError where two applications declare
+    one dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
     """
     apps = (app, *more)
     _refuse_one_name(apps)

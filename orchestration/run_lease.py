@@ -165,7 +165,8 @@ class RunLease:
         self._renewal.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
 
     def check(self) -> None:
-        """Raise RunLeaseLostError if another run may have begun meanwhile."""
+        """Raise RunLeaseLostError if another run may have begun meanwhile: looked up, since one may be told to."""
+        self._renewal.look()
         if lost := self._renewal.lost:
             raise RunLeaseLostError(
                 f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}.",

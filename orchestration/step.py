@@ -24,7 +24,7 @@ from orchestration.offsets.manager import OffsetManager
 from orchestration.offsets.state import AppliedStartpoint, Replay
 from orchestration.output_columns import check_outputs
 from orchestration.planner import ExecutionPlan
-from resources.errors import StoreUnavailableError
+from resources.errors import CommitConflict, StoreUnavailableError
 from resources.spark_errors import adjunct_error
 from resources.streams import OffsetRange, SystemStreamPartition
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # Seconds before a batch's work is begun again where the store broke off in the middle of it.
 _PAUSES = (1.0, 5.0)
+# How often a run begins: another one that was taken over from may come in between, once.
+_BEGINNINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class StepContext:
 
     `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
     by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
+    It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
     """
 
     lake: Lake
@@ -114,7 +117,12 @@ class StepContext:
     on_event: Callable[[StepEvent], None] = lambda event: None
     max_batches: int | None = None
     between_batches: Callable[[], None] = lambda: None
-    still_ours: Callable[[], None] = lambda: None
+    still_ours: Callable[[], None] | None = None
+
+    def check(self) -> None:
+        """Raise where the run may not go on."""
+        if self.still_ours is not None:
+            self.still_ours()
 
 
 def run_step(context: StepContext) -> StepReport:
@@ -125,16 +133,25 @@ def run_step(context: StepContext) -> StepReport:
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
     StaleDatasetError when one is staler than its table allows, and CommitConflict when another run takes the
-    application over.
+    application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
+    from that commit.
     """
-    step = _Step(context)
-    try:
-        while context.max_batches is None or step.batches < context.max_batches:
-            if not step.run_next():
-                return step.report(caught_up=True)
-        return step.report(caught_up=False)
-    finally:
-        step.versions.release()
+    for attempt in range(1, _BEGINNINGS + 1):
+        step = _Step(context)
+        try:
+            while context.max_batches is None or step.batches < context.max_batches:
+                if not step.run_next():
+                    return step.report(caught_up=True)
+            return step.report(caught_up=False)
+        except CommitConflict as conflict:
+            if step.has_committed or context.still_ours is None or attempt == _BEGINNINGS:
+                raise
+            context.check()
+            text = f"{conflict.problem} This run holds the lease, and begins again from that commit."
+            context.on_event(StepEvent("lease", 0, {"text": text}))
+        finally:
+            step.versions.release()
+    raise AssertionError("unreachable")
 
 
 class _Step:
@@ -142,6 +159,7 @@ class _Step:
         self._context = context
         self._log = BatchLog(context.lake, context.app.name)
         self._commit, self._state = self._log.read()
+        self._found = self._commit
         startpoints = startpoints_of(context.lake, context.app)
         self._offsets = OffsetManager(context.systems, context.app, context.plan, startpoints)
         self._started = False
@@ -162,10 +180,14 @@ class _Step:
             self.batches, caught_up, self._counters, self._versions, self._seconds, self._state, tuple(self._said)
         )
 
+    @property
+    def has_committed(self) -> bool:
+        return self._commit is not self._found
+
     def run_next(self) -> bool:
         """Run one batch; False when there is nothing to read."""
         began = time.monotonic()
-        self._context.still_ours()
+        self._context.check()
         intent = self._state.open
         if intent is None:
             intent = self._plan_batch()
@@ -204,7 +226,7 @@ class _Step:
             seconds=seconds,
         )
         self._event("outputs", intent)
-        self._context.still_ours()
+        self._context.check()
         before = self._state.offsets
         self._commit, self._state = self._log.close(held, self._state, done)
         # Only now: a crash before this line leaves them fanned out, and the log knows that they were applied.
@@ -252,7 +274,7 @@ class _Step:
         raise AssertionError("unreachable")
 
     def _before_output(self, held: Commit, intent: Intent, name: str) -> None:
-        self._context.still_ours()
+        self._context.check()
         self._log.hold(held)
         self.versions.check_leases()
         self._event("output", intent, output=name)

@@ -64,6 +64,19 @@ class Renewal:
             self._problem = f"it lives for {self._ttl} and was not renewed in time"
         return self._problem
 
+    def look(self) -> None:
+        """Notice now, not with the next renewal, that somebody else has it; a store that can't tell changes nothing."""
+        with self._lock, suppress(TransientError):
+            if self._etag is None or self._problem:
+                return
+            try:
+                found = self._store.get(self._key)
+            except ObjectNotFoundError:
+                self._problem = "it had expired and was removed"
+                return
+            if found.etag != self._etag:
+                self._problem = self._not_ours(found.data)
+
     def renew(self) -> None:
         """Write it anew, which moves its expiry. One that was removed or taken meanwhile is lost, not made again."""
         with self._lock:

@@ -163,6 +163,21 @@ def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
         assert "run second" in who_runs(lake, "delays"), "who was taken over from does not end the other's lease"
 
 
+def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_renewal(lake: Lake) -> None:
+    with lease(lake, "first") as first:
+        first.check()
+        with lease(lake, "second", Claim(take_over=True)) as second:
+            with pytest.raises(RunLeaseLostError, match=r"run first was lost: run second on host .* has taken it over"):
+                first.check()
+            second.check()
+
+
+def test_a_store_that_does_not_answer_a_check_is_waited_for_until_the_lease_may_have_expired(lake: Lake) -> None:
+    down = Lake(FaultyStore(lake.store, [Fault("get", nth, "lost-before") for nth in range(2, 50)]), lake.id)
+    with lease(down) as held:
+        held.check()
+
+
 def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -> None:
     lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
     with pytest.raises(ApplicationBusyError, match=r"run r on host other \(pid 7\)"):

@@ -19,7 +19,7 @@ from orchestration.batchlog import BatchLog
 from orchestration.retention import discard_all
 from orchestration.run import plan_application
 from orchestration.step import StepContext, StepEvent, StepReport, run_step
-from resources.errors import LeaseLostError, RunLeaseLostError, StoreUnavailableError
+from resources.errors import CommitConflict, LeaseLostError, RunLeaseLostError, StoreUnavailableError
 from resources.objects import Lake
 from resources.objects import renewal as renewal_module
 from resources.objects.faulty import Fault, FaultyStore
@@ -83,7 +83,7 @@ class Trips:
     def discard(self) -> None:
         discard_all(self.world.lake, {each.name: each for each in self.datasets}, by="test")
 
-    def run(self, lake: Lake | None = None, still_ours: Callable[[], None] = lambda: None) -> StepReport:
+    def run(self, lake: Lake | None = None, still_ours: Callable[[], None] | None = None) -> StepReport:
         app = Application("app")
         trips = app.input_stream("lake.trips", default_offset="oldest")
         for dataset in self.datasets:
@@ -203,6 +203,57 @@ def test_a_step_stops_before_a_batch_an_output_and_a_commit_where_the_run_may_no
     assert trips.events == events
     trips.run()
     assert trips.events[-1] == "caught-up"
+
+
+def begun(trips: Trips) -> Trips:
+    """Return them with a batch done, so that its positions are stored, and something more to read."""
+    trips.publish(1)
+    trips.run()
+    trips.events.clear()
+    trips.world.send("trips", [("a", 2)])
+    return trips
+
+
+def commits_late(trips: Trips, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let another run begin a batch, and end there, just before the next run does."""
+
+    def end() -> None:
+        raise Crash
+
+    def late(context: StepContext, views: object) -> None:
+        monkeypatch.setattr(step_module, "check_outputs", lambda context, views: None)
+        trips.reading.meanwhile = end
+        with pytest.raises(Crash):
+            trips.run()
+        trips.reading.meanwhile = lambda: None
+
+    monkeypatch.setattr(step_module, "check_outputs", late)
+
+
+def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(new_trips, monkeypatch) -> None:
+    trips = begun(new_trips())
+    commits_late(trips, monkeypatch)
+    assert trips.run(still_ours=lambda: None).batches == 1
+    assert trips.events == ["intent", "lease", "intent", "output", "outputs", "batch", "caught-up"]
+    _, state = BatchLog(trips.world.lake, "app").read()
+    assert (state.batch, state.records, state.open) == (2, 3, None)
+    assert trips.held() == set()
+
+
+def test_who_has_lost_the_lease_or_has_none_is_ended_by_anothers_commit(new_trips, monkeypatch) -> None:
+    trips = begun(new_trips())
+    commits_late(trips, monkeypatch)
+    with pytest.raises(CommitConflict):
+        trips.run()
+    commits_late(trips, monkeypatch)
+    asked = iter((False, True))
+
+    def still_ours() -> None:
+        if next(asked):
+            raise RunLeaseLostError("it was taken over.")
+
+    with pytest.raises(RunLeaseLostError):
+        trips.run(still_ours=still_ours)
 
 
 @pytest.mark.parametrize("broken", [1, 2, 3])
