@@ -30,14 +30,14 @@ def guard(names: MutableMapping[str, Any], exported: Sequence[str]) -> None:
     for name in exported:
         found = names[name]
         if inspect.isclass(found):
-            _guard_class(found, names)
+            _guard_class(found)
         elif isinstance(found, FunctionType):
-            checked = _checked(found, name, names)
+            checked = _checked(found, name)
             checked.__module__ = str(names["__name__"])  # where a pickle finds it again
             names[name] = checked
 
 
-def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
+def _guard_class(cls: type[Any]) -> None:
     if issubclass(cls, enum.Enum):
         cls._missing_ = classmethod(_no_member)  # type: ignore[assignment]
     elif getattr(cls, "_is_protocol", False) or inspect.isabstract(cls):
@@ -57,7 +57,7 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
                 said = f"{owner.__name__}.{name}"
             if not isinstance(function, FunctionType) or hasattr(function, _MARK):
                 continue
-            checked: Any = _checked(function, said, names, skip=0 if isinstance(member, staticmethod) else 1)
+            checked: Any = _checked(function, said, skip=0 if isinstance(member, staticmethod) else 1)
             if isinstance(member, classmethod | staticmethod):
                 checked = type(member)(checked)
             setattr(owner, name, checked)
@@ -121,7 +121,7 @@ def _guard_model(cls: type[Any]) -> None:
     cls.__init__ = __init__
 
 
-def _checked(function: Any, said: str, names: Mapping[str, Any], skip: int = 0) -> Any:
+def _checked(function: Any, said: str, skip: int = 0) -> Any:
     """Return the function with its arguments checked; `skip` is 1 for a method, whose first is the object itself."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[skip:]
@@ -137,7 +137,7 @@ def _checked(function: Any, said: str, names: Mapping[str, Any], skip: int = 0) 
     def call(*args: Any, **given: Any) -> Any:
         nonlocal hints
         if hints is None:
-            hints = hints_of(function, [each.name for each in parameters], names)
+            hints = hints_of(function, [each.name for each in parameters])
         places = chain(positional, repeat(several)) if several else positional
         for name, value in chain(zip(places, args[skip:], strict=False), given.items()):
             hint = hints.get(name if name in known else anything)

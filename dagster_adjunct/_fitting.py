@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import collections.abc
+import inspect
 import numbers
 import sys
 import types
-import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -36,22 +38,38 @@ _ARROW = types.SimpleNamespace(**_BY_NAME)
 class _Names(dict[str, Any]):
     """The names that an annotation may use, and Any for what is imported for type checkers only and not loaded."""
 
-    def __init__(self, module: Mapping[str, Any], exported: Mapping[str, Any]) -> None:
+    def __init__(self, module: str) -> None:
         super().__init__()
-        self._known = (module, exported, vars(builtins), vars(typing), vars(collections.abc))
+        self._module = module
+        self._known = (vars(sys.modules[module]), vars(builtins))
 
     def __missing__(self, name: str) -> Any:
         found = next((names[name] for names in self._known if name in names), None)
-        if found is not None:
-            return found
-        return _ARROW if name == "pa" else _BY_NAME.get(name) or _in_floors(name)
+        return _imported_for_types(self._module).get(name, Any) if found is None else found
 
 
-def _in_floors(name: str) -> Any:
-    """Return what the loaded modules of this package call so, if they agree."""
-    modules = [module for path, module in list(sys.modules.items()) if is_ours(path)]
-    found = {id(each): each for module in modules if (each := vars(module).get(name)) is not None}
-    return found.popitem()[1] if len(found) == 1 else Any
+@cache
+def _imported_for_types(module: str) -> dict[str, Any]:
+    """Return what a module imports for type checkers only, as far as it is of this package and loaded, or is heavy."""
+    found: dict[str, Any] = {}
+    for block in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"):
+            continue
+        for line in block.body:
+            if isinstance(line, ast.Import):
+                found |= {each.asname: _ARROW for each in line.names if each.name == "pyarrow" and each.asname}
+            elif isinstance(line, ast.ImportFrom):
+                source = line.module or ""
+                for each in line.names:
+                    if f"{source}.".startswith(_HEAVY):
+                        kind = _BY_NAME.get(each.name)
+                    elif source.startswith(("typing", "collections")) or is_ours(source):
+                        kind = getattr(sys.modules.get(source), each.name, None)
+                    else:
+                        kind = None
+                    if kind is not None:
+                        found[each.asname or each.name] = kind
+    return found
 
 
 def is_ours(module: str) -> bool:
@@ -59,9 +77,9 @@ def is_ours(module: str) -> bool:
     return any(part in FLOORS for part in module.split(".")[:2])
 
 
-def hints_of(function: Callable[..., Any], parameters: Sequence[str], exported: Mapping[str, Any]) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any], parameters: Sequence[str]) -> dict[str, Any]:
     """Return the declared types of parameters, of those that say anything."""
-    names, found = _Names(vars(sys.modules[function.__module__]), exported), {}
+    names, found = _Names(function.__module__), {}
     for name in parameters:
         hint: Any = function.__annotations__.get(name, Any)
         if isinstance(hint, str):

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+# Arguments are checked from here on, as they are for users: whichever tests a process runs, in whatever order.
+import dagster_adjunct  # noqa: F401
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

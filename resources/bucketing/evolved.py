@@ -55,8 +55,10 @@ def as_laid_out(table: pa.Table, layout: BucketLayout) -> pa.Table:
 
 
 def _widens(narrow: pa.Field, wide: pa.Field) -> bool:
+    import pyarrow as pa
+
     try:
-        (was,), (now,) = (Schema.from_arrow([field]).fields for field in (narrow, wide))
+        (was,), (now,) = (Schema.from_arrow(pa.schema([field])).fields for field in (narrow, wide))
     except AdjunctError:
         return False
     return widens(was.type, now.type)

@@ -96,7 +96,9 @@ def test_two_versions_of_planes_were_served_one_after_the_other(main_job: Finish
 
 def test_running_it_again_changes_nothing_and_starts_no_spark(main_job: FinishedJob) -> None:
     def everything() -> list[tuple[str, int, str]]:
-        return [(info.key, info.size, info.etag) for info in open_lake(main_job.lake).store.list("")]
+        stored = open_lake(main_job.lake).store.list("")
+        # Who runs it is written for the time of each run.
+        return [(info.key, info.size, info.etag) for info in stored if not info.key.endswith(("/run.json", "/clock"))]
 
     def records(path: Path) -> list[tuple[object, ...]]:
         with sqlite3.connect(path) as connection:
