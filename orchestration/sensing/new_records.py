@@ -142,7 +142,9 @@ def new_records_sensor(
         asked = decision.asked if isinstance(decision, Request) else cursor.asked
         context.update_cursor(write_cursor(NewRecordsCursor(asked=asked)))
         if isinstance(decision, Skip):
-            return SkipReason(decision.reason)
+            # A mistyped address looks like a lake that nobody has written to yet.
+            nowhere = "" if lake.exists() else f" There is no lake at {lake.url}."
+            return SkipReason(f"{decision.reason}{nowhere}")
         return RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(stock.look.lag)})
 
     return evaluate

@@ -194,6 +194,14 @@ def copying(name: str = "copy", *streams: str) -> Application:
     return app
 
 
+def test_a_tick_on_a_lake_that_is_not_there_says_so_and_makes_none(tmp_path: Path) -> None:
+    nowhere = open_lake(tmp_path / "mistyped")
+    with DagsterInstance.ephemeral() as instance:
+        sensor = Ticker(nowhere, copying(), instance, "copy_new_records")
+        assert sensor.skipped() == f"No new records. There is no lake at {nowhere.url}."
+    assert not (tmp_path / "mistyped").exists()
+
+
 def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, tmp_path: Path) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
     with DagsterInstance.ephemeral() as instance:
