@@ -336,7 +336,8 @@ class DatasetManifest(_Document):
     Changes at or below `horizon` come too late (ordering columns only). `quarantining` are the ranges whose bad
     changes are on their way to the dead letters: they are read again as they are. `applied` are the ids of the
     startpoints that were applied last, by stream partition, newest last. `decision` is the last decision about
-    recovery. `numbers` are those of its versions so far, as ranges (first, last), newest last.
+    recovery. `numbers` are those of its versions so far, as ranges (first, last), newest last. `positions_from` is
+    added to offsets to make positions: where its stream was repartitioned offsets began anew, and what comes must win.
     """
 
     format: Literal[1] = 1
@@ -359,6 +360,7 @@ class DatasetManifest(_Document):
     retained_from: int = Field(default=1, ge=1)
     confirmed_at: AwareDatetime | None = None
     horizon: int | None = None
+    positions_from: int = Field(default=0, ge=0)
     quarantining: dict[str, tuple[Offset, Offset]] | None = None
     applied: dict[str, AppliedIds] = Field(default_factory=dict)
     decision: Decision | None = None

@@ -186,14 +186,19 @@ def delivered_version(
 ) -> tuple[str | None, str]:
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
     from assets import DatasetStore
+    from assets.carrying import carried_over
     from assets.sources.delivery import Awaiting
     from assets.sources.opening import open_source
+    from assets.sources.stream_source import StreamSource
 
     try:
         source = open_source(systems, dataset, lake)
     except StreamNotFoundError as error:
         return None, error.problem.rstrip(".")
-    found = source.next(DatasetStore(lake, dataset).manifest() or source.first_manifest())
+    manifest = DatasetStore(lake, dataset).manifest() or source.first_manifest()
+    if isinstance(source, StreamSource):
+        manifest = carried_over(manifest, source.info) or manifest
+    found = source.next(manifest)
     if not isinstance(found, Awaiting):
         return found.version, ""
     named = f"version {found.version}" if found.version else "the next one"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from assets import list_datasets, open_dataset
+from assets.carrying import carry_over, has_read_all
 from assets.log import DatasetLog
 from assets.rebucketing.report import RebucketReport
 from assets.rebucketing.table import repartition_table
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
 class RepartitionReport:
     """What a rewriting did, or (`dry_run`) would do. `rows` are records.
 
-    `carried` are the applications that go on where they were; `told` find at their next run that the stream is another
-    one, which only a forced rewriting accepts; `holding` are those that no rewriting accepts.
+    `carried` are the applications and `datasets` the datasets that go on where they were; `told` find at their next
+    run that the stream is another one, which only a forced rewriting accepts; `holding` are those that no rewriting
+    accepts.
     """
 
     name: str
@@ -42,6 +45,7 @@ class RepartitionReport:
     told: tuple[str, ...] = ()
     holding: tuple[str, ...] = ()
     dry_run: bool = False
+    datasets: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """Return the report in one line."""
@@ -61,10 +65,10 @@ def repartition_stream(
 ) -> RepartitionReport:
     """Rewrite a keyed stream of the lake into another number of partitions, in one commit; a crash leaves the old one.
 
-    The order of each key's records stays, and markers stay between the same records. Offsets begin anew: applications
-    and named readers who had read all of it go on at what comes after. Raises StillReadError while an open batch reads
-    or writes it or a startpoint waits on it, and, unless `force`, while a reader has not read all or a dataset follows
-    it: these are refused by their next run then, which says what to do. Raises ConfigurationError for a stream
+    The order of each key's records stays, and markers stay between the same records. Offsets begin anew: applications,
+    datasets and named readers who had read all of it go on at what comes after. Raises StillReadError while an open
+    batch reads or writes it or a startpoint waits on it, and, unless `force`, while a reader or dataset has not read
+    all of it: these are refused by their next run then, which says what to do. Raises ConfigurationError for a stream
     without key, or with markers that do not stand in all partitions alike.
     """
     streams = LakeStreams(lake)
@@ -73,11 +77,11 @@ def repartition_stream(
     _, seen = streams.state(name)
     rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
     if dry_run:
-        carried, told, holding = _readers(lake, name, seen)
-        return RepartitionReport(name, before, partitions, rows, carried, told, holding, dry_run)
+        carried, datasets, told, holding = _readers(lake, name, seen)
+        return RepartitionReport(name, before, partitions, rows, carried, told, holding, dry_run, datasets)
 
     def check(state: StreamState) -> None:
-        _, told, holding = _readers(lake, name, state)
+        _, _, told, holding = _readers(lake, name, state)
         if holding or (told and not force):
             step = (
                 "Let them end, give up their batches (adjunct checkpoint abandon), or take startpoints back (adjunct "
@@ -91,9 +95,10 @@ def repartition_stream(
             raise StillReadError(f"stream {name!r} can't be repartitioned now: {'; '.join((*holding, *told))}.", step)
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
-    _, told, _ = _readers(lake, name, seen)
+    _, _, told, _ = _readers(lake, name, seen)
     rows = sum(entry.rows for entry in after.entries())
-    return RepartitionReport(name, before, partitions, rows, _carry(lake, name, by), told)
+    carried, datasets = _carry(lake, name, by)
+    return RepartitionReport(name, before, partitions, rows, carried, told, datasets=datasets)
 
 
 def repartition_dataset(
@@ -121,8 +126,8 @@ def repartition_dataset(
     )
 
 
-def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return who goes on at the end of the stream, who would be told, and who must end first."""
+def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], ...]:
+    """Return the applications and the datasets that go on at its end, who would be told, and who must end first."""
     stream = f"lake.{name}"
     carried: list[str] = []
     told: list[str] = []
@@ -149,18 +154,30 @@ def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...]
     for reader in list_readers(lake, name):
         if reader.problem or reader.behind or reader.lost:
             told.append(f"reader {reader.name} has not read all of it")
+    datasets, behind = _following(lake, stream, state)
+    return tuple(carried), datasets, (*told, *behind), tuple(holding)
+
+
+def _following(lake: Lake, stream: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the datasets that go on at its end, and in words those that would be told."""
+    datasets: list[str] = []
+    told: list[str] = []
     for dataset in list_datasets(lake):
         try:
             manifest = open_dataset(lake, dataset).manifest()
         except MalformedDocumentError as error:
             told.append(f"dataset {dataset} may follow it: {error.problem}")
             continue
-        if manifest is not None and manifest.declaration.input == stream:
-            told.append(f"dataset {dataset} follows it, which then has to be deleted and built anew")
-    return tuple(carried), tuple(told), tuple(holding)
+        if manifest is None or manifest.declaration.input != stream:
+            continue
+        if has_read_all(manifest, state.id, tuple(map(str, state.next))):
+            datasets.append(dataset)
+        else:
+            told.append(f"dataset {dataset} follows it and has not read all of it, or is being built")
+    return tuple(datasets), tuple(told)
 
 
-def _carry(lake: Lake, name: str, by: str) -> tuple[str, ...]:
+def _carry(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Commit the positions of those who had read all, and return them; who is missed here does so at its next run."""
     info = LakeStreams(lake).info(name)
     carried = []
@@ -175,4 +192,9 @@ def _carry(lake: Lake, name: str, by: str) -> tuple[str, ...]:
         except CommitConflict:
             continue
         carried.append(application)
-    return tuple(carried)
+    datasets = []
+    for dataset in list_datasets(lake):
+        with suppress(CommitConflict, MalformedDocumentError):
+            if carry_over(DatasetLog(lake, dataset), f"lake.{name}", info, by=by):
+                datasets.append(dataset)
+    return tuple(carried), tuple(datasets)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from assets.carrying import carried_over
 from assets.log import DatasetLog
 from assets.manifest import Abandoned, Awaited, Change, DatasetManifest, Lost, VersionRef
 from assets.publishing.build import add, check_declaration
@@ -26,6 +27,7 @@ from assets.report import Action, AdvanceReport, OnStage, Stages, ignore
 from assets.sources.delivery import Awaiting, Delivery
 from assets.sources.inputs import FileSource, QuerySource
 from assets.sources.opening import open_source
+from assets.sources.stream_source import StreamSource
 from resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
 from resources.given_session import starter_of
 from resources.spark_errors import unwrapped
@@ -164,14 +166,22 @@ class _Cycle:
         _check_membership(specs, manifests)
         if expire_pins(first, manifests, datetime.now(UTC), by=by):
             self._commit, manifests = first.read_all()
+        opened = []
         for spec in specs:
             stages = Stages(spec.name, on_stage)
+            with stages("collect"):
+                opened.append((spec, stages, open_source(systems, spec, lake, partition=partition)))
+        carried = _carried(manifests, [source for _, _, source in opened])
+        if carried:
+            self._commit = first.commit_all(self._commit, carried, by=by)
+            manifests |= carried
+        for spec, stages, source in opened:
             with stages("collect"):
                 log = DatasetLog(lake, spec.name)
                 committed = manifests.get(spec.name)
                 # Before the declaration, in which a stream made anew with other partitions would differ, too.
-                read_from = committed.stream if committed else None
-                source = open_source(systems, spec, lake, partition=partition, read_from=read_from)
+                if committed is not None and isinstance(source, StreamSource):
+                    source.check_not_made_anew(committed.stream)
                 manifest = committed or source.first_manifest()
                 check_declaration(spec.name, manifest.declaration, source.declaration)
                 manifest = declared(manifest, spec)
@@ -299,6 +309,13 @@ class _Cycle:
             schema=member.source.schema if version is None else version.columns,
             note="; ".join(notes),
         )
+
+
+def _carried(manifests: Mapping[str, DatasetManifest], sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
+    """Return the manifests of those whose streams were repartitioned just when they had read all of them."""
+    streams = [source for source in sources if isinstance(source, StreamSource) and source.spec.name in manifests]
+    found = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
+    return {name: after for name, after in found.items() if after is not None}
 
 
 def _rejected(member: Member, ref: VersionRef) -> str:

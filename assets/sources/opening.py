@@ -33,13 +33,11 @@ def open_source(
     lake: Lake,
     *,
     partition: str | None = None,
-    read_from: str | None = None,
 ) -> VersionSource:
     """Return the versions that a bounded dataset is made from, whatever they arrive by.
 
     `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
-    stream gives its versions in its own order. `read_from` is the identity of the stream that the dataset was read from
-    so far. Raises DatasetError for an input that can't make the dataset, and OffsetOutOfRangeError for another stream.
+    stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
     """
     from assets.sources.stream_source import StreamSource
 
@@ -51,9 +49,7 @@ def open_source(
         from assets.sources.query_source import QueryVersions
 
         return QueryVersions(spec, spec.input, partition)
-    source = StreamSource.of(systems, spec)
-    source.check_not_made_anew(read_from)
-    return source
+    return StreamSource.of(systems, spec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from assets.dataset import AdjunctDataset
     from assets.manifest import Declaration
-    from resources.streams.system import StreamSystem
+    from resources.streams.system import StreamInfo, StreamSystem
 
 
 class StreamSource:
@@ -55,6 +55,10 @@ class StreamSource:
     @property
     def spec(self) -> AdjunctDataset:
         return self._stream.spec
+
+    @property
+    def info(self) -> StreamInfo:
+        return self._stream.info
 
     @property
     def schema(self) -> Schema:
@@ -158,7 +162,7 @@ class StreamSource:
         if info.repartitioned is not None and info.repartitioned.identity == before:
             raise OffsetOutOfRangeError(
                 f"dataset {self.spec.name!r} was read from {self.spec.input} before that was rewritten into "
-                f"{info.partitions} partition(s).",
+                f"{info.partitions} partition(s), and had not read all of it then.",
                 f"Offsets begin anew there, and none is taken for one of before. What is served stays. {self._ways_on}",
             )
         raise self._made_anew(f"was read from another stream under the name {self.spec.input}")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from assets.carrying import carried_over
 from assets.following import DeadLetters
 from assets.log import DatasetLog
 from assets.manifest import (
@@ -120,8 +121,16 @@ class Follower:
         self.source = Source.of(self.systems, self.spec)
         check_order(self.source)
         self.commit, self.found, self.damage = self.log.read_or_newest()
+        self.carried = carried_over(self.found, self.source.info) if self.found and not self.damage else None
+        self.found = self.carried or self.found
         self.looked = self.now()
         self.ends = self.source.system.upcoming(self.source.ssps)
+
+    def carry(self) -> None:
+        """Commit that the table goes on in its stream as that was repartitioned, where it was."""
+        if self.carried is not None:
+            self.commit = self.log.commit(self.commit, self.carried, by=self.by)
+            self.carried = None
 
     def decide(self) -> Decision:
         """Decide what to do with what was found."""
@@ -130,6 +139,7 @@ class Follower:
 
     def go_on(self) -> AdvanceReport:
         """Do what was decided, and apply what has come."""
+        self.carry()
         manifest, decision = self.found, self.decision
         if decision.action == "serve-stale":
             assert manifest is not None
@@ -384,13 +394,15 @@ class Follower:
         return records
 
     def _write(self, attempt: Attempt, ranges: Ranges, *, keep_tombstones: bool) -> tuple[Generation, dict[str, int]]:
-        from assets.unbounded.ordering import without_late
+        from assets.unbounded.ordering import placed_from, without_late
 
         source, spec = self.source, self.spec
         what = f"dataset {spec.name!r}"
         assert source.info.schema is not None
         records = source.read(self.spark(), ranges)
         changes = decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
+        if self.manifest.positions_from and spec.following.order_by is None:
+            changes = placed_from(changes, self.manifest.positions_from)
         if self.rewinding is not None:
             changes, late = self.rewinding.onto(changes, self)
         else:
@@ -453,6 +465,7 @@ class Follower:
             extractor and extractor.describe(),
             spec.columns,
             self.manifest.horizon,
+            *([self.manifest.positions_from] if self.manifest.positions_from else []),
             *(self.rewinding.told if self.rewinding is not None else ()),
         )
         digest = hashlib.sha256(repr(said).encode()).hexdigest()[:8]

@@ -26,6 +26,13 @@ def position_of(rows: DataFrame, name: str) -> Column:
     return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
 
 
+def placed_from(changes: DataFrame, first: int) -> DataFrame:
+    """Return changes ordered by offset with positions that begin at `first`."""
+    from pyspark.sql import functions as F
+
+    return changes.withColumn(POSITION, F.col(POSITION) + F.lit(first).cast("bigint"))
+
+
 def without_late(
     changes: DataFrame, horizon: int | None, on_bad_change: object
 ) -> tuple[DataFrame, Callable[[], int] | None]:

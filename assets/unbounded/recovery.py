@@ -187,6 +187,14 @@ def _check_not_made_anew(source: Source, stream: str | None, offsets: Offsets, u
     for ssp, offset in offsets.items():
         if ssp in upcoming and source.system.compare(offset, upcoming[ssp]) > 0:
             found = f"dataset {name!r} has read {ssp} up to offset {offset}, and the stream ends at {upcoming[ssp]}"
+    rewritten = source.info.repartitioned
+    if found and rewritten is not None and rewritten.identity == stream:
+        raise OffsetOutOfRangeError(
+            f"dataset {name!r} was read from {source.spec.input} before that was rewritten into "
+            f"{source.info.partitions} partition(s), and had not read all of it then.",
+            "Offsets begin anew there, and none is taken for one of before. What is served stays. Rebuild the dataset "
+            f"from it (adjunct dataset rebuild {name} MODULE:APP --reason …), or declare it under a new name.",
+        )
     if found:
         raise OffsetOutOfRangeError(
             f"{found}.",

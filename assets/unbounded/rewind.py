@@ -106,6 +106,7 @@ def _rewind(work: Follower, positions: Positions, reason: str, force: Force) -> 
     if work.found is None or decision.action != "continue":
         _check(plan)
         raise _not_valid(work.spec, decision)
+    work.carry()
     work.manifest = work.found
     work.evolve()
     plan = _after_what_was_begun(work, plan, positions, force)

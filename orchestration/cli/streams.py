@@ -203,6 +203,8 @@ def repartition(
     show_line(f"{report.summary()}.")
     for application in report.carried:
         show_line(f"  application {application} {'would go' if dry_run else 'goes'} on where it has read to")
+    for dataset in report.datasets:
+        show_line(f"  dataset {dataset} {'would go' if dry_run else 'goes'} on where it has read to")
     for reader in (*report.holding, *report.told):
         show_line(f"  {'refused' if dry_run else 'forced'}, because {reader}")
 
