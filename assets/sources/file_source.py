@@ -60,6 +60,11 @@ class FileVersions:
         return self._spec
 
     @property
+    def _told(self) -> bool:
+        """Whether errors tell what was found: where a column is sensitive, a line may hold any of its values."""
+        return not (self._spec.sensitive or getattr(self._spec.extractor, "sensitive", ()))
+
+    @property
     def schema(self) -> Schema:
         return self._schema
 
@@ -316,7 +321,7 @@ class FileVersions:
     def _count(self, what: str, folder: Folder, promise: Promise, spark: Callable[[], SparkSession]) -> int | None:
         files, source = folder.files, self._source
         if source.format == "parquet" or sum(file.size for file in files) <= _READ_HERE:
-            return count_records(self._tree, files, source.format, source.schema, what)
+            return count_records(self._tree, files, source.format, source.schema, what, values=self._told)
         if promise.rows is None:
             return None
         with unwrapped():
@@ -333,7 +338,8 @@ class FileVersions:
             )
 
     def _records(self, what: str, folder: Folder, spark: SparkSession) -> DataFrame:
-        return files_frame(spark, self._tree, folder.files, self._source.format, self._source.schema, what)
+        source = self._source
+        return files_frame(spark, self._tree, folder.files, source.format, source.schema, what, values=self._told)
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self._spec.name!r}, version {delivery.version!r}"

@@ -42,16 +42,24 @@ class Piece:
 
 
 def files_frame(
-    spark: SparkSession, tree: FileTree, files: Sequence[FoundFile], format: FileFormat, schema: Schema, what: str
+    spark: SparkSession,
+    tree: FileTree,
+    files: Sequence[FoundFile],
+    format: FileFormat,
+    schema: Schema,
+    what: str,
+    *,
+    values: bool = True,
 ) -> DataFrame:
     """Return the records of these files: the columns of `schema`, then those of META.
 
-    `__partition` is the file's place in `files`, `__offset` the record's in its file, both counted from 0.
+    `__partition` is the file's place in `files`, `__offset` the record's in its file, both counted from 0. Without
+    `values`, errors tell no values of records.
     """
     from pyspark.sql import functions as F
 
     tasks = shared_out(files, format)
-    read = _reader(tree, tasks, format, schema, what)
+    read = _reader(tree, tasks, format, schema, what, values=values)
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
     kinds = [*(field.type for field in schema.fields), "int", "bigint"]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(kinds))
@@ -63,7 +71,15 @@ def files_frame(
     )
 
 
-def count_records(tree: FileTree, files: Sequence[FoundFile], format: FileFormat, schema: Schema, what: str) -> int:
+def count_records(
+    tree: FileTree,
+    files: Sequence[FoundFile],
+    format: FileFormat,
+    schema: Schema,
+    what: str,
+    *,
+    values: bool = True,
+) -> int:
     """Return how many records these files hold, without Spark: Parquet by footers, texts by reading them."""
 
     def count(file: FoundFile) -> int:
@@ -71,7 +87,7 @@ def count_records(tree: FileTree, files: Sequence[FoundFile], format: FileFormat
             from resources.files.parquet import count_parquet
 
             return count_parquet(tree, file, schema, f"{what}: file {tree.url}/{file.path}")
-        return sum(table.num_rows for _, table in tables(tree, file, format, schema, what))
+        return sum(table.num_rows for _, table in tables(tree, file, format, schema, what, values=values))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return sum(pool.map(count, files))
@@ -97,22 +113,24 @@ def shared_out(files: Sequence[FoundFile], format: FileFormat) -> list[list[Piec
 
 
 def _reader(
-    tree: FileTree, tasks: list[list[Piece]], format: FileFormat, schema: Schema, what: str
+    tree: FileTree, tasks: list[list[Piece]], format: FileFormat, schema: Schema, what: str, *, values: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         wanted = [number for batch in batches for number in batch.column(0).to_pylist()]
         for number in wanted:
             for piece in tasks[number]:
-                yield from wrapped(_batches(tree, piece, format, schema, what))
+                yield from wrapped(_batches(tree, piece, format, schema, what, values=values))
 
     return read
 
 
-def _batches(tree: FileTree, piece: Piece, format: FileFormat, schema: Schema, what: str) -> Iterator[pa.RecordBatch]:
+def _batches(
+    tree: FileTree, piece: Piece, format: FileFormat, schema: Schema, what: str, *, values: bool
+) -> Iterator[pa.RecordBatch]:
     import numpy as np
     import pyarrow as pa
 
-    for first, table in tables(tree, piece.file, format, schema, what, (piece.start, piece.end)):
+    for first, table in tables(tree, piece.file, format, schema, what, (piece.start, piece.end), values=values):
         rows = table.num_rows
         marks = [
             pa.array(np.full(rows, piece.number, np.int32)),

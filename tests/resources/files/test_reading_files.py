@@ -258,6 +258,29 @@ def test_the_parts_of_a_large_parquet_file_hold_each_record_once(folder: Path) -
     assert sorted(found) == [(i, i) for i in range(1000)]
 
 
+@pytest.mark.parametrize(
+    ("format", "content", "place"),
+    [
+        ("csv", b"tailnum,seats\nN1,2\nN2,hunter2\n", "column 'seats' of line 3 is declared int"),
+        ("csv", b"tailnum,seats\nN1,2\nhunter2\n", "line 3"),
+        ("csv", b"tailnum,hunter2\nN1,2\n", ""),
+        ("jsonl", b'{"tailnum":"N1","seats":"hunter2"}\n', "line 1: column 'seats' is declared int"),
+        ("jsonl", b'{"tailnum":"N1","hunter2":1}\n', "line 1"),
+        ("jsonl", b"hunter2\n", "line 1"),
+    ],
+)
+def test_errors_tell_the_place_and_no_value_where_a_column_is_sensitive(
+    folder: Path, format: FileFormat, content: bytes, place: str
+) -> None:
+    (folder / "a").write_bytes(content)
+    tree = open_tree(str(folder))
+    schema = PLANES.select(["tailnum", "seats"])
+    with pytest.raises(SchemaMismatchError) as caught:
+        list(tables(tree, tree.list()[0], format, schema, "it", values=False))
+    assert f"{place}: what was found is not told, because columns are sensitive." in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
 # -- which task reads what
 
 
