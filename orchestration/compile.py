@@ -77,7 +77,7 @@ class Batch:
             for operator in self._context.app.operators:
                 if operator.id not in self._written:
                     continue
-                frame = self._compile(operator)
+                frame = self._analysed(operator)
                 if self._uses[operator.id] > 1 and not isinstance(operator.spec, Input | SendToStream | SendToTable):
                     # Several operators read these records: compute them once.
                     frame = frame.persist()
@@ -89,6 +89,19 @@ class Batch:
         finally:
             for frame in self._kept:
                 frame.unpersist()
+
+    def _analysed(self, operator: Operator) -> DataFrame:
+        """Return the operator's records; what Spark says of its expressions is told with its name, not with a plan."""
+        from pyspark.errors import AnalysisException
+
+        try:
+            return self._compile(operator)
+        except AnalysisException as error:
+            said = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
+            raise PlanningError(
+                f"{operator.id}: {said}.",
+                "Correct the expression, or the function; adjunct plan shows the operators by these names.",
+            ) from error
 
     def _compile(self, operator: Operator) -> DataFrame:
         spec = operator.spec

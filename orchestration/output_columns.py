@@ -42,7 +42,7 @@ class Rehearsal(Batch):
             if operator.id not in self._written or not all(each in self._frames for each in operator.inputs):
                 continue
             try:
-                self._frames[operator.id] = self._compile(operator)
+                self._frames[operator.id] = self._analysed(operator)
             except _UntriedError as error:
                 _log.info("%s: its function can't be tried without records: %s", operator.id, error)
         return {}
@@ -78,10 +78,12 @@ class Rehearsal(Batch):
 
 
 def _tried(function: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
+    from pyspark.errors import AnalysisException
+
     def call(frame: DataFrame) -> DataFrame:
         try:
             return function(frame)
-        except AdjunctError:
+        except (AdjunctError, AnalysisException):  # columns are the same, with records or without
             raise
         except Exception as error:  # whatever somebody's code raises where it finds no record
             raise _UntriedError(f"{type(error).__name__}: {error}") from error

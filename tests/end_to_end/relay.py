@@ -22,10 +22,13 @@ PARTITIONS = 8
 
 @dataclass
 class Gate:
-    """A folder by which a test holds the run's process where a batch is begun and nothing of it is written."""
+    """A folder by which a test holds the run's process where a batch is begun and nothing of it is written.
+
+    `passed` counts from -1: before its first batch a run calls functions once over no records.
+    """
 
     folder: Path
-    passed: int = 0
+    passed: int = -1
 
     def close(self, after: int = 0) -> None:
         """Hold the next process that comes, once it has let so many batches through."""
