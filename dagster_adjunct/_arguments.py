@@ -142,8 +142,9 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
         for name, value in chain(zip(places, args[skip:], strict=False), given.items()):
             hint = hints.get(name if name in known else anything)
             if hint is not None and type(value) is not hint and not fits(value, hint):
-                if declares:  # it may have more to say of it, and does nothing else
-                    _own_words(function, args, given)
+                # A declaration does nothing else, so it may have more to say, or make of the elements what it wants.
+                if declares and _takes(function, args, given) and fits(value, hint, elements=False):
+                    continue
                 raise _misfit(said, name, value, hint, optional=name in optional)
         try:
             return function(*args, **given)
@@ -158,14 +159,15 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
     return call
 
 
-def _own_words(function: Any, args: Sequence[Any], given: Mapping[str, Any]) -> None:
-    """Raise what a declaration itself says of what it was given; what is no error of ours says nothing."""
+def _takes(function: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether a declaration takes what it was given; raises what it says itself, where that is an error of ours."""
     try:
         function(*args, **given)
     except AdjunctError:
         raise
-    except Exception:  # noqa: BLE001, S110 - the type that is wrong says it better
-        pass
+    except Exception:  # noqa: BLE001 - the type that is wrong says it better
+        return False
+    return True
 
 
 def _misfit(said: str, name: str, value: object, hint: Any, *, optional: bool) -> AdjunctError:

@@ -92,19 +92,22 @@ def hints_of(function: Callable[..., Any], parameters: Sequence[str]) -> dict[st
     return found
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a declared type; a text is no sequence of texts, and True is no number."""
+def fits(value: Any, hint: Any, *, elements: bool = True) -> bool:
+    """Whether a value is of a declared type; a text is no sequence of texts, and True is no number.
+
+    Without `elements`, what is in it is not looked at, and one kind of collection does for another.
+    """
     if hint is Any or hint is object:
         return True
     if hint is None:
         return value is None
     origin, inner = get_origin(hint), get_args(hint)
     if origin in _UNIONS:
-        return any(fits(value, each) for each in inner)
+        return any(fits(value, each, elements=elements) for each in inner)
     if origin is Literal:
         return any(type(value) is type(each) and value == each for each in inner)
     if origin is Annotated:
-        return fits(value, inner[0])
+        return fits(value, inner[0], elements=elements)
     kind = origin or hint
     if kind is collections.abc.Callable:
         return callable(value)
@@ -115,9 +118,9 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, number) and not isinstance(value, bool)
     if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
         return True
-    if not isinstance(value, kind):
-        return False
-    return _elements_fit(value, kind, inner)
+    if not elements and issubclass(kind, Collection) and not issubclass(kind, str | bytes):
+        return isinstance(value, Collection) and not isinstance(value, str | bytes)
+    return isinstance(value, kind) and (not elements or _elements_fit(value, kind, inner))
 
 
 def _elements_fit(value: Any, kind: type[Any], inner: tuple[Any, ...]) -> bool:

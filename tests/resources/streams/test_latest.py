@@ -274,9 +274,9 @@ def test_records_without_a_position_are_refused_or_kept(world: World) -> None:
 
 
 def test_words_that_mean_nothing_are_refused(world: World) -> None:
-    with pytest.raises(ConfigurationError, match="epochs='newest': expected 'all' or 'latest'"):
+    with pytest.raises(ConfigurationError, match=r"epochs.*'newest'.* expected 'all' or 'latest'"):
         world.streams.read_arrow(world.streams.whole("out"), epochs="newest")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="without_position='drop': expected"):
+    with pytest.raises(ConfigurationError, match=r"without_position.*'drop'.* expected"):
         world.latest("drop")  # type: ignore[arg-type]
 
 
