@@ -20,7 +20,9 @@ from dagster_adjunct._fitting import expected, fits, hints_of, is_ours
 from resources.errors import AdjunctError, ConfigurationError
 
 _MARK = "__adjunct_checked__"
-_DECLARATIONS = frozenset({"bounded_dataset", "unbounded_dataset", "version_set", "build_definitions"})
+_DECLARATIONS = frozenset(
+    {"bounded_dataset", "unbounded_dataset", "version_set", "build_definitions", "Application", "MessageStream"}
+)
 # Made once a record, by tasks: only how it is called is looked at.
 _COUNTLESS = frozenset({"UpdateMessage"})
 
@@ -130,7 +132,7 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
     several = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
     anything = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), "")
     known = {each.name for each in parameters}
-    declares = function.__name__ == "__init__" or said in _DECLARATIONS
+    declares = function.__name__ == "__init__" or said.partition(".")[0] in _DECLARATIONS
     hints: dict[str, Any] | None = {} if said in _COUNTLESS else None
 
     @functools.wraps(function)
@@ -142,10 +144,14 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
         for name, value in chain(zip(places, args[skip:], strict=False), given.items()):
             hint = hints.get(name if name in known else anything)
             if hint is not None and type(value) is not hint and not fits(value, hint):
-                # A declaration does nothing else, so it may have more to say, or make of the elements what it wants.
-                if declares and _takes(function, args, given) and fits(value, hint, elements=False):
-                    continue
-                raise _misfit(said, name, value, hint, optional=name in optional)
+                problem = _misfit(said, name, value, hint, optional=name in optional)
+                if not declares:
+                    raise problem
+                # It reaches nothing outside, so it may have more to say, or make of the elements what it wants.
+                made = _own_words(function, args, given, problem)
+                if fits(value, hint, elements=False):
+                    return made
+                raise problem
         try:
             return function(*args, **given)
         except TypeError as error:
@@ -159,15 +165,14 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
     return call
 
 
-def _takes(function: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
-    """Whether a declaration takes what it was given; raises what it says itself, where that is an error of ours."""
+def _own_words(function: Any, args: Sequence[Any], given: Mapping[str, Any], problem: AdjunctError) -> Any:
+    """Return what a declaration makes of what it was given; raise what it says itself, or else the problem."""
     try:
-        function(*args, **given)
+        return function(*args, **given)
     except AdjunctError:
         raise
     except Exception:  # noqa: BLE001 - the type that is wrong says it better
-        return False
-    return True
+        raise problem from None
 
 
 def _misfit(said: str, name: str, value: object, hint: Any, *, optional: bool) -> AdjunctError:

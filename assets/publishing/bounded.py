@@ -180,9 +180,9 @@ class _Cycle:
                 log = DatasetLog(lake, spec.name)
                 committed = manifests.get(spec.name)
                 # Before the declaration, in which a stream made anew with other partitions would differ, too.
-                if committed is not None and isinstance(source, StreamSource):
-                    source.check_not_made_anew(committed.stream)
                 manifest = committed or source.first_manifest()
+                if isinstance(source, StreamSource) and manifest.declaration.input == source.declaration.input:
+                    source.check_not_made_anew(manifest.stream)
                 check_declaration(spec.name, manifest.declaration, source.declaration)
                 manifest = declared(manifest, spec)
                 self._members.append(Member(spec, log, source, manifest, stages, committed=committed))
