@@ -7,6 +7,7 @@ checked twice. What a user's own code raises passes as it is.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import enum
 import functools
@@ -144,14 +145,10 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
         for name, value in chain(zip(places, args[skip:], strict=False), given.items()):
             hint = hints.get(name if name in known else anything)
             if hint is not None and type(value) is not hint and not fits(value, hint):
-                problem = _misfit(said, name, value, hint, optional=name in optional)
-                if not declares:
-                    raise problem
                 # It reaches nothing outside, so it may have more to say, or make of the elements what it wants.
-                made = _own_words(function, args, given, problem)
-                if fits(value, hint, elements=False):
-                    return made
-                raise problem
+                if declares and _takes(function, args, given) and fits(value, hint, elements=False):
+                    continue
+                raise _misfit(said, name, value, hint, optional=name in optional)
         try:
             return function(*args, **given)
         except TypeError as error:
@@ -165,14 +162,20 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
     return call
 
 
-def _own_words(function: Any, args: Sequence[Any], given: Mapping[str, Any], problem: AdjunctError) -> Any:
-    """Return what a declaration makes of what it was given; raise what it says itself, or else the problem."""
+def _takes(function: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether a declaration takes what it was given; raises what it says itself, where that is an error of ours.
+
+    Tried on copies: what builds an application would otherwise have built it with the value that is refused.
+    """
     try:
-        return function(*args, **given)
+        if function.__name__ != "__init__":
+            args, given = copy.deepcopy((args, given))
+        function(*args, **given)
     except AdjunctError:
         raise
     except Exception:  # noqa: BLE001 - the type that is wrong says it better
-        raise problem from None
+        return False
+    return True
 
 
 def _misfit(said: str, name: str, value: object, hint: Any, *, optional: bool) -> AdjunctError:

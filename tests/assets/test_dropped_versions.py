@@ -214,6 +214,6 @@ def test_a_dropped_folder_holds_nothing_back_and_comes_too_late_after_another_ve
     folder_of(tmp_path, "v2", '{"rows": 0}')
     assert world.advance(spec).action == "sealed"
     assert world.advance(spec).action == "up-to-date"
-    folder_of(tmp_path, "v1", '{"rows": 0}')
+    folder_of(tmp_path, "v1", '{"rows": 1}')
     with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v2'"):
         world.advance(spec)

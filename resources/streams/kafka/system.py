@@ -156,7 +156,6 @@ class KafkaStreams(NumberedOffsets):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
         was created again has taken records since the ranges were checked.
         """
-        spark = session_of(spark)
         from resources.streams.kafka.source import Plan, records_frame
 
         if check_epochs(epochs):
@@ -165,6 +164,7 @@ class KafkaStreams(NumberedOffsets):
                 "read again, and so not of which records a replay has made nothing any more.",
                 "Send the results to a stream of the lake, too; or compare headers (adjunct-source, adjunct-epoch).",
             )
+        spark = session_of(spark)
         facts, wanted = self._ranges(ranges)
         stream = f"{self.name}.{facts.stream}"
         return records_frame(spark, Plan(self.settings, facts.declared, stream, tuple(wanted)))

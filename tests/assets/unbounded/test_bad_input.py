@@ -199,16 +199,14 @@ def test_a_stream_that_was_made_anew_and_has_grown_past_the_table_is_not_mixed_w
     assert content(quick.view(table_of())) == {"a": 1, "b": 1}
 
 
-def test_partitions_that_were_added_are_told_and_all_is_read_again(quick: World) -> None:
+def test_a_stream_made_anew_with_more_partitions_is_refused_and_what_is_served_stays(quick: World) -> None:
     facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
     quick.advance(table_of())
     make_anew(quick, partitions=3)
     facts.send(quick, [(key, 2, 2) for key in ("a", "b", "c", "d", "e")])
-    report = quick.advance(table_of())
-    assert report.decision is not None
-    assert (report.action, report.decision.store) == ("bootstrapped", "invalid")
-    assert "lake.facts.2 added" in report.decision.reason
-    assert content(quick.view(table_of())) == dict.fromkeys("abcde", 2)
+    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+        quick.advance(table_of())
+    assert content(quick.view(table_of())) == {"a": 1, "b": 1}
 
 
 def test_a_null_key_is_a_bad_change_in_a_bootstrap_too(quick: World) -> None:

@@ -54,10 +54,10 @@ def ask_for(
 ) -> str:
     made_ms = int((datetime.now(UTC) - age).timestamp() * 1000)
     startpoint = StartpointSpecific(offset=offset, creation_timestamp_ms=made_ms)
-    StartpointManager(MetadataStore(lake), "copy").write_startpoint(
-        ssp, startpoint, by=by, reason="the rates were wrong", task=task
-    )
-    return startpoint.id
+    manager = StartpointManager(MetadataStore(lake), "copy")
+    manager.write_startpoint(ssp, startpoint, by=by, reason="the rates were wrong", task=task)
+    # Each asking has an id of its own; one that has expired is not among the requests.
+    return next((each.id for each in manager.requests() if each.target == (ssp, task)), "")
 
 
 def test_without_requests_nothing_is_launched_and_no_plan_is_made(
