@@ -12,7 +12,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 from assets.reading.view import DatasetView
-from resources.errors import ManifestMismatchError
+from resources.errors import ManifestMismatchError, StoreUnavailableError
 from resources.objects.local import LocalStore
 from resources.schema import Schema
 from resources.spark_errors import adjunct_error
@@ -72,4 +72,4 @@ def test_a_store_that_does_not_answer_is_not_a_damaged_file() -> None:
         "Caused by: java.net.SocketTimeoutException: Read timed out\n"
     )
 
-    assert adjunct_error(PythonException(text)) is None
+    assert isinstance(adjunct_error(PythonException(text)), StoreUnavailableError)
