@@ -202,7 +202,14 @@ class FileVersions:
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
         if name in _settled(manifest):
-            return Awaiting(None, (self._marker(folder),), idle=True)
+            same = done is not None and not done.freed and done.name == name  # and other contents, as seen above
+            note = (
+                f"{self._source.url} was completed twice in the second that names version {name!r}, with other contents"
+            )
+            notes = (
+                (f"{note}: write {self._marker(folder)} again, and they are a version of their own",) if same else ()
+            )
+            return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
         return self._delivery(name, folder)
 
     def _in_order(self, manifest: DatasetManifest, folders: list[Folder]) -> tuple[list[Folder], list[Folder]]:

@@ -305,6 +305,18 @@ def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: P
     assert "part-0.csv was written after" in report.summary()
 
 
+def test_a_folder_completed_twice_in_a_second_with_other_contents_is_told(place: Place, world: World) -> None:
+    place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
+    place.put("_SUCCESS", modified=1_790_000_001)
+    spec = dataset(place)
+    assert advance_dataset(world.lake, {}, spec, no_spark, by="test").action == "sealed"
+    place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_001)
+    place.put("_SUCCESS", modified=1_790_000_001)
+    report = advance_dataset(world.lake, {}, spec, no_spark, by="test")
+    assert "was completed twice in the second that names version" in report.summary()
+    assert "_SUCCESS again" in report.summary()
+
+
 # -- a partition that is asked for
 
 
