@@ -8,5 +8,5 @@ sh "$(dirname "$0")/install-registry.sh"
 cd "$(dirname "$0")/.."
 if [ ! -d "${XDG_CACHE_HOME:-$HOME/.cache}/dagster-adjunct/ivy/jars" ]; then
     echo "fetching Spark's S3 packages (once) …"
-    .venv/bin/python -c 'from resources.session import new_session; new_session(master="local[1]", lake_url="s3://none/none").stop()' >/dev/null 2>&1
+    .venv/bin/python -c 'from dagster_adjunct.resources.spark.session import new_session; new_session(master="local[1]", lake_url="s3://none/none").stop()' >/dev/null 2>&1
 fi

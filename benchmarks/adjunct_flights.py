@@ -13,8 +13,8 @@ from pathlib import Path
 def main(folder: Path) -> None:
     os.environ["ADJUNCT_DEMO_SQLITE"] = str(folder / "adjunct.sqlite")
     from dagster_adjunct import open_lake, run_application, session_scope, systems_for
-    from examples.flights.deliver import deliver
-    from examples.flights.pipeline import app
+    from dagster_adjunct.examples.flights.deliver import deliver
+    from dagster_adjunct.examples.flights.pipeline import app
 
     lake = open_lake(folder / "lake")
     systems = systems_for(app, lake)

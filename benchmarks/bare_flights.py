@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
 
-    from examples.flights.data import load
+    from dagster_adjunct.examples.flights.data import load
 
     spark = (
         SparkSession.builder.master("local[*]")

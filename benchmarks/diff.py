@@ -7,12 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from assets.manifest import SealedVersion, layout_of
 from benchmarks.seal import SCHEMA, rows
 from benchmarks.timing import alternate, show
 from dagster_adjunct import DatasetView, Lake, open_lake
-from resources.bucketing.files import Generation
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.assets.versions.manifest import SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +50,8 @@ def compare(rounds: int, old: DatasetView, new: DatasetView) -> None:
     """Time the diff of two versions and the bare reading of both, in turns."""
     import pyarrow.parquet as pq
 
-    from assets.exchange.diff import diff_versions
-    from assets.exchange.handover import parquet_files
+    from dagster_adjunct.assets.exchange.handover import parquet_files
+    from dagster_adjunct.assets.reading.diff import diff_versions
 
     def read(_: int) -> None:
         for view in (old, new):

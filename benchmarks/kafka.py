@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.environments import HERE, Ask, Environment
 from benchmarks.timing import Measured, show
 from dagster_adjunct import Json, KafkaTopic, OffsetRange, kafka_system, open_lake, session_scope
-from resources.streams import open_system
+from dagster_adjunct.resources.streams.registry import open_system
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ def run(rounds: int) -> None:
             os.environ["PYTHONPATH"] = str(here)
             os.chdir(fresh("demo", number))
             try:
-                module("orchestration.cli.main", "demo")
+                module("dagster_adjunct.orchestration.cli.main", "demo")
             finally:
                 os.chdir(here)
 

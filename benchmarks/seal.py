@@ -23,8 +23,8 @@ from dagster_adjunct import (
     open_lake,
     session_scope,
 )
-from resources.objects import lake_in
-from resources.objects.faulty import FaultyStore
+from dagster_adjunct.resources.objects import lake_in
+from dagster_adjunct.resources.objects.faulty import FaultyStore
 from tests.servers.s3 import serve_versitygw, versitygw_binary
 
 if TYPE_CHECKING:

@@ -13,17 +13,23 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from assets.log import DatasetLog
-from assets.manifest import DatasetManifest, Declaration, SealedVersion, VersionRef, layout_of
 from benchmarks.seal import SCHEMA, rows
 from dagster_adjunct import DatasetStore, Lake, open_lake
-from resources.bucketing.files import Generation
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.objects import lake_in
-from resources.objects.faulty import FaultyStore
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import (
+    DatasetManifest,
+    Declaration,
+    SealedVersion,
+    VersionRef,
+    layout_of,
+)
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.objects import lake_in
+from dagster_adjunct.resources.objects.faulty import FaultyStore
 
 if TYPE_CHECKING:
-    from assets import DatasetView
+    from dagster_adjunct.assets.reading.view import DatasetView
 
 ROWS = 3_000_000
 BUCKETS = 8

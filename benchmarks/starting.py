@@ -12,16 +12,16 @@ from typing import Any, cast
 
 from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
-from orchestration.batchlog import BatchLog
-from orchestration.offsets import StartpointRequest
-from orchestration.offsets.coordinating import startpoints_of
-from orchestration.offsets.manager import OffsetManager
-from orchestration.offsets.resolving import task_partitions
-from orchestration.run import plan_application
-from resources.objects.faulty import FaultyStore
-from resources.objects.lake import Lake
-from resources.streams import StreamSystem
-from resources.streams.startpoint import StartpointTimestamp
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.offset_manager import OffsetManager
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.resources.objects.faulty import FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointTimestamp
+from dagster_adjunct.resources.streams.interface.system import StreamSystem
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 PARTITIONS = 10_000

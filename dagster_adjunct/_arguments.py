@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import Any
 
 from dagster_adjunct._fitting import expected, fits, hints_of, is_ours
-from resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 _MARK = "__adjunct_checked__"
 _DECLARATIONS = frozenset(

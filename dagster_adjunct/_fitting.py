@@ -14,7 +14,7 @@ from functools import cache
 from itertools import islice
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-FLOORS = ("resources", "assets", "orchestration")
+_FLOORS = tuple(f"dagster_adjunct.{floor}." for floor in ("resources", "assets", "orchestration"))
 _UNIONS = (Union, types.UnionType)
 _LOOKED_AT = 50  # elements: enough to see a mistake, and cheap for a million keys
 _WORDS = {
@@ -74,7 +74,7 @@ def _imported_for_types(module: str) -> dict[str, Any]:
 
 def is_ours(module: str) -> bool:
     """Whether a module is of one of the floors."""
-    return any(part in FLOORS for part in module.split(".")[:2])
+    return module.startswith(_FLOORS)
 
 
 def hints_of(function: Callable[..., Any], parameters: Sequence[str]) -> dict[str, Any]:

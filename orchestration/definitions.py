@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from orchestration.build import build_definitions
-from orchestration.cli.load import load_application
+from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.code_location.build import build_definitions
 
-DEFAULT_APP = "examples.flights.pipeline:app"
+DEFAULT_APP = "dagster_adjunct.examples.flights.pipeline:app"
 
 defs = build_definitions(
     *[load_application(reference.strip()) for reference in (os.environ.get("ADJUNCT_APP") or DEFAULT_APP).split(",")]

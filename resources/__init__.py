@@ -1,0 +1,1 @@
+"""How to reach things: object stores, streams, Spark, tables."""

@@ -6,8 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[1]
-_OURS = tuple(str(_ROOT / floor) for floor in ("resources", "assets", "orchestration", "dagster_adjunct"))
+# The folder that the floors are imported from; examples are written as users write, and are installed beside them.
+_PACKAGE = Path(__file__).parents[1]
+_EXAMPLES = str(_PACKAGE / "examples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ def caller() -> Place | None:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*_OURS, "<")):
+        if not file.startswith((str(_PACKAGE), "<")) or file.startswith(_EXAMPLES):
             return Place(file, frame.f_lineno)
         if frame.f_back is None:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from resources.errors import InvalidNameError
+from dagster_adjunct.resources.errors import InvalidNameError
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 

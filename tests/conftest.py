@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Arguments are checked from here on, as they are for users: whichever tests a process runs, in whatever order.
-import dagster_adjunct  # noqa: F401
+import dagster_adjunct._api  # noqa: F401
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One session for all tests of a run: starting it takes 6-10 s."""
-    from resources.session import new_session
+    from dagster_adjunct.resources.spark.session import new_session
 
     # A JVM that lives for some minutes would spend much of them on compiling what it then hardly uses.
     compile_less = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

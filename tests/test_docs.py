@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from orchestration.cli.main import root
-from resources import errors
-from resources.objects import LakeSettings
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.objects import LakeSettings
 from tests.doc_blocks import ROOT, PageReader, blocks_of, printed
 
 DOCS = ROOT / "docs"

@@ -56,8 +56,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from resources.backends import registry
-    from resources.streams import system
+    from dagster_adjunct.resources.backends import registry
+    from dagster_adjunct.resources.streams.interface import system
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(system, "_systems", dict(system._systems))
@@ -89,7 +89,7 @@ def _is_made(cls: type[Any]) -> bool:
 
 def _is_ours(member: Any) -> bool:
     module = str(getattr(getattr(member, "__func__", member), "__module__", ""))
-    return module.split(".", maxsplit=1)[0] in ("resources", "assets", "orchestration", "dagster_adjunct")
+    return module.split(".", maxsplit=1)[0] == "dagster_adjunct"
 
 
 def _objects(known: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def test_what_a_users_own_function_raises_passes_as_it_is(known: dict[str, Any])
 
 
 def test_checked_functions_keep_signature_documentation_and_pickle() -> None:
-    from assets.dataset import bounded_dataset
+    from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 
     assert inspect.signature(public.bounded_dataset) == inspect.signature(bounded_dataset)
     assert public.bounded_dataset.__doc__ == bounded_dataset.__doc__

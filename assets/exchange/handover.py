@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from assets.exchange.stream_view import StreamView, arrow_filter, polars_filter, sql_filter
-from assets.reading.stored import StoredFile, files_of
-from resources.errors import ConfigurationError, DatasetError
-from resources.objects.arrow_fs import arrow_filesystem, location
-from resources.schema import arrow_type
-from resources.streams.system import EPOCH, POSITION
+from dagster_adjunct.assets.exchange.stream_view import StreamView, arrow_filter, polars_filter, sql_filter
+from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.objects.arrow_fs import arrow_filesystem, location
+from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.streams.interface.system import EPOCH, POSITION
 
 if TYPE_CHECKING:
     import duckdb
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.dataset
 
-    from assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.view import DatasetView
 
 
 def parquet_files(view: DatasetView | StreamView) -> list[str]:

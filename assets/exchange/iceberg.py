@@ -1,7 +1,7 @@
 """Versions and streams registered as snapshots of an Iceberg table, by PyIceberg: no row is written or copied.
 
 The table's snapshots refer to the lake's own files, so what one of them holds is held in the lake too
-(`retention/holds.py`, `resources/streams/holds.py`) and not deleted. Expire snapshots in the catalogue: the next
+(`retention/holds.py`, `resources/streams/lake/holds.py`) and not deleted. Expire snapshots in the catalogue: the next
 registration lets theirs go.
 """
 
@@ -11,16 +11,28 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assets.exchange.handover import arrow_schema_of, columns_of, engine, parquet_files, whole_files
-from assets.exchange.stream_view import StreamView
-from assets.log import DatasetLog
-from assets.manifest import POSITION, TOMBSTONE
-from assets.retention.holds import hold, let_go
-from resources.errors import CommitConflict, CommitStateUnknown, ConfigurationError, DatasetError, ManifestMismatchError
-from resources.given_session import starter_of
-from resources.objects.lake import lake_in
-from resources.streams import holds as stream_holds
-from resources.streams.document import HIDDEN
+from dagster_adjunct.assets.exchange.handover import (
+    arrow_schema_of,
+    columns_of,
+    engine,
+    parquet_files,
+    whole_files,
+)
+from dagster_adjunct.assets.exchange.stream_view import StreamView
+from dagster_adjunct.assets.versions.holds import hold, let_go
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    ConfigurationError,
+    DatasetError,
+    ManifestMismatchError,
+)
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.spark.given_session import starter_of
+from dagster_adjunct.resources.streams.lake import holds as stream_holds
+from dagster_adjunct.resources.streams.lake.document import HIDDEN
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -29,8 +41,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import SparkSession
 
-    from assets.reading.view import DatasetView
-    from resources.objects.lake import Lake
+    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.resources.objects.lake import Lake
 
 DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
 GARBAGE = "gc.enabled"
@@ -130,8 +142,8 @@ def publish_to_iceberg(
     NoSealedVersionError while nothing is served.
     """
     spark = starter_of(spark)
-    from assets.store import open_dataset
-    from assets.unbounded.compaction import compact_dataset
+    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
     catalog, store = table.open(), open_dataset(lake, dataset)
     for _ in range(_COMPACTIONS):

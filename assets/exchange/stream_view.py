@@ -5,22 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assets.reading.stored import StoredFile
-from resources.bucketing.files import attempt_of
-from resources.errors import DatasetError
-from resources.schema import Schema
-from resources.streams import LakeStreams
-from resources.streams.document import HIDDEN
-from resources.streams.index import all_segments
-from resources.streams.latest import WithoutPosition, check_epochs, replaced_results
-from resources.streams.sources import Superseded
-from resources.streams.system import EPOCH, READER, SOURCE, SOURCE_EPOCH, SOURCE_OFFSET, TOMBSTONE, Epochs
+from dagster_adjunct.assets.reading.stored_files import StoredFile
+from dagster_adjunct.resources.bucketing.files import attempt_of
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system import (
+    EPOCH,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    TOMBSTONE,
+    Epochs,
+)
+from dagster_adjunct.resources.streams.lake.document import HIDDEN
+from dagster_adjunct.resources.streams.lake.index import all_segments
+from dagster_adjunct.resources.streams.lake.latest import WithoutPosition, check_epochs, replaced_results
+from dagster_adjunct.resources.streams.lake.sources import Superseded
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 if TYPE_CHECKING:
     import polars
 
-    from resources.objects.lake import Lake
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _MOST_CONDITIONS = 1000
 SHOWN = (TOMBSTONE, EPOCH)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from assets.exchange.compare import key_codes
-from assets.manifest import POSITION, TOMBSTONE
-from assets.reading.stored import StoredFile, files_of
-from resources.bucketing.evolved import as_laid_out, columns_problem
+from dagster_adjunct.assets.reading.compare import key_codes
+from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE
+from dagster_adjunct.resources.bucketing.evolved import as_laid_out, columns_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from assets.reading.view import DatasetView
-    from resources.bucketing.files import BucketLayout
+    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.resources.bucketing.files import BucketLayout
 
 
 def read_entries(view: DatasetView, bucket: int | None, *, threads: bool = True) -> pa.Table:

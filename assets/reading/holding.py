@@ -6,12 +6,12 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assets.retention.leases import Lease
-from resources.errors import AdjunctError, ConfigurationError, DatasetError
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
-    from assets.reading.view import DatasetView
-    from resources.objects.lake import Lake
+    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from resources.errors import NullKeyError, SchemaMismatchError
-from resources.schema import Field
+from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 

@@ -16,18 +16,18 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from assets.reading.keys import decode_key
-from assets.reading.rowgroup import RowGroup, decode_group, range_of_group
-from assets.reading.stored import StoredFile
-from resources.bucketing.files import unpack_footer
-from resources.bucketing.writer import GROUP_KEYS
-from resources.plain import Plain, to_plain
+from dagster_adjunct.assets.reading.keys import decode_key
+from dagster_adjunct.assets.reading.row_group import RowGroup, decode_group, range_of_group
+from dagster_adjunct.assets.reading.stored_files import StoredFile
+from dagster_adjunct.resources.bucketing.files import unpack_footer
+from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
+from dagster_adjunct.resources.schemas.plain import Plain, to_plain
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-    from resources.bucketing.files import BucketLayout, Generation
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 T = TypeVar("T")
 Key = tuple[Plain, ...]

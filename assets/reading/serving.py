@@ -13,20 +13,25 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from assets.log import redirect_of
-from assets.publishing.choosing import previous
-from assets.reading.holding import Held, Holding
-from assets.reading.view import DatasetView, Entry
-from assets.reading.watch import Watch
-from assets.retention.leases import check_not_doomed
-from resources.errors import AdjunctError, DatasetError, ManifestMismatchError, VersionDiscardedError
+from dagster_adjunct.assets.reading.holding import Held, Holding
+from dagster_adjunct.assets.reading.view import DatasetView, Entry
+from dagster_adjunct.assets.reading.watch import Watch
+from dagster_adjunct.assets.versions.choosing import previous
+from dagster_adjunct.assets.versions.leases import check_not_doomed
+from dagster_adjunct.assets.versions.log import redirect_of
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    ManifestMismatchError,
+    VersionDiscardedError,
+)
 
 if TYPE_CHECKING:
-    from assets.manifest import DatasetManifest
-    from assets.reading.lookup import FileCache
-    from assets.store import DatasetStore
-    from resources.objects.commit import Commit
-    from resources.schema import Schema
+    from dagster_adjunct.assets.reading.lookup import FileCache
+    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

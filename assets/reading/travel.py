@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
 
-from assets.manifest import SealedVersion, parse_manifest
-from assets.retention.leases import check_not_doomed
-from resources.errors import (
+from dagster_adjunct.assets.versions.leases import check_not_doomed
+from dagster_adjunct.assets.versions.manifest import SealedVersion, parse_manifest
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     NoSealedVersionError,
@@ -18,9 +18,9 @@ from resources.errors import (
 )
 
 if TYPE_CHECKING:
-    from assets.log import DatasetLog
-    from assets.manifest import DatasetManifest
-    from resources.objects.commit import Commit
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.objects.commit import Commit
 
 
 def served_at(

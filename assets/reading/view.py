@@ -12,20 +12,20 @@ from itertools import groupby
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from assets.manifest import POSITION, TOMBSTONE, SealedVersion
-from assets.reading.keys import coerce_key, key_from_text
-from assets.reading.lookup import FileCache, Key, KeyFiles
-from assets.reading.ranges import key_range
-from resources.columns import column
-from resources.given_session import session_of
-from resources.hashing import bucketer
-from resources.plain import to_plain
+from dagster_adjunct.assets.reading.key_ranges import key_range
+from dagster_adjunct.assets.reading.keys import coerce_key, key_from_text
+from dagster_adjunct.assets.reading.lookup import FileCache, Key, KeyFiles
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.resources.bucketing.hashing import bucketer
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.plain import to_plain
+from dagster_adjunct.resources.spark.given_session import session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from resources.objects.store import ObjectStore
-    from resources.schema import Schema
+    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 K = TypeVar("K", bound=Hashable)
 Entry = dict[str, Any]
@@ -84,7 +84,7 @@ class DatasetView:
         ManifestMismatchError when the stored files are not exactly those of the manifest.
         """
         spark = session_of(spark)
-        from resources.bucketing.read import bucketed_frame
+        from dagster_adjunct.resources.bucketing.read import bucketed_frame
 
         rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
         if self.sealed.positioned:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
-from resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 _log = logging.getLogger("adjunct.serving")
 _LONGEST_STOP = 10.0

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from resources.bucketing.evolved import as_laid_out
-from resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
-from resources.errors import ManifestMismatchError
+from dagster_adjunct.resources.bucketing.evolved import as_laid_out
+from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.errors import ManifestMismatchError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from assets.log import Attempt, DatasetLog
-    from assets.reading.stored import StoredFile
-    from resources.bucketing.files import BucketFile, BucketLayout
+    from dagster_adjunct.assets.reading.stored_files import StoredFile
+    from dagster_adjunct.assets.versions.log import Attempt, DatasetLog
+    from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
 
 _ROWS_AT_ONCE = 4_000_000
 
@@ -63,7 +63,7 @@ def rebucketed(
 
 def _bucketed(stored: StoredFile, layout: BucketLayout) -> Iterator[tuple[pa.Table, Any]]:
     """Yield the file's rows, and the new bucket of each."""
-    from resources.hashing import buckets
+    from dagster_adjunct.resources.bucketing.hashing import buckets
 
     if stored.sha256() != stored.file.sha256:
         raise ManifestMismatchError(

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError, DatasetError, StillReadError
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, StillReadError
 
 if TYPE_CHECKING:
-    from assets.log import DatasetLog
-    from assets.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 
 @dataclass(frozen=True, slots=True)

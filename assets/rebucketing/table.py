@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.log import DatasetLog
-from assets.manifest import Change, DatasetManifest, SealedVersion, layout_of
-from assets.publishing.attempts import AttemptRenewal, forget_attempt
-from assets.reading.stored import StoredFile
-from assets.rebucketing.files import rebucketed
-from assets.rebucketing.report import RebucketReport, check, check_unused
-from assets.retention.leases import Lease
-from assets.unbounded.compaction import FOOTERS
-from assets.unbounded.follow import retire
-from resources.bucketing.writer import WriteOptions
-from resources.errors import (
+from dagster_adjunct.assets.reading.stored_files import StoredFile
+from dagster_adjunct.assets.rebucketing.files import rebucketed
+from dagster_adjunct.assets.rebucketing.report import RebucketReport, check, check_unused
+from dagster_adjunct.assets.unbounded.advance import retire
+from dagster_adjunct.assets.unbounded.compaction import FOOTERS
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.writer import WriteOptions
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     ConfigurationError,
     DatasetNotFoundError,
@@ -31,11 +31,11 @@ from resources.errors import (
 )
 
 if TYPE_CHECKING:
-    from assets.log import Attempt
-    from assets.retention.discard import Roots
-    from resources.bucketing.files import Generation
-    from resources.objects.commit import Commit
-    from resources.objects.lake import Lake
+    from dagster_adjunct.assets.retention.discard import Roots
+    from dagster_adjunct.assets.versions.log import Attempt
+    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
 
 _ROUNDS = 10
 _LEFT_OUT = "deleted"

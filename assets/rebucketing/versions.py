@@ -10,20 +10,31 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from assets.erasing.replacing import Replacement, replaced
-from assets.log import DatasetLog
-from assets.manifest import Change, DatasetManifest, SealedVersion, VersionRef, layout_of
-from assets.publishing.attempts import AttemptRenewal, attempt_key
-from assets.reading.stored import files_of
-from assets.rebucketing.files import rebucketed
-from assets.rebucketing.report import RebucketReport, check, check_unused
-from assets.retention.discard import delete_doomed
-from assets.retention.leases import store_now
-from resources.errors import CommitConflict, ConfigurationError, DatasetNotFoundError, ManifestMismatchError
+from dagster_adjunct.assets.reading.stored_files import files_of
+from dagster_adjunct.assets.rebucketing.files import rebucketed
+from dagster_adjunct.assets.rebucketing.report import RebucketReport, check, check_unused
+from dagster_adjunct.assets.retention.discard import delete_doomed
+from dagster_adjunct.assets.retention.erasing.replacing import Replacement, replaced
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.leases import store_now
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import (
+    Change,
+    DatasetManifest,
+    SealedVersion,
+    VersionRef,
+    layout_of,
+)
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    DatasetNotFoundError,
+    ManifestMismatchError,
+)
 
 if TYPE_CHECKING:
-    from assets.retention.discard import Roots
-    from resources.objects.lake import Lake
+    from dagster_adjunct.assets.retention.discard import Roots
+    from dagster_adjunct.resources.objects.lake import Lake
 
 _ROUNDS = 10
 

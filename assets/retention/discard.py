@@ -17,21 +17,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from assets.log import DatasetLog, set_log
-from assets.manifest import Change, DatasetManifest, VersionRef, version_number
-from assets.policies import DiscardPolicy
-from assets.publishing.attempts import RUNNING, attempts
-from assets.publishing.choosing import order_of
-from assets.publishing.operations import expire_pin, expire_pins
-from assets.retention.generations import oldest_kept, plan_retired
-from assets.retention.leases import LeaseInfo, all_leases, store_now
-from resources.errors import DatasetNotFoundError
-from resources.times import before
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.retention.generations import oldest_kept, plan_retired
+from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
+from dagster_adjunct.assets.versions.choosing import order_of
+from dagster_adjunct.assets.versions.leases import LeaseInfo, all_leases, store_now
+from dagster_adjunct.assets.versions.log import DatasetLog, set_log
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, VersionRef, version_number
+from dagster_adjunct.assets.versions.operator_actions import expire_pin, expire_pins
+from dagster_adjunct.resources.errors import DatasetNotFoundError
+from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
-    from resources.objects.commit import CommitLog
-    from resources.objects.lake import Lake
-    from resources.objects.store import ObjectInfo
+    from dagster_adjunct.resources.objects.commit import CommitLog
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectInfo
 
 COMMITS_KEPT = 200
 Roots = Callable[[], Mapping[str, str]]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from assets.manifest import DatasetManifest, Retired, version_number
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, Retired, version_number
 
 if TYPE_CHECKING:
-    from assets.log import DatasetLog
-    from assets.policies import DiscardPolicy
+    from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+    from dagster_adjunct.assets.versions.log import DatasetLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from assets.manifest import Lost, MarkerFacts
-from resources.errors import MarkerConflictError
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import Marker
+from dagster_adjunct.assets.versions.manifest import Lost, MarkerFacts
+from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.manifest import DatasetManifest, Declaration
-    from resources.schema import Schema
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest, Declaration
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assets.dataset import BY_OFFSET
-from assets.manifest import Declaration
-from assets.sources.extractor import PythonExtractor, hiding
-from resources.columns import column
-from resources.errors import SchemaMismatchError
-from resources.schema import Field, Schema, check_key_types
-from resources.streams.system import META, OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
+from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor, hiding
+from dagster_adjunct.assets.versions.manifest import Declaration
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
+from dagster_adjunct.resources.streams.interface.system import META, OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from assets.dataset import AdjunctDataset
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 
 _POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
 
@@ -98,7 +98,7 @@ def _no_tombstone(what: str) -> Column:
     """Return `__tombstone` as false, with an error for a row where it is not."""
     from pyspark.sql import functions as F
 
-    from resources.spark_errors import refusal
+    from dagster_adjunct.resources.spark.errors import refusal
 
     place = F.concat(
         F.lit(f"{what}: the record at offset "), column(OFFSET).cast("string"), F.lit(" of partition "),

@@ -15,26 +15,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assets.manifest import DatasetManifest
-from assets.policies import natural_order
-from assets.sources.contents import FolderContents
-from assets.sources.delivery import Awaiting, Delivery
-from assets.sources.entries import declaration_of, entries_of, schema_of_entries
-from assets.sources.folders import Folder, Promise, folders_in, promise_in
-from resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from resources.files import count_records, files_frame, open_tree
-from resources.spark_errors import unwrapped
-from resources.streams.checksum import NOTHING, promised_checksum, records_checksum
-from resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.folder_contents import FolderContents
+from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
+from dagster_adjunct.resources.files import count_records, files_frame, open_tree
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.interface.checksum import NOTHING, promised_checksum, records_checksum
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.manifest import Declaration
-    from assets.sources.contents import Copies
-    from assets.sources.inputs import FileSource
-    from resources.schema import Schema
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.declaration.inputs import FileSource
+    from dagster_adjunct.assets.sources.folder_contents import Copies
+    from dagster_adjunct.assets.versions.manifest import Declaration
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 _READ_HERE = 16 * 1024 * 1024
 

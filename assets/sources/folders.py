@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from assets.policies import natural_order
-from resources.files import FoundFile
+from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.resources.files import FoundFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assets.sources.changes.decode import schema_of_rows
-from assets.sources.entries import declaration_of, schema_of_entries
-from assets.sources.extractor import Projection, PythonExtractor
-from assets.sources.inputs import FileSource, QuerySource
-from resources.errors import DatasetError, OffsetOutOfRangeError
-from resources.names import split_stream_name
-from resources.schema import Schema
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import EPOCH, OFFSET, PARTITION, Marker, OffsetRange, StreamInfo, StreamSystem
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
+from dagster_adjunct.assets.sources.changes import schema_of_rows
+from dagster_adjunct.assets.sources.entries import declaration_of, schema_of_entries
+from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    Marker,
+    OffsetRange,
+    StreamInfo,
+    StreamSystem,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.manifest import Declaration
-    from assets.sources.delivery import VersionSource
-    from resources.objects.lake import Lake
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.delivery import VersionSource
+    from dagster_adjunct.assets.versions.manifest import Declaration
+    from dagster_adjunct.resources.objects.lake import Lake
 
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
@@ -39,14 +47,14 @@ def open_source(
     `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
     stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
     """
-    from assets.sources.stream_source import StreamSource
+    from dagster_adjunct.assets.sources.stream_source import StreamSource
 
     if isinstance(spec.input, FileSource):
-        from assets.sources.file_source import FileVersions
+        from dagster_adjunct.assets.sources.file_source import FileVersions
 
         return FileVersions(spec, spec.input, partition)
     if isinstance(spec.input, QuerySource):
-        from assets.sources.query_source import QueryVersions
+        from dagster_adjunct.assets.sources.query_source import QueryVersions
 
         return QueryVersions(spec, spec.input, partition)
     return StreamSource.of(systems, spec)

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.manifest import DatasetManifest
-from assets.sources.delivery import Awaiting, Delivery
-from assets.sources.entries import declaration_of, entries_of, schema_of_entries
-from assets.sources.inputs import Computation
-from resources.columns import column
-from resources.errors import DatasetError
-from resources.schema import Schema
-from resources.spark_errors import first_line
-from resources.streams.system import META
+from dagster_adjunct.assets.declaration.inputs import Computation
+from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.streams.interface.system import META
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.manifest import Declaration
-    from assets.sources.inputs import QuerySource
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.declaration.inputs import QuerySource
+    from dagster_adjunct.assets.versions.manifest import Declaration
 
 
 class QueryVersions:

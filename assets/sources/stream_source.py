@@ -7,9 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from assets.manifest import DatasetManifest, Lost, MarkerFacts
-from assets.sources.cut import Unknown, cut_partitions, go_on, to_count
-from assets.sources.delivery import (
+from dagster_adjunct.assets.sources.delivery import (
     Awaiting,
     Complete,
     Delivery,
@@ -20,22 +18,28 @@ from assets.sources.delivery import (
     check_repeats,
     next_delivery,
 )
-from assets.sources.entries import entries_of
-from assets.sources.opening import Source, as_stored, by_partition
-from assets.sources.redelivered import told_again
-from resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
-from resources.names import split_stream_name
-from resources.schema import Schema
-from resources.streams.checksum import NOTHING, checksums_by_partition, promised_checksum
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import FIRST_OFFSET, META, OFFSET, PARTITION, Marker
+from dagster_adjunct.assets.sources.entries import entries_of
+from dagster_adjunct.assets.sources.lost_versions import Unknown, cut_partitions, go_on, to_count
+from dagster_adjunct.assets.sources.opening import Source, as_stored, by_partition
+from dagster_adjunct.assets.sources.redelivery import told_again
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, Lost, MarkerFacts
+from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.checksum import (
+    NOTHING,
+    checksums_by_partition,
+    promised_checksum,
+)
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import FIRST_OFFSET, META, OFFSET, PARTITION, Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.manifest import Declaration
-    from resources.streams.system import StreamInfo, StreamSystem
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.manifest import Declaration
+    from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
 
 
 class StreamSource:

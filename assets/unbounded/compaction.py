@@ -15,30 +15,30 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from assets.log import DatasetLog
-from assets.manifest import POSITION, TOMBSTONE, Change, SealedVersion
-from assets.publishing.attempts import AttemptRenewal, forget_attempt
-from assets.publishing.build import write_generation
-from assets.retention.leases import Lease
-from assets.unbounded.follow import retire
-from resources.errors import (
+from dagster_adjunct.assets.unbounded.advance import retire
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, Change, SealedVersion
+from dagster_adjunct.assets.writing.generation import write_generation
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
     VersionDiscardedError,
 )
-from resources.given_session import starter_of
-from resources.spark_errors import unwrapped
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.given_session import starter_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from assets.following import DeltaCompaction
-    from assets.log import Attempt
-    from assets.manifest import DatasetManifest
-    from resources.bucketing.files import Generation
-    from resources.objects.lake import Lake
+    from dagster_adjunct.assets.declaration.following import DeltaCompaction
+    from dagster_adjunct.assets.versions.log import Attempt
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.resources.objects.lake import Lake
 
 Level = Literal["minor", "major"]
 WORTH = 50_000
@@ -303,7 +303,7 @@ class _Compaction:
         return _Built(attempt, generation, counters, tombstones, horizon)
 
     def _rows(self, version: SealedVersion, generations: Sequence[Generation], what: str) -> DataFrame:
-        from resources.bucketing.read import bucketed_frame
+        from dagster_adjunct.resources.bucketing.read import bucketed_frame
 
         rows = bucketed_frame(self.spark(), self.log.lake.store, what, version.layout, generations)
         return rows if version.partition_by else rows.coalesce(1)
@@ -390,7 +390,7 @@ def _without_forgotten(
     from pyspark.sql import Observation, Window
     from pyspark.sql import functions as F
 
-    from resources.columns import column
+    from dagster_adjunct.resources.schemas.columns import column
 
     places = Window.partitionBy(*[column(name) for name in key]).orderBy(POSITION, _GENERATION)
     winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resources.errors import DatasetError
-from resources.evolving import refused_changes
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.evolution import refused_changes
 
 if TYPE_CHECKING:
-    from resources.schema import Schema
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from assets.sources.opening import by_partition
-from resources.errors import DatasetError, StaleDatasetError
-from resources.names import split_stream_name
-from resources.streams.system import OffsetRange
-from resources.times import before
+from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
-    from assets.dataset import AdjunctDataset
-    from assets.manifest import DatasetManifest
-    from resources.streams.ssp import SystemStreamPartition
-    from resources.streams.system import StreamSystem
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 # Below this, the time since it was caught up says enough; above, the stream is asked, to within a tenth.
 _EXACT_FROM = timedelta(minutes=1)

@@ -15,19 +15,19 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
-from assets.following import DeadLetters
-from assets.manifest import POSITION, Change, DatasetManifest
-from assets.sources.changes.formats import PROBLEM
-from resources.columns import column
-from resources.errors import DatasetError
-from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.versions.manifest import POSITION, Change, DatasetManifest
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from assets.sources.opening import Ranges
-    from assets.unbounded.follow import Follower
-    from assets.unbounded.rewind_plan import RewindPlan
+    from dagster_adjunct.assets.sources.opening import Ranges
+    from dagster_adjunct.assets.unbounded.advance import Follower
+    from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
 
 _STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
@@ -101,7 +101,7 @@ def _with_stored(changes: DataFrame, work: Follower) -> DataFrame:
     """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
     from pyspark.sql import functions as F
 
-    from resources.bucketing.read import bucketed_frame
+    from dagster_adjunct.resources.bucketing.read import bucketed_frame
 
     version, key = work.manifest.version, work.spec.key
     assert version is not None

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from assets.publishing.operations import explained
-from assets.report import OnStage, ignore
-from assets.unbounded.follow import advance_unbounded
-from resources.errors import DatasetError
-from resources.given_session import starter_of
-from resources.spark_errors import unwrapped
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.versions.operator_actions import explained
+from dagster_adjunct.assets.versions.report import OnStage, ignore
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.given_session import starter_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.report import AdvanceReport
-    from resources.objects.lake import Lake
-    from resources.streams.system import StreamSystem
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 
 @unwrapped()

@@ -17,15 +17,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from assets.manifest import DatasetManifest, Decision
-from resources.errors import CommitConflict, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
-from resources.objects.removal import is_deleted
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    DatasetError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+)
+from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
-    from assets.dataset import AdjunctDataset
-    from assets.log import DatasetLog
-    from assets.sources.opening import Source
-    from resources.streams.ssp import SystemStreamPartition
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 Offsets = Mapping["SystemStreamPartition", str]
 

@@ -10,24 +10,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from assets.manifest import Decision
-from assets.publishing.operations import explained
-from assets.report import OnStage, ignore
-from assets.retention.leases import Lease
-from assets.unbounded.follow import Follower
-from assets.unbounded.reapply import Rewinding
-from assets.unbounded.rewind_plan import Force, Positions, RewindPlan, decide_rewind, open_startpoints
-from resources.errors import CommitConflict, DatasetError
-from resources.given_session import starter_of
-from resources.spark_errors import unwrapped
+from dagster_adjunct.assets.unbounded.advance import Follower
+from dagster_adjunct.assets.unbounded.reapply import Rewinding
+from dagster_adjunct.assets.unbounded.rewind_plan import (
+    Force,
+    Positions,
+    RewindPlan,
+    decide_rewind,
+    open_startpoints,
+)
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.manifest import Decision
+from dagster_adjunct.assets.versions.operator_actions import explained
+from dagster_adjunct.assets.versions.report import OnStage, ignore
+from dagster_adjunct.resources.errors import CommitConflict, DatasetError
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.given_session import starter_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.report import AdvanceReport
-    from resources.objects.lake import Lake
-    from resources.streams.system import StreamSystem
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 
 def plan_rewind(

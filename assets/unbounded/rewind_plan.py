@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from assets.manifest import DatasetManifest
-from assets.sources.opening import by_partition
-from assets.unbounded.recovery import check_complete
-from resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.startpoint import (
+from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.assets.unbounded.recovery import check_complete
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointUpcoming,
@@ -25,7 +25,7 @@ from resources.streams.startpoint import (
 )
 
 if TYPE_CHECKING:
-    from assets.sources.opening import Source
+    from dagster_adjunct.assets.sources.opening import Source
 
 Positions = Mapping[SystemStreamPartition, Startpoint]
 Force = bool | Collection[SystemStreamPartition]

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from assets.manifest import POSITION, Decision
-from assets.report import AdvanceReport, Stages
-from assets.sources.changes.decode import decode_changes, refuse_problems
-from assets.sources.opening import Ranges, Source, as_stored
-from assets.unbounded.follow import check_order, max_offset
-from resources.columns import column
-from resources.errors import (
+from dagster_adjunct.assets.sources.changes import decode_changes, refuse_problems
+from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
+from dagster_adjunct.assets.unbounded.advance import check_order, max_offset
+from dagster_adjunct.assets.versions.manifest import POSITION, Decision
+from dagster_adjunct.assets.versions.report import AdvanceReport, Stages
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
     MalformedDocumentError,
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
-from resources.given_session import session_of
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.spark.given_session import session_of
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from assets.dataset import AdjunctDataset
-    from assets.report import Action
-    from resources.schema import Schema
-    from resources.streams.system import StreamSystem
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.report import Action
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 _KIND, _FORM = "offsets-", "offsets-1:"
 _STORED = TypeAdapter(dict[str, tuple[str, str]])
@@ -288,7 +288,7 @@ class TransientTable:
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
             return ranges
-        from assets.sources.changes.transactions import whole_transactions
+        from dagster_adjunct.assets.sources.transactions import whole_transactions
 
         return whole_transactions(self.spec, self._systems, spark(), self._source, ranges)
 

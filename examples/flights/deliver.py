@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct import LakeStreams, open_lake
-from examples.flights.data import KEYS, PARTITIONS, SCHEMAS, load
+from dagster_adjunct.examples.flights.data import KEYS, PARTITIONS, SCHEMAS, load
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dagster_adjunct import AdjunctError, open_lake, prepare_dagster_home
-from examples.flights.deliver import deliver
+from dagster_adjunct.examples.flights.deliver import deliver
 
 FOLDER = Path(".adjunct")
 FLIGHTS = 336_776
@@ -86,7 +86,7 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
     if not added and not _batches(result):
         seconds = time.monotonic() - began
         console.print(f"Nothing to do: everything was delivered and processed before ({seconds:.1f} s).")
-    from examples.flights.report import show_report
+    from dagster_adjunct.examples.flights.report import show_report
 
     with stages.stage("report"):
         show_report(console, lake, FOLDER / "demo.png")
@@ -110,7 +110,7 @@ def _job() -> tuple[Any, Any]:
     """Import the pipeline now that its environment is set."""
     from dagster import DagsterInstance
 
-    from examples.flights.pipeline import defs
+    from dagster_adjunct.examples.flights.pipeline import defs
 
     return defs.resolve_job_def("flight_delays"), DagsterInstance.get()
 

@@ -1,4 +1,4 @@
-"""Follows a PostgreSQL table: python -m examples.postgres_changes, again and again.
+"""Follows a PostgreSQL table: python -m dagster_adjunct.examples.postgres_changes, again and again.
 
 ACCOUNTS_DSN says where the database is. The first run takes a snapshot and bootstraps the dataset `accounts` from it,
 in the lake `lake`; every further run applies what was committed since. --drop ends it: a slot that nobody reads would
@@ -22,8 +22,8 @@ from dagster_adjunct import (
     session_scope,
     unbounded_dataset,
 )
-from examples.postgres_changes.capture import TableCapture
-from examples.postgres_changes.slot import Slot
+from dagster_adjunct.examples.postgres_changes.capture import TableCapture
+from dagster_adjunct.examples.postgres_changes.slot import Slot
 
 COLUMNS = "id BIGINT, owner STRING, balance BIGINT"
 SNAPSHOT = Path("accounts-snapshot")

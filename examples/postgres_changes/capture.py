@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct import Lake, LakeStreams, OffsetRange, Schema, SystemStreamPartition
-from examples.postgres_changes.envelopes import (
+from dagster_adjunct.examples.postgres_changes.envelopes import (
     Event,
     commit_of,
     events,
@@ -27,8 +27,8 @@ from examples.postgres_changes.envelopes import (
     snapshot_value,
     transaction_events,
 )
-from examples.postgres_changes.pgoutput import Transaction, transactions
-from examples.postgres_changes.slot import Rows, Slot
+from dagster_adjunct.examples.postgres_changes.pgoutput import Transaction, transactions
+from dagster_adjunct.examples.postgres_changes.slot import Rows, Slot
 
 if TYPE_CHECKING:
     import psycopg

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from examples.postgres_changes.pgoutput import Change, Row, Transaction
+from dagster_adjunct.examples.postgres_changes.pgoutput import Change, Row, Transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,1 @@
 """The command line: `adjunct …`."""
-
-from orchestration.cli.main import main
-
-__all__ = ["main"]

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from assets.report import StageEvent, ignore
-from orchestration.cli.load import load_application
-from orchestration.cli.output import as_json, fail_if_rejected, lake_url, show_json, show_line
-from orchestration.cli.versions import who
-from resources.errors import ConfigurationError
+from dagster_adjunct.assets.versions.report import StageEvent, ignore
+from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli.output import as_json, fail_if_rejected, lake_url, show_json, show_line
+from dagster_adjunct.orchestration.cli.versions import who
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
-    from assets import AdjunctDataset, AdvanceReport
-    from assets.report import OnStage
-    from orchestration.application import Application
-    from resources.objects import Lake
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.resources.objects import Lake
 
 
 @click.command()
@@ -47,12 +47,12 @@ def advance(
     Startpoints that the application has for the dataset's stream are applied first. The exit code is 3 where a version
     was refused.
     """
-    from assets import advance_dataset
-    from orchestration.advancing import advance_together
-    from orchestration.catalog import systems_for, systems_of
-    from orchestration.run import apply_startpoints
-    from orchestration.session_scope import session_scope
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.advancing.advance import advance_dataset
+    from dagster_adjunct.orchestration.planner.lake_catalog import systems_for, systems_of
+    from dagster_adjunct.orchestration.step.advancing import advance_together
+    from dagster_adjunct.orchestration.step.run import apply_startpoints
+    from dagster_adjunct.orchestration.step.session_scope import session_scope
+    from dagster_adjunct.resources.objects import open_lake
 
     if make_current and partition is None:
         raise ConfigurationError(
@@ -102,9 +102,9 @@ def advance_all(
     on_stage: OnStage = ignore,
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
-    from orchestration.advancing import made_by_partition
-    from orchestration.catalog import systems_for
-    from orchestration.run import advance_datasets
+    from dagster_adjunct.orchestration.application.advance_units import made_by_partition
+    from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
+    from dagster_adjunct.orchestration.step.run import advance_datasets
 
     systems = systems_for(app, lake)
     reports = advance_datasets(lake, systems, app, spark, by=by, on_report=on_report, on_stage=on_stage)
@@ -123,7 +123,7 @@ def bootstraps_shown(json_output: bool) -> OnStage:
 
 def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     """Return what advances together with the dataset of this name."""
-    from orchestration.advancing import units_of
+    from dagster_adjunct.orchestration.application.advance_units import units_of
 
     datasets = {dataset.name: dataset for dataset in app.datasets}
     if name not in datasets:

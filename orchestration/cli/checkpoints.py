@@ -6,17 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli.load import load_application
-from orchestration.cli.output import as_json, console, lake_url, show_facts, show_json, show_line, show_table
-from orchestration.cli.versions import explained, who
-from resources.errors import ConfigurationError
+from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    console,
+    lake_url,
+    show_facts,
+    show_json,
+    show_line,
+    show_table,
+)
+from dagster_adjunct.orchestration.cli.versions import explained, who
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.batchlog import Intent
-    from orchestration.offsets.checkpoints import Checkpoint, CheckpointChange
-    from resources.objects import Lake
-    from resources.streams import SystemStreamPartition
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.history import Checkpoint, CheckpointChange
+    from dagster_adjunct.orchestration.batchlog.log import Intent
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 _SHOWN = 8
 
@@ -35,8 +43,8 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
 
     With MODULE:APP, also how far the streams have come.
     """
-    from orchestration.offsets.checkpoints import CheckpointManager
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     app = load_application(name) if ":" in name else None
@@ -74,9 +82,9 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
 @as_json
 def history(name: str, partition: str | None, limit: int, lake_url: str | None, json_output: bool) -> None:
     """Show the newest changes to where application NAME goes on: who moved what, when, from where to where."""
-    from orchestration.offsets.checkpoints import CheckpointManager
-    from resources.objects import open_lake
-    from resources.streams import SystemStreamPartition
+    from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
+    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
     lake = open_lake(lake_url, create=False)
     ssp = None if partition is None else SystemStreamPartition.parse(partition)
@@ -111,8 +119,8 @@ def abandon(
 
     For a batch that can't end. Its records are read again in another batch; with --skip they are passed over.
     """
-    from orchestration.offsets.checkpoints import CheckpointManager
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     checkpoints = CheckpointManager(lake, name)
@@ -199,7 +207,7 @@ def _or_none(offset: str | None) -> str:
 
 def _ends(lake: Lake, app: Application, found: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
     """Return the end of each partition of the inputs, and how many offsets the checkpoint is behind it."""
-    from orchestration.catalog import systems_for
+    from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
 
     systems = systems_for(app, lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
@@ -213,8 +221,8 @@ def _ends(lake: Lake, app: Application, found: Checkpoint) -> dict[SystemStreamP
 
 
 def _unknown(lake: Lake, application: str) -> ConfigurationError:
-    from orchestration.batchlog import list_applications
-    from orchestration.known_applications import nearest
+    from dagster_adjunct.orchestration.batchlog.known_applications import nearest
+    from dagster_adjunct.orchestration.batchlog.log import list_applications
 
     known = nearest(application, list_applications(lake))
     return ConfigurationError(

@@ -9,15 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli import followed, upkeep, versions
-from orchestration.cli.advance import advance
-from orchestration.cli.deleting import delete_and_show, deletion
-from orchestration.cli.keys import entry_keys, leading_values
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_record, show_table, zoned
-from resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.orchestration.cli import followed, upkeep, versions
+from dagster_adjunct.orchestration.cli.advance import advance
+from dagster_adjunct.orchestration.cli.deleting import delete_and_show, deletion
+from dagster_adjunct.orchestration.cli.keys import entry_keys, leading_values
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    lake_url,
+    show_facts,
+    show_json,
+    show_line,
+    show_record,
+    show_table,
+    zoned,
+)
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 
 if TYPE_CHECKING:
-    from assets import DatasetStore, DatasetView
+    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.view import DatasetView
 
 
 @click.group()
@@ -34,8 +44,8 @@ for command in (advance, *followed.COMMANDS, *versions.COMMANDS, *upkeep.COMMAND
 @as_json
 def list_all(lake_url: str | None, json_output: bool) -> None:
     """List the datasets with the version that each serves."""
-    from assets import list_datasets, open_dataset
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.reading.store import list_datasets, open_dataset
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     found: list[dict[str, Any]] = []
@@ -75,8 +85,8 @@ _as_of = click.option(
 @as_json
 def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
-    from assets import open_dataset
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     store = open_dataset(lake, name)
@@ -190,8 +200,8 @@ def delete(
     json_output: bool,
 ) -> None:
     """Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted."""
-    from orchestration.deleting import delete_dataset
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.upkeep.deletion import delete_dataset
+    from dagster_adjunct.resources.objects import open_lake
 
     act = partial(
         delete_dataset, open_lake(lake_url, create=False), name, reason=reason, by=versions.who(by), force=force
@@ -213,8 +223,8 @@ def repartition(
 
     Every retained version of a bounded dataset, the served table of an unbounded one.
     """
-    from orchestration.repartitioning import repartition_dataset
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     report = repartition_dataset(lake, name, partitions, reason=reason, by=versions.who(by), dry_run=dry_run)
@@ -229,8 +239,8 @@ def repartition(
 
 
 def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> DatasetView:
-    from assets import open_dataset
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.resources.objects import open_lake
 
     return _chosen(open_dataset(open_lake(lake_url, create=False), name), version, as_of)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from orchestration.cli.output import show_json, show_line
+from dagster_adjunct.orchestration.cli.output import show_json, show_line
 
 if TYPE_CHECKING:
-    from orchestration.deleting import DeletionReport
+    from dagster_adjunct.orchestration.upkeep.deletion import DeletionReport
 
 C = TypeVar("C", bound=Callable[..., Any])
 

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from orchestration.cli.advance import bootstraps_shown, unit_of
-from orchestration.cli.load import load_application
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_table
-from orchestration.cli.versions import explained, who
-from resources.errors import AdjunctError, ConfigurationError
-from resources.names import split_stream_name
+from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli.advance import bootstraps_shown, unit_of
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    lake_url,
+    show_facts,
+    show_json,
+    show_line,
+    show_table,
+)
+from dagster_adjunct.orchestration.cli.versions import explained, who
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
-    from assets import DatasetManifest
-    from resources.objects import Lake
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.objects import Lake
 
 _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cores here."
 
@@ -28,8 +35,8 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 @as_json
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
-    from assets import open_dataset
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     manifest = open_dataset(lake, name).require_manifest()
@@ -54,9 +61,9 @@ def lag_facts(lake: Lake, manifest: DatasetManifest) -> dict[str, Any]:
 
 
 def _facts(lake: Lake, manifest: DatasetManifest) -> dict[str, Any]:
-    from assets.unbounded.freshness import lag_of
-    from assets.unbounded.progress import bootstrap_progress
-    from resources.streams import open_system
+    from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
+    from dagster_adjunct.assets.unbounded.freshness import lag_of
+    from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
     systems, now = {system: open_system(system, lake)}, datetime.now(UTC)
@@ -104,9 +111,9 @@ def compact(
 
     Safe beside readers and writers; for cron.
     """
-    from assets.unbounded.compaction import compact_dataset
-    from orchestration.session_scope import session_scope
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+    from dagster_adjunct.orchestration.step.session_scope import session_scope
+    from dagster_adjunct.resources.objects import open_lake
 
     lake, person = open_lake(lake_url, create=False), who(by)
     asked = cast(Literal["minor", "major"] | None, level)
@@ -135,10 +142,10 @@ def rebuild(
     json_output: bool,
 ) -> None:
     """Build an unbounded dataset anew from its stream's oldest offset, or its bulk snapshot; readers keep the old."""
-    from assets.unbounded.rebuild import rebuild_dataset
-    from orchestration.catalog import systems_of
-    from orchestration.session_scope import session_scope
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
+    from dagster_adjunct.orchestration.planner.lake_catalog import systems_of
+    from dagster_adjunct.orchestration.step.session_scope import session_scope
+    from dagster_adjunct.resources.objects import open_lake
 
     spec = unit_of(load_application(reference), name)[0]
     lake = open_lake(lake_url, create=False)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assets.reading.keys import key_from_text
-from resources.errors import ConfigurationError
-from resources.schema import Field
+from dagster_adjunct.assets.reading.keys import key_from_text
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Field
 
 
 def entry_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> list[list[str]]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli import checkpoints, datasets, startpoints, streams, tables
-from orchestration.cli.advance import advance_all, bootstraps_shown, has_datasets_only
-from orchestration.cli.load import load_application
-from orchestration.cli.output import (
+from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli import checkpoints, datasets, startpoints, streams, tables
+from dagster_adjunct.orchestration.cli.advance import advance_all, bootstraps_shown, has_datasets_only
+from dagster_adjunct.orchestration.cli.output import (
     as_json,
     console,
     fail_if_rejected,
@@ -25,18 +25,18 @@ from orchestration.cli.output import (
     show_line,
     show_table,
 )
-from orchestration.cli.versions import duration
-from resources.errors import ConfigurationError
+from dagster_adjunct.orchestration.cli.versions import duration
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-    from assets import AdvanceReport
-    from orchestration.application import Application
-    from orchestration.step import StepEvent
-    from resources.objects import Lake
+    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.step.step import StepEvent
+    from dagster_adjunct.resources.objects import Lake
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,9 +58,8 @@ root.add_command(checkpoints.checkpoint)
 @as_json
 def plan(reference: str, lake_url: str | None, json_output: bool) -> None:
     """Prove an application's partition counts and show its plan; reads no data and starts no Spark."""
-    from orchestration.catalog import systems_for
-    from orchestration.run import plan_application
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+    from dagster_adjunct.resources.objects import open_lake
 
     app = load_application(reference)
     planned = plan_application(app, systems_for(app, open_lake(lake_url)))
@@ -91,11 +90,11 @@ def run(
 
     The exit code is 3 where a dataset has refused a version; batches went on with the one served before.
     """
-    from orchestration.advancing import made_by_partition, partitions_note
-    from orchestration.catalog import systems_for
-    from orchestration.run import run_application
-    from orchestration.session_scope import session_scope
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note
+    from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
+    from dagster_adjunct.orchestration.step.run import run_application
+    from dagster_adjunct.orchestration.step.session_scope import session_scope
+    from dagster_adjunct.resources.objects import open_lake
 
     def say(event: StepEvent | AdvanceReport) -> None:
         # For whom it waits is a warning in the log, which is on stderr: with --json, too.
@@ -164,7 +163,7 @@ def _advance_only(
 def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
     """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and airports."""
     try:
-        module: Any = importlib.import_module("examples.flights.demo")
+        module: Any = importlib.import_module("dagster_adjunct.examples.flights.demo")
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the demo can't be loaded: {error}.", 'Install it: pip install "dagster-adjunct[demo]".'
@@ -177,7 +176,7 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
 @lake_url
 def ui(port: int, lake_url: str | None) -> None:
     """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
-    from orchestration.instance import prepare_dagster_home
+    from dagster_adjunct.orchestration.code_location.instance import prepare_dagster_home
 
     refuse_used(port)
     home = prepare_dagster_home(Path(".adjunct/dagster"))
@@ -185,7 +184,11 @@ def ui(port: int, lake_url: str | None) -> None:
     if lake_url:
         environment["ADJUNCT_LAKE"] = lake_url
     arguments = [sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)]
-    arguments += ["-w", "workspace.yaml"] if Path("workspace.yaml").exists() else ["-m", "orchestration.definitions"]
+    arguments += (
+        ["-w", "workspace.yaml"]
+        if Path("workspace.yaml").exists()
+        else ["-m", "dagster_adjunct.orchestration.definitions"]
+    )
     console.print(f"Dagster UI: http://127.0.0.1:{port}")
     os.execve(sys.executable, arguments, environment)
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.cli.layout import beneath, in_seconds, natural_width, shortened, told
-from resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.orchestration.cli.layout import beneath, in_seconds, natural_width, shortened, told
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
-    from assets import AdvanceReport
+    from dagster_adjunct.assets.versions.report import AdvanceReport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -167,7 +167,7 @@ def _failed(code: int) -> int:
 
 def _inside(error: Exception) -> AdjunctError | None:
     """Return the error of ours that a Spark task raised and Spark reports in its own words."""
-    from resources.spark_errors import adjunct_error
+    from dagster_adjunct.resources.spark.errors import adjunct_error
 
     return adjunct_error(error)
 

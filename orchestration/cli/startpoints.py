@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli.load import load_application
-from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
-from orchestration.cli.versions import explained, who
-from resources.errors import ConfigurationError
+from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
+from dagster_adjunct.orchestration.cli.versions import explained, who
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.offsets.requesting import Asked
-    from orchestration.startpoints import Startpoints
-    from resources.streams.startpoint import Startpoint
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.startpoints.requesting import Asked
+    from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+    from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 
 _TASKS_SHOWN = 3
 _TIME = "The first record at or after it: ISO 8601 with its zone, a date (UTC), or ms since 1970."
@@ -185,14 +185,14 @@ _TABLES = {
 
 
 def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) -> Startpoints:
-    from orchestration.startpoints import Startpoints
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+    from dagster_adjunct.resources.objects import open_lake
 
     return Startpoints(open_lake(lake_url, create=create), load_application(reference))
 
 
 def _position(given: dict[str, str | bool | None]) -> Startpoint:
-    from orchestration.offsets.asking import parse_position
+    from dagster_adjunct.orchestration.startpoints.parsing import parse_position
 
     chosen = _given(given)
     if len(chosen) != 1:
@@ -205,7 +205,7 @@ def _position(given: dict[str, str | bool | None]) -> Startpoint:
 
 
 def _until(given: dict[str, str | bool | None]) -> Startpoint | None:
-    from orchestration.offsets.asking import parse_position
+    from dagster_adjunct.orchestration.startpoints.parsing import parse_position
 
     chosen = _given(given)
     if len(chosen) > 1:

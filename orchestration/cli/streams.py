@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli.deleting import delete_and_show, deletion
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_table
-from orchestration.cli.versions import explained, who
-from resources.errors import ConfigurationError
-from resources.names import split_stream_name
+from dagster_adjunct.orchestration.cli.deleting import delete_and_show, deletion
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    lake_url,
+    show_facts,
+    show_json,
+    show_line,
+    show_table,
+)
+from dagster_adjunct.orchestration.cli.versions import explained, who
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
-    from resources.streams import LakeStreams, StreamDescription
-    from resources.streams.system import Epochs
+    from dagster_adjunct.resources.streams.interface.system import Epochs
+    from dagster_adjunct.resources.streams.lake.declaring import StreamDescription
+    from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 
 @click.group()
@@ -45,7 +53,7 @@ def list_streams(lake_url: str | None, json_output: bool) -> None:
 @as_json
 def describe(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
-    from resources.streams.readers import list_readers
+    from dagster_adjunct.resources.streams.lake.readers import list_readers
 
     streams = _streams(lake_url)
     facts = _facts(streams.describe(_lake_stream(name)))
@@ -91,7 +99,7 @@ def export(
     Each has its partition, offset, timestamp and epoch. A part of the stream is in memory at a time. The file, or the
     folder, is there only when it is whole.
     """
-    from resources.streams.export import check_target, export_records
+    from dagster_adjunct.resources.streams.lake.export import check_target, export_records
 
     check_target(target, records_per_file)
     streams = _streams(lake_url)
@@ -114,7 +122,7 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
 
     Without a NAME, all streams. For cron, or a schedule of your platform; safe beside readers and writers.
     """
-    from resources.streams.readers import list_readers
+    from dagster_adjunct.resources.streams.lake.readers import list_readers
 
     streams = _streams(lake_url)
     for name in [_lake_stream(name) for name in names] or streams.list_streams():
@@ -134,7 +142,7 @@ def maintain(names: tuple[str, ...], lake_url: str | None) -> None:
 @lake_url
 def forget(name: str, reader: str, lake_url: str | None) -> None:
     """Remove a named reader; if it reads again, it begins as a new one."""
-    from resources.streams.readers import forget_reader, list_readers
+    from dagster_adjunct.resources.streams.lake.readers import forget_reader, list_readers
 
     lake = _streams(lake_url).lake
     there = [each.name for each in list_readers(lake, _lake_stream(name))]
@@ -162,8 +170,8 @@ def delete(
     json_output: bool,
 ) -> None:
     """Delete a stream for good. Refused while something reads it; repeat it where it was interrupted."""
-    from orchestration.deleting import delete_stream
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.upkeep.deletion import delete_stream
+    from dagster_adjunct.resources.objects import open_lake
 
     act = partial(
         delete_stream, open_lake(lake_url, create=False), _lake_stream(name), reason=reason, by=who(by), force=force
@@ -190,8 +198,8 @@ def repartition(
     json_output: bool,
 ) -> None:
     """Rewrite a stream into another number of partitions, once everybody who follows it has read all of it."""
-    from orchestration.repartitioning import repartition_stream
-    from resources.objects import open_lake
+    from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_stream
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     report = repartition_stream(
@@ -210,8 +218,8 @@ def repartition(
 
 
 def _streams(lake_url: str | None) -> LakeStreams:
-    from resources.objects import open_lake
-    from resources.streams import LakeStreams
+    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
     return LakeStreams(open_lake(lake_url, create=False))
 

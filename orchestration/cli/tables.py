@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestration.cli.output import as_json, lake_url, show_json, show_record
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_record
 
 if TYPE_CHECKING:
-    from resources.tables import RemoteTable
+    from dagster_adjunct.resources.tables import RemoteTable
 
 
 @click.group()
@@ -24,9 +24,9 @@ def table() -> None:
 @as_json
 def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
     """Look one record up by its key, one KEY for each key column."""
-    from orchestration.tables import open_table
-    from resources.objects import open_lake
-    from resources.tables import BlockingTable
+    from dagster_adjunct.orchestration.application.remembered_tables import open_table
+    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.tables import BlockingTable
 
     remote = open_table(open_lake(lake_url, create=False), name)
     values = _typed(key, remote)
@@ -40,9 +40,9 @@ def get(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool
 
 def _typed(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
     """Return the texts of a key as values of the types that the table's declaration gives its key columns."""
-    from assets.reading.keys import key_from_text
-    from resources.backends.values import Kind, declared_column
-    from resources.schema import Field
+    from dagster_adjunct.assets.reading.keys import key_from_text
+    from dagster_adjunct.resources.backends.values import Kind, declared_column
+    from dagster_adjunct.resources.schemas.schema import Field
 
     types = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
     columns = getattr(remote.read_function, "columns", None) or {}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestration.cli.keys import entry_keys, keys_in_file
-from orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
-from orchestration.cli.versions import duration, explained, who
-from resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.orchestration.cli.keys import entry_keys, keys_in_file
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
+from dagster_adjunct.orchestration.cli.versions import duration, explained, who
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
-    from assets.retention.discard import DiscardReport
-    from resources.objects import Lake
+    from dagster_adjunct.assets.retention.discard import DiscardReport
+    from dagster_adjunct.resources.objects import Lake
 
 
 @click.command()
@@ -36,10 +36,10 @@ def discard(
     json_output: bool,
 ) -> None:
     """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
-    from assets import DatasetStore, list_datasets
-    from assets.policies import DiscardPolicy
-    from orchestration.retention import discard as discard_one
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+    from dagster_adjunct.assets.reading.store import DatasetStore, list_datasets
+    from dagster_adjunct.orchestration.upkeep.discarding import discard as discard_one
+    from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     there = list_datasets(lake)
@@ -86,11 +86,11 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
 
     Ends with exit code 1 when one is not.
     """
-    from assets import open_dataset
-    from assets.checking.verify import verify_version
-    from assets.retention.leases import check_not_doomed
-    from resources.errors import VersionDiscardedError
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.reading.verify import verify_version
+    from dagster_adjunct.assets.versions.leases import check_not_doomed
+    from dagster_adjunct.resources.errors import VersionDiscardedError
+    from dagster_adjunct.resources.objects import open_lake
 
     store = open_dataset(open_lake(lake_url, create=False), name)
     if version is not None:
@@ -148,11 +148,11 @@ def forget(
     One KEY an entry; with a key of several columns, that many KEYs an entry. Ends with exit code 1 while something
     still holds a key: repeat it then.
     """
-    from assets import open_dataset
-    from assets.erasing.erasure import forget as erase
-    from assets.reading.keys import key_from_text
-    from resources.objects import open_lake
-    from resources.schema import Field
+    from dagster_adjunct.assets.reading.keys import key_from_text
+    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.retention.erasing.erasure import forget as erase
+    from dagster_adjunct.resources.objects import open_lake
+    from dagster_adjunct.resources.schemas.schema import Field
 
     person = who(by)
     lake = open_lake(lake_url, create=False)
@@ -202,6 +202,6 @@ COMMANDS = (discard, verify, forget)
 
 def _needed(lake: Lake, dataset: str) -> dict[str, str]:
     """Return which versions of a dataset open batches will read again, and why."""
-    from orchestration.retention import open_batches
+    from dagster_adjunct.orchestration.upkeep.discarding import open_batches
 
     return open_batches(lake).get(dataset, {})

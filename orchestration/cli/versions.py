@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from orchestration.cli.output import as_json, lake_url, show_facts, show_json, show_line, show_table, zoned
-from resources.errors import ConfigurationError
+from dagster_adjunct.orchestration.cli.output import (
+    as_json,
+    lake_url,
+    show_facts,
+    show_json,
+    show_line,
+    show_table,
+    zoned,
+)
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from assets import DatasetManifest, DatasetStore
-    from assets.manifest import VersionRef
+    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest, VersionRef
 
 C = TypeVar("C", bound=Callable[..., Any])
 _DURATION = re.compile(r"(\d+)\s*(m|h|d|w)")
@@ -95,7 +103,7 @@ def show_versions(store: DatasetStore) -> None:
 
 def show_version(store: DatasetStore, version: str, *, json_output: bool) -> None:
     """Print one version: what it holds, where it came from, and what the validators said."""
-    from assets.publishing.choosing import require_version
+    from dagster_adjunct.assets.versions.choosing import require_version
 
     manifest = store.require_manifest()
     if manifest.declaration.kind == "unbounded":
@@ -232,7 +240,7 @@ def drop(name: str, version: str, reason: str, by: str | None, lake_url: str | N
 @as_json
 def abandon(name: str, version: str, reason: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
     """End VERSION, which can't be completed: its markers close nothing from now on, and the next one can follow."""
-    from assets import abandon_version
+    from dagster_adjunct.assets.bounded.advance import abandon_version
 
     def end(store: DatasetStore) -> DatasetManifest:
         abandon_version(store.log.lake, name, version, reason=reason, by=who(by))
@@ -252,7 +260,7 @@ def abandon(name: str, version: str, reason: str, by: str | None, lake_url: str 
 @as_json
 def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
     """Compare two versions: keys that were added, removed and changed, counted and sampled."""
-    from assets.exchange.diff import diff_versions
+    from dagster_adjunct.assets.reading.diff import diff_versions
 
     store = _store(lake_url, name)
     found = diff_versions(store.version(old), store.version(new), sample=sample)
@@ -276,8 +284,8 @@ COMMANDS = (list_versions, history, pin, unpin, rollback, withdraw, force, drop,
 
 
 def _store(lake_url: str | None, name: str) -> DatasetStore:
-    from assets import open_dataset
-    from resources.objects import open_lake
+    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.resources.objects import open_lake
 
     return open_dataset(open_lake(lake_url, create=False), name)
 
@@ -302,7 +310,7 @@ def _change(
     json_output: bool,
 ) -> None:
     """Make a change, and print what stands after it."""
-    from assets.publishing.operations import kept_beside
+    from dagster_adjunct.assets.versions.operator_actions import kept_beside
 
     store = _store(lake_url, name)
     before = store.require_manifest()

@@ -1,7 +1,14 @@
 """The execution planner: from a described application to a proven plan, without Spark and without I/O."""
 
-from orchestration.planner.catalog import SPARK, UNKNOWN, Catalog, Partitioner, PlannerConfig, StreamFacts
-from orchestration.planner.execution_plan import (
+from dagster_adjunct.orchestration.planner.catalog import (
+    SPARK,
+    UNKNOWN,
+    Catalog,
+    Partitioner,
+    PlannerConfig,
+    StreamFacts,
+)
+from dagster_adjunct.orchestration.planner.execution_plan import (
     Exchange,
     ExecutionPlan,
     JoinGroup,
@@ -9,7 +16,7 @@ from orchestration.planner.execution_plan import (
     StreamEdge,
     Task,
 )
-from orchestration.planner.planner import plan
+from dagster_adjunct.orchestration.planner.planner import plan
 
 __all__ = [
     "SPARK",

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Input, Join, traverse
-from orchestration.planner.flow import requirement
+from dagster_adjunct.orchestration.application.graph import Input, Join, traverse
+from dagster_adjunct.orchestration.planner.flow import requirement
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.graph import Operator
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.graph import Operator
 
 Groups = dict[str, tuple[str, ...]]
 

@@ -11,15 +11,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Join, PartitionBy, SendToTable
-from orchestration.planner.analysis import exchange_node
-from orchestration.planner.catalog import SPARK, TASK_NUMBER, Catalog
-from orchestration.planner.counts import declared_counts
-from orchestration.planner.flow import Flow, Flows, Requirement, follow, requirement
+from dagster_adjunct.orchestration.application.graph import Join, PartitionBy, SendToTable
+from dagster_adjunct.orchestration.planner.analysis import exchange_node
+from dagster_adjunct.orchestration.planner.catalog import SPARK, TASK_NUMBER, Catalog
+from dagster_adjunct.orchestration.planner.counts import declared_counts
+from dagster_adjunct.orchestration.planner.flow import Flow, Flows, Requirement, follow, requirement
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.graph import Operator
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.graph import Operator
 
 
 @dataclass(frozen=True, slots=True)

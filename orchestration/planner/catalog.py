@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from orchestration.declarations import partition_count
-from resources.errors import ConfigurationError, PlanningError
-from resources.schema import Schema
+from dagster_adjunct.orchestration.application.arguments import partition_count
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "task number", "unknown"]
 SPARK: Partitioner = "spark-murmur3"

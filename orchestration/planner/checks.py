@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Join
-from orchestration.planner.analysis import Groups, dataset_node
-from orchestration.planner.auto import mismatch
-from orchestration.planner.catalog import SPARK
-from orchestration.planner.flow import Flows, requirement
-from resources.errors import PartitionCountMismatch, PlanningError
+from dagster_adjunct.orchestration.application.graph import Join
+from dagster_adjunct.orchestration.planner.analysis import Groups, dataset_node
+from dagster_adjunct.orchestration.planner.auto import mismatch
+from dagster_adjunct.orchestration.planner.catalog import SPARK
+from dagster_adjunct.orchestration.planner.flow import Flows, requirement
+from dagster_adjunct.resources.errors import PartitionCountMismatch, PlanningError
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.planner.counts import Counts
-    from orchestration.planner.execution_plan import StreamEdge
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner.counts import Counts
+    from dagster_adjunct.orchestration.planner.execution_plan import StreamEdge
 
 _AUTO = "or set auto_repartition=True on the application"
 

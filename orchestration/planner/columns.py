@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assets.sources.entries import schema_of_entries
-from orchestration.declarations import plain_column, split_alias
-from resources.errors import PlanningError, SchemaMismatchError
+from dagster_adjunct.assets.sources.entries import schema_of_entries
+from dagster_adjunct.orchestration.application.arguments import plain_column, split_alias
+from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 
 if TYPE_CHECKING:
-    from assets.dataset import AdjunctDataset
-    from orchestration.graph import Join, Map
-    from orchestration.planner.catalog import Catalog
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.graph import Join, Map
+    from dagster_adjunct.orchestration.planner.catalog import Catalog
 
 Columns = tuple[str, ...] | None
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Input, PartitionBy, SendToStream
-from orchestration.planner.analysis import dataset_node
-from orchestration.planner.catalog import Catalog, PlannerConfig, facts_of
-from resources.errors import PlanningError
+from dagster_adjunct.orchestration.application.graph import Input, PartitionBy, SendToStream
+from dagster_adjunct.orchestration.planner.analysis import dataset_node
+from dagster_adjunct.orchestration.planner.catalog import Catalog, PlannerConfig, facts_of
+from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
+    from dagster_adjunct.orchestration.application.application import Application
 
 
 @dataclass(frozen=True, slots=True)

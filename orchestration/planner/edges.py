@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Input, PartitionBy, SendToStream
-from orchestration.planner.analysis import dataset_node, exchange_node
-from orchestration.planner.catalog import SPARK, Catalog, facts_of
-from orchestration.planner.execution_plan import StreamEdge
+from dagster_adjunct.orchestration.application.graph import Input, PartitionBy, SendToStream
+from dagster_adjunct.orchestration.planner.analysis import dataset_node, exchange_node
+from dagster_adjunct.orchestration.planner.catalog import SPARK, Catalog, facts_of
+from dagster_adjunct.orchestration.planner.execution_plan import StreamEdge
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.graph import Operator
-    from orchestration.planner.auto import Inserted
-    from orchestration.planner.counts import Counts
-    from orchestration.planner.flow import Flows
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.graph import Operator
+    from dagster_adjunct.orchestration.planner.auto import Inserted
+    from dagster_adjunct.orchestration.planner.counts import Counts
+    from dagster_adjunct.orchestration.planner.flow import Flows
 
 
 def stream_edges(

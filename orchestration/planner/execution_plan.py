@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from resources.errors import PlanningError
+from dagster_adjunct.resources.errors import PlanningError
 
 Role = Literal["input", "broadcast-input", "output", "intermediate", "side-input"]
 Reason = Literal["partition_by", "auto_repartition", "output", "remote table", "dataset"]
@@ -137,7 +137,7 @@ class ExecutionPlan:
 
     def render(self) -> str:
         """Return the plan as plain text for people."""
-        from orchestration.planner.render import render
+        from dagster_adjunct.orchestration.planner.render import render
 
         return render(self)
 

@@ -10,15 +10,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Filter, Input, Join, Map, PartitionBy, SendToStream, SendToTable
-from orchestration.planner import columns as names
-from orchestration.planner.catalog import SPARK, TASK_NUMBER, UNKNOWN, Catalog, Partitioner, facts_of
-from resources.errors import PlanningError
+from dagster_adjunct.orchestration.application.graph import (
+    Filter,
+    Input,
+    Join,
+    Map,
+    PartitionBy,
+    SendToStream,
+    SendToTable,
+)
+from dagster_adjunct.orchestration.planner import columns as names
+from dagster_adjunct.orchestration.planner.catalog import (
+    SPARK,
+    TASK_NUMBER,
+    UNKNOWN,
+    Catalog,
+    Partitioner,
+    facts_of,
+)
+from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.graph import Operator
-    from orchestration.planner.columns import Columns
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.graph import Operator
+    from dagster_adjunct.orchestration.planner.columns import Columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestration.advancing import partitions_note
-from orchestration.graph import Join, PartitionBy, SendToStream, SendToTable
-from orchestration.planner.analysis import Groups, join_groups
-from orchestration.planner.auto import Inserted, repartitioned
-from orchestration.planner.catalog import Catalog, PlannerConfig
-from orchestration.planner.checks import check_co_partitioned, check_counts
-from orchestration.planner.counts import assign, declared_counts, default_count, with_broadcast
-from orchestration.planner.edges import stream_edges
-from orchestration.planner.execution_plan import (
+from dagster_adjunct.orchestration.application.advance_units import partitions_note
+from dagster_adjunct.orchestration.application.graph import Join, PartitionBy, SendToStream, SendToTable
+from dagster_adjunct.orchestration.planner.analysis import Groups, join_groups
+from dagster_adjunct.orchestration.planner.auto import Inserted, repartitioned
+from dagster_adjunct.orchestration.planner.catalog import Catalog, PlannerConfig
+from dagster_adjunct.orchestration.planner.checks import check_co_partitioned, check_counts
+from dagster_adjunct.orchestration.planner.counts import (
+    assign,
+    declared_counts,
+    default_count,
+    with_broadcast,
+)
+from dagster_adjunct.orchestration.planner.edges import stream_edges
+from dagster_adjunct.orchestration.planner.execution_plan import (
     Exchange,
     ExecutionPlan,
     JoinGroup,
@@ -26,14 +31,14 @@ from orchestration.planner.execution_plan import (
     StreamEdge,
     Task,
 )
-from orchestration.planner.flow import Flows, follow, requirement
-from orchestration.planner.render import summary
-from orchestration.planner.sinks import exchange_before_sink
-from orchestration.planner.stored import check_stored_columns
-from resources.errors import PlanningError
+from dagster_adjunct.orchestration.planner.flow import Flows, follow, requirement
+from dagster_adjunct.orchestration.planner.render import summary
+from dagster_adjunct.orchestration.planner.sinks import exchange_before_sink
+from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
+from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
+    from dagster_adjunct.orchestration.application.application import Application
 
 _DEFAULTS = PlannerConfig()
 

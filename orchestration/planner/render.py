@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from orchestration.graph import Filter, Input, Join, Map, PartitionBy, SendToStream, Spec
+from dagster_adjunct.orchestration.application.graph import (
+    Filter,
+    Input,
+    Join,
+    Map,
+    PartitionBy,
+    SendToStream,
+    Spec,
+)
 
 if TYPE_CHECKING:
-    from orchestration.planner.execution_plan import ExecutionPlan, PlannedOperator, Task
+    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan, PlannedOperator, Task
 
 
 def summary(spec: Spec) -> str:

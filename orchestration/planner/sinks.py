@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from orchestration.graph import SendToStream, SendToTable
-from orchestration.planner.catalog import SPARK, Catalog, Partitioner, facts_of
-from orchestration.planner.execution_plan import Exchange, Reason
-from orchestration.planner.flow import Flow, output_partitioner
+from dagster_adjunct.orchestration.application.graph import SendToStream, SendToTable
+from dagster_adjunct.orchestration.planner.catalog import SPARK, Catalog, Partitioner, facts_of
+from dagster_adjunct.orchestration.planner.execution_plan import Exchange, Reason
+from dagster_adjunct.orchestration.planner.flow import Flow, output_partitioner
 
 if TYPE_CHECKING:
-    from orchestration.application import Application
-    from orchestration.graph import Operator
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.graph import Operator
 
 
 def exchange_before_sink(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from resources.backends.per_loop import PerLoop
-from resources.backends.postgres_connection import (
+from dagster_adjunct.resources.backends.per_loop import PerLoop
+from dagster_adjunct.resources.backends.postgres_connection import (
     check_keywords,
     connect,
     connection_settings,
@@ -24,8 +24,8 @@ from resources.backends.postgres_connection import (
     translated,
     where,
 )
-from resources.backends.postgres_schema import create_table, read_shape
-from resources.backends.rows import (
+from dagster_adjunct.resources.backends.postgres_schema import create_table, read_shape
+from dagster_adjunct.resources.backends.rows import (
     Key,
     Record,
     Row,
@@ -35,15 +35,15 @@ from resources.backends.rows import (
     key_columns,
     plan_updates,
 )
-from resources.backends.values import Kind, check_identifier, declared_column
-from resources.errors import ConfigurationError, TableUnavailableError, TransientError
-from resources.tables.functions import TableReadFunction, TableWriteFunction
-from resources.tables.update import UpdateMessage
+from dagster_adjunct.resources.backends.values import Kind, check_identifier, declared_column
+from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError, TransientError
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.update import UpdateMessage
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
-    from resources.backends.postgres_statements import Statements
+    from dagster_adjunct.resources.backends.postgres_statements import Statements
 
 
 @dataclass(slots=True)
@@ -230,7 +230,7 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
     async def _connected(self, mine: _Open) -> tuple[AsyncConnection[Any], RowCodec, Statements]:
         import psycopg
 
-        from resources.backends.postgres_statements import Statements
+        from dagster_adjunct.resources.backends.postgres_statements import Statements
 
         if mine.live is not None and not mine.live[0].closed:
             return mine.live

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     SchemaMismatchError,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resources.backends.values import Column, Kind, column_of
-from resources.errors import SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.backends.values import Column, Kind, column_of
+from dagster_adjunct.resources.errors import SchemaMismatchError, TableAccessError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection

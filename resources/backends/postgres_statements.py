@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from resources.backends.rows import Row, UpdateGroup
+from dagster_adjunct.resources.backends.rows import Row, UpdateGroup
 
 if TYPE_CHECKING:
     from psycopg.sql import Composed
 
-    from resources.backends.postgres_schema import TableShape
+    from dagster_adjunct.resources.backends.postgres_schema import TableShape
 
 
 class Statements:

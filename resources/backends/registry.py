@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from resources.errors import ConfigurationError
-from resources.names import check_name
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.names import check_name
 
 _BACKENDS: dict[str, Callable[..., Any]] = {}
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from resources.backends.values import Column, Kind, encoder_of
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.tables.functions import record_not_found
-from resources.tables.update import UpdateMessage
+from dagster_adjunct.resources.backends.values import Column, Kind, encoder_of
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.update import UpdateMessage
 
 Key = Any  # one value, or a tuple of values where the key has several columns
 Row = tuple[Any, ...]

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resources.backends.per_loop import PerLoop
-from resources.backends.rows import (
+from dagster_adjunct.resources.backends.per_loop import PerLoop
+from dagster_adjunct.resources.backends.rows import (
     Key,
     Record,
     RowCodec,
@@ -21,18 +21,18 @@ from resources.backends.rows import (
     key_columns,
     plan_updates,
 )
-from resources.backends.sqlite_schema import create_table, quoted, read_columns
-from resources.backends.sqlite_values import DECODERS, ENCODERS
-from resources.backends.values import Column, check_identifier, declared_column
-from resources.errors import (
+from dagster_adjunct.resources.backends.sqlite_schema import create_table, quoted, read_columns
+from dagster_adjunct.resources.backends.sqlite_values import DECODERS, ENCODERS
+from dagster_adjunct.resources.backends.values import Column, check_identifier, declared_column
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
     TableAccessError,
     TableError,
     TableUnavailableError,
 )
-from resources.tables.functions import TableReadFunction, TableWriteFunction
-from resources.tables.update import UpdateMessage
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.update import UpdateMessage
 
 T = TypeVar("T")
 

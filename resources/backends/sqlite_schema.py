@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from resources.backends.values import Column, Kind, column_of
-from resources.errors import SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.backends.values import Column, Kind, column_of
+from dagster_adjunct.resources.errors import SchemaMismatchError, TableAccessError
 
 _TYPES = {
     Kind.STRING: "TEXT",

@@ -24,7 +24,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError
 
 
 class Kind(Enum):

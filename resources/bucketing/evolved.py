@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resources.errors import AdjunctError
-from resources.schema import Schema, widens
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.schemas.schema import Schema, widens
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.bucketing.files import BucketLayout
 
 
 def columns_problem(found: pa.Schema, layout: BucketLayout) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from resources.errors import MalformedDocumentError, SchemaMismatchError
-from resources.schema import Schema
+from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class BucketLayout:
         return self.schema.ddl() + hidden
 
     def arrow_schema(self) -> Any:
-        from resources.schema import arrow_type
+        from dagster_adjunct.resources.schemas.schema import arrow_type
 
         schema = self.schema.to_arrow()
         for name, kind in self.hidden:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from resources.bucketing.files import BucketLayout, Generation
-from resources.columns import quoted
-from resources.errors import ManifestMismatchError
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+from dagster_adjunct.resources.errors import ManifestMismatchError
+from dagster_adjunct.resources.schemas.columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 GENERATION = "__gen"
 _TABLES_KEPT = 64

@@ -10,18 +10,18 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from resources import errors
-from resources.bucketing.files import BucketFile, BucketLayout
-from resources.bucketing.writer import DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
-from resources.columns import quoted, row_hash
-from resources.errors import ManifestMismatchError, PermanentError
-from resources.spark_errors import refusal, unwrapped
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
+from dagster_adjunct.resources.bucketing.writer import DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.errors import ManifestMismatchError, PermanentError
+from dagster_adjunct.resources.schemas.columns import quoted, row_hash
+from dagster_adjunct.resources.spark.errors import refusal, unwrapped
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-    from resources.objects.store import ObjectStore, StoreDescriptor
+    from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 
 
 def write_buckets(

@@ -13,13 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
-from resources.bucketing.files import BucketFile, BucketLayout, attempt_of, bucket_file_name, encode_key, pack_footer
-from resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
+from dagster_adjunct.resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    attempt_of,
+    bucket_file_name,
+    encode_key,
+    pack_footer,
+)
+from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 ROW = "__row"
 DIGEST = "__digest"
@@ -135,7 +142,7 @@ class BucketFileWriter:
                     "Filter them out before, or give them a key.",
                 )
         if self._layout.bucket_by:
-            from resources.hashing import buckets
+            from dagster_adjunct.resources.bucketing.hashing import buckets
 
             # Spark checks each row by its own hash; this one shows that ours, which lookups use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
@@ -317,7 +324,7 @@ def write_arrow_buckets(
     import numpy as np
 
     if layout.bucket_by:
-        from resources.hashing import buckets
+        from dagster_adjunct.resources.bucketing.hashing import buckets
 
         numbers = buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
     else:

@@ -8,18 +8,18 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import SchemaMismatchError
-from resources.files.formats import check_columns, damaged
-from resources.files.text import Watched, opened
-from resources.schema import arrow_type
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.files.formats import check_columns, damaged
+from dagster_adjunct.resources.files.text import Watched, opened
+from dagster_adjunct.resources.schemas.schema import arrow_type
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
 
-    from resources.files.tree import FileTree, FoundFile
-    from resources.schema import Schema
+    from dagster_adjunct.resources.files.tree import FileTree, FoundFile
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 _HEADER = 1024 * 1024
 _BLOCK = 16 * 1024 * 1024

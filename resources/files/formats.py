@@ -16,13 +16,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from resources.files.tree import FileTree, FoundFile
-    from resources.schema import Schema
+    from dagster_adjunct.resources.files.tree import FileTree, FoundFile
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
 BATCH = 65_536
@@ -52,14 +52,14 @@ def tables(
         return _untold(tables(tree, file, format, schema, what, span), f"{what}: file {tree.url}/{file.path}")
     where = f"{what}: file {tree.url}/{file.path}"
     if format == "parquet":
-        from resources.files.parquet import parquet_tables
+        from dagster_adjunct.resources.files.parquet import parquet_tables
 
         return parquet_tables(tree, file, schema, where, span)
     if format == "csv":
-        from resources.files.csv import csv_tables
+        from dagster_adjunct.resources.files.csv import csv_tables
 
         return csv_tables(tree, file, schema, where)
-    from resources.files.jsonl import jsonl_tables
+    from dagster_adjunct.resources.files.jsonl import jsonl_tables
 
     return jsonl_tables(tree, file, schema, where)
 

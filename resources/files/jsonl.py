@@ -9,15 +9,15 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import SchemaMismatchError
-from resources.files.formats import damaged
-from resources.files.text import opened
-from resources.schema import Field, Schema, arrow_type
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.files.formats import damaged
+from dagster_adjunct.resources.files.text import opened
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from resources.files.tree import FileTree, FoundFile
+    from dagster_adjunct.resources.files.tree import FileTree, FoundFile
 
 _BLOCK = 8 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"

@@ -6,14 +6,14 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import SchemaMismatchError
-from resources.files.formats import BATCH, check_columns, damaged
-from resources.schema import Schema, conform
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.files.formats import BATCH, check_columns, damaged
+from dagster_adjunct.resources.schemas.schema import Schema, conform
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from resources.files.tree import FileTree, FoundFile
+    from dagster_adjunct.resources.files.tree import FileTree, FoundFile
 
 _WHOLE = 16 * 1024 * 1024
 _BUFFER = 1024 * 1024

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from resources.files.formats import FileFormat, tables
-from resources.spark_errors import wrapped
-from resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.files.formats import FileFormat, tables
+from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from resources.files.tree import FileTree, FoundFile
-    from resources.schema import Schema
+    from dagster_adjunct.resources.files.tree import FileTree, FoundFile
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 _PIECE = 64 * 1024 * 1024
 _AT_ONCE = 16
@@ -84,7 +84,7 @@ def count_records(
 
     def count(file: FoundFile) -> int:
         if format == "parquet":
-            from resources.files.parquet import count_parquet
+            from dagster_adjunct.resources.files.parquet import count_parquet
 
             return count_parquet(tree, file, schema, f"{what}: file {tree.url}/{file.path}")
         return sum(table.num_rows for _, table in tables(tree, file, format, schema, what, values=values))

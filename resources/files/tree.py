@@ -19,8 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from resources.errors import ConfigurationError, ObjectNotFoundError, PreconditionFailedError, SourceChangedError
-from resources.objects.store import S3Options
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    SourceChangedError,
+)
+from dagster_adjunct.resources.objects.store import S3Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +84,7 @@ def open_tree(url: str) -> FileTree:
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme in ("s3", "s3a"):
-        from resources.objects.lake import LakeSettings
+        from dagster_adjunct.resources.objects.lake import LakeSettings
 
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:
@@ -214,7 +219,7 @@ class S3Tree:
             raise changed(self, file, "is gone") from None
 
     def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
-        from resources.objects.s3_errors import asking, repeated
+        from dagster_adjunct.resources.objects.s3_errors import asking, repeated
 
         what = f"{request} of {path!r} in {self.url}"
         return repeated(lambda: asking(what, send), self.options.attempts)
@@ -226,7 +231,7 @@ class S3Tree:
 @lru_cache(maxsize=8)
 def _client_of(process: int, options: S3Options) -> S3Client:
     """Return this process's client: a forked worker must not share its parent's sockets."""
-    from resources.objects.s3 import connect
+    from dagster_adjunct.resources.objects.s3 import connect
 
     return connect(options, "opening S3")
 

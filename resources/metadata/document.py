@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 
 PAGE_BYTES = 256 * 1024
 FORMAT = 1

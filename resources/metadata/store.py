@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from resources.errors import ConfigurationError
-from resources.metadata.document import Entries, NamespaceDocument, Page, changed
-from resources.names import check_name
-from resources.objects.paging import PageRef, read_page, write_page
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.metadata.document import Entries, NamespaceDocument, Page, changed
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.objects.paging import PageRef, read_page, write_page
 
 if TYPE_CHECKING:
-    from resources.objects.commit import Commit
-    from resources.objects.lake import Lake
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 KIND = "metadata"
 _ATTEMPTS = 100

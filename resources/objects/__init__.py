@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from resources.objects.commit import Commit, CommitLog
-from resources.objects.lake import Lake, LakeSettings, lake_in, open_lake
-from resources.objects.local import LocalStore
-from resources.objects.memory import InMemoryStore
-from resources.objects.paging import PageRef, read_page, write_page
-from resources.objects.store import ObjectInfo, ObjectStore, S3Options, Stored, StoreDescriptor
+from dagster_adjunct.resources.objects.commit import Commit, CommitLog
+from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_lake
+from dagster_adjunct.resources.objects.local import LocalStore
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.paging import PageRef, read_page, write_page
+from dagster_adjunct.resources.objects.store import (
+    ObjectInfo,
+    ObjectStore,
+    S3Options,
+    Stored,
+    StoreDescriptor,
+)
 
 __all__ = [
     "Commit",

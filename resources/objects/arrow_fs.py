@@ -6,11 +6,11 @@ import ipaddress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from resources.errors import ConfigurationError
-from resources.objects.store import S3Options
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.store import S3Options
 
 if TYPE_CHECKING:
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 def arrow_filesystem(store: ObjectStore) -> Any:

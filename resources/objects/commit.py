@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     CommitStateUnknown,
     ConfigurationError,
@@ -27,14 +27,14 @@ from resources.errors import (
     PreconditionFailedError,
     TransientError,
 )
-from resources.names import check_name
-from resources.objects.documents import Manifest, Pointer, decode, encode
-from resources.objects.store import check_key
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.objects.documents import Manifest, Pointer, decode, encode
+from dagster_adjunct.resources.objects.store import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _ATTEMPTS = 6
 _FIRST_PAUSE = 0.05

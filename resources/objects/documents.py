@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 
 FORMAT = 1
 Text = Annotated[str, Field(min_length=1)]

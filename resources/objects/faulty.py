@@ -6,13 +6,13 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from resources.errors import ObjectExistsError, PreconditionFailedError, StoreUnavailableError
+from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from resources.objects.store import ObjectInfo, ObjectStore, Stored, StoreDescriptor
+    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, Stored, StoreDescriptor
 
 T = TypeVar("T")
 

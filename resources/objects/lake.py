@@ -14,16 +14,21 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from resources.errors import ConfigurationError, LakeNotFoundError, ObjectExistsError, ObjectNotFoundError
-from resources.names import check_name
-from resources.objects.commit import CommitLog
-from resources.objects.creating import UnmadeLakeStore
-from resources.objects.documents import LakeDocument, decode, encode
-from resources.objects.probe import probe_conditional_writes
-from resources.objects.store import S3Options, StoreDescriptor
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    LakeNotFoundError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+)
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.objects.commit import CommitLog
+from dagster_adjunct.resources.objects.creating import UnmadeLakeStore
+from dagster_adjunct.resources.objects.documents import LakeDocument, decode, encode
+from dagster_adjunct.resources.objects.probe import probe_conditional_writes
+from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
 
 if TYPE_CHECKING:
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 DEFAULT_LAKE = ".adjunct/lake"
 _DOCUMENT = "_adjunct/lake.json"

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
@@ -25,13 +25,19 @@ from resources.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from resources.objects.store import ObjectInfo, Stored, StoreDescriptor, check_key, check_prefix
+from dagster_adjunct.resources.objects.store import (
+    ObjectInfo,
+    Stored,
+    StoreDescriptor,
+    check_key,
+    check_prefix,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from io import BufferedReader
 
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _HIDDEN = ".adjunct-store"
 _LOCKS = 64

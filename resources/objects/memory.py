@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakValueDictionary
 
-from resources.errors import ConfigurationError, ObjectExistsError, ObjectNotFoundError, PreconditionFailedError
-from resources.objects.store import ObjectInfo, Stored, StoreDescriptor, check_key, check_prefix
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from dagster_adjunct.resources.objects.store import (
+    ObjectInfo,
+    Stored,
+    StoreDescriptor,
+    check_key,
+    check_prefix,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

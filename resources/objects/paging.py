@@ -12,12 +12,12 @@ import uuid
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import MalformedDocumentError, ManifestMismatchError
+from dagster_adjunct.resources.errors import MalformedDocumentError, ManifestMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

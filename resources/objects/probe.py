@@ -6,7 +6,7 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConditionalWritesUnsupportedError,
     ObjectExistsError,
@@ -14,7 +14,7 @@ from resources.errors import (
 )
 
 if TYPE_CHECKING:
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _INSTEAD = (
     "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a local folder), "

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resources.objects.commit import Commit, CommitLog
+    from dagster_adjunct.resources.objects.commit import Commit, CommitLog
 
 _DELETED = "deleted"
 

@@ -14,10 +14,15 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resources.errors import AdjunctError, ObjectNotFoundError, PreconditionFailedError, TransientError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _TRUSTED = 0.9
 

@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from resources.objects.s3_errors import StoreBusyError, UploadGoneError, asking, ends_before, repeated
-from resources.objects.s3_upload import multipart
-from resources.objects.store import (
+from dagster_adjunct.resources.objects.s3_errors import (
+    StoreBusyError,
+    UploadGoneError,
+    asking,
+    ends_before,
+    repeated,
+)
+from dagster_adjunct.resources.objects.s3_upload import multipart
+from dagster_adjunct.resources.objects.store import (
     ObjectInfo,
     S3Options,
     Stored,
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 
     from mypy_boto3_s3 import S3Client
 
-    from resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.store import ObjectStore
 
 T = TypeVar("T")
 

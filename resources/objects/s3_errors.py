@@ -15,7 +15,7 @@ from botocore.exceptions import (
 )
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,

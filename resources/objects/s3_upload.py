@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import AdjunctError
-from resources.objects.s3_errors import asking, repeated
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.objects.s3_errors import asking, repeated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mypy_boto3_s3 import S3Client
 
-    from resources.objects.store import S3Options
+    from dagster_adjunct.resources.objects.store import S3Options
 
 _MOST_PARTS = 10_000
 _THREADS = 4

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -151,7 +151,7 @@ class StoreDescriptor:
     def open(self) -> ObjectStore:
         """Return the store that this describes; one per process, shared by its threads."""
         if self.url.startswith("memory://"):
-            from resources.objects.memory import InMemoryStore
+            from dagster_adjunct.resources.objects.memory import InMemoryStore
 
             return InMemoryStore.named(self.url)
         cached = _OPENED.get((os.getpid(), self))
@@ -161,7 +161,7 @@ class StoreDescriptor:
 
     def _open(self) -> ObjectStore:
         if self.url.startswith("s3://"):
-            from resources.objects.s3 import S3Store
+            from dagster_adjunct.resources.objects.s3 import S3Store
 
             return S3Store(self.url, self.s3 or S3Options())
         if "://" in self.url:
@@ -169,7 +169,7 @@ class StoreDescriptor:
                 f"store {self.url!r} has an unknown scheme: expected s3://BUCKET/PREFIX, a folder or memory://NAME.",
                 "Write the lake's URL in one of these forms.",
             )
-        from resources.objects.local import LocalStore
+        from dagster_adjunct.resources.objects.local import LocalStore
 
         return LocalStore(self.url)
 

@@ -15,10 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from resources.errors import RecordNotFoundError, TableError, TransientError
+from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
 
 if TYPE_CHECKING:
-    from resources.tables.update import UpdateMessage
+    from dagster_adjunct.resources.tables.update import UpdateMessage
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -6,10 +6,10 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from resources.tables.clock import Clock
+    from dagster_adjunct.resources.tables.clock import Clock
 
 BURST_SECONDS = 2.0
 

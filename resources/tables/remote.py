@@ -7,21 +7,21 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from resources.errors import ConfigurationError, NullKeyError, RecordNotFoundError, TableError
-from resources.names import check_name
-from resources.tables.clock import Clock, SystemClock
-from resources.tables.functions import (
+from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, RecordNotFoundError, TableError
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.tables.clock import Clock, SystemClock
+from dagster_adjunct.resources.tables.functions import (
     PutsIfAbsent,
     TableFunction,
     TableReadFunction,
     TableWriteFunction,
     UpdatesWithDefaults,
 )
-from resources.tables.metrics import TableMetrics
-from resources.tables.order import KeyOrder
-from resources.tables.rate_limit import RateLimit, TokenBucket
-from resources.tables.retry import RetryPolicy
-from resources.tables.update import UpdateContract, UpdateMessage, apply_updates, refused
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.order import KeyOrder
+from dagster_adjunct.resources.tables.rate_limit import RateLimit, TokenBucket
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.update import UpdateContract, UpdateMessage, apply_updates, refused
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

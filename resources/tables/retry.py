@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
 
-from resources.errors import ConfigurationError, RecordNotFoundError, TransientError
-from resources.tables.clock import SystemClock
+from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TransientError
+from dagster_adjunct.resources.tables.clock import SystemClock
 
 if TYPE_CHECKING:
-    from resources.tables.clock import Clock
+    from dagster_adjunct.resources.tables.clock import Clock
 
 T = TypeVar("T")
 

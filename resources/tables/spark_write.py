@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from resources import errors
-from resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
-from resources.spark_errors import kind_of
-from resources.tables import TableMetrics, UpdateContract, UpdateMessage
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.spark.errors import kind_of
+from dagster_adjunct.resources.tables import TableMetrics, UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from resources.tables import RemoteTable
+    from dagster_adjunct.resources.tables import RemoteTable
 
 UPDATE, DEFAULT = "update", "default"
 _PLACE = ("__partition", "__offset")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from resources.errors import RecordNotFoundError, TableError
+from dagster_adjunct.resources.errors import RecordNotFoundError, TableError
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, AdvanceReport, DatasetStore, DatasetView, advance_dataset
-from resources.objects import Lake, open_lake
-from resources.schema import Schema
-from resources.streams import LakeStreams, StreamSystem
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system import StreamSystem
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from assets import DatasetStore, bounded_dataset
-from assets.policies import DiscardPolicy
-from assets.publishing import operations
-from resources.objects import Lake
-from resources.objects.faulty import Fault, FaultyStore
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.versions import operator_actions as operations
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 

@@ -12,15 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets.log import Attempt
-from assets.publishing import candidate
-from assets.publishing.build import generation_of, write_options
-from assets.sources.delivery import Delivery
-from assets.sources.stream_source import StreamSource
-from resources.bucketing.files import BucketLayout, Generation
-from resources.bucketing.writer import DIGEST, write_arrow_buckets
-from resources.objects import Lake
-from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
+from dagster_adjunct.assets.bounded import candidate
+from dagster_adjunct.assets.sources.delivery import Delivery
+from dagster_adjunct.assets.sources.stream_source import StreamSource
+from dagster_adjunct.assets.versions.log import Attempt
+from dagster_adjunct.assets.writing.generation import generation_of, write_options
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.writer import DIGEST, write_arrow_buckets
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 
 def build_without_spark(patch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 # What readers import is imported here, once, for all that are forked from a process that has read this module.
 import pyarrow.parquet  # noqa: F401
 
-from assets import DatasetStore
-from assets.reading.serving import ServedDataset
-from assets.reading.view import DatasetView
-from assets.retention.leases import Lease
-from resources.errors import VersionDiscardedError
-from resources.objects import Lake, open_lake
-from resources.schema import Schema
+from dagster_adjunct.assets.reading.serving import ServedDataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.resources.errors import VersionDiscardedError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 
 DATASET = "rates"
 SCHEMA = Schema.of(code="int", version="int")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from assets.manifest import SealedVersion, layout_of
-from assets.reading.view import DatasetView
-from resources.bucketing.files import Generation
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.objects.store import ObjectStore
-from resources.schema import Schema
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.versions.manifest import SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.schema import Schema
 
 Row = tuple[Any, ...]
 

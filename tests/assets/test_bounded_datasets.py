@@ -9,16 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, abandon_version, bounded_dataset
-from resources.errors import (
+from dagster_adjunct.assets.bounded.advance import abandon_version
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     MarkerConflictError,
     NoSealedVersionError,
     SchemaMismatchError,
 )
-from resources.schema import Schema
-from resources.streams import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=4)

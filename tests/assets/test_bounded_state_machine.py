@@ -15,18 +15,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from assets import DatasetStore, DatasetView, abandon_version, bounded_dataset
-from assets.manifest import Verdict
-from assets.policies import DiscardPolicy
-from assets.retention import discard as discard_module
-from assets.retention.discard import discard
-from assets.retention.leases import Lease
-from resources.errors import DatasetError, ManifestMismatchError
-from resources.hashing import bucket_of
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.assets.bounded.advance import abandon_version
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.retention import discard as discard_module
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets.cycle import (
     WHY,
     content,

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets.following import DeadLetters
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import OffsetOutOfRangeError
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.streams.repartition import repartition
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.lake.repartition import repartition
 from tests.assets.conftest import World
 from tests.assets.cycle import KEYS as PLANE_KEYS
 from tests.assets.cycle import NAME as PLANES_NAME

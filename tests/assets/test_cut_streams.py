@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, abandon_version, advance_version_set, bounded_dataset, version_set
-from assets.sources.cut import GoesOn, Unknown, go_on, to_count
-from assets.sources.delivery import Complete, next_delivery
-from resources.errors import MarkerConflictError, OffsetOutOfRangeError
-from resources.streams import LakeStreams, Marker, SystemStreamPartition
-from resources.streams.document import Retention
+from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.sources.delivery import Complete, next_delivery
+from dagster_adjunct.assets.sources.lost_versions import GoesOn, Unknown, go_on, to_count
+from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import Marker
+from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import KEYS, NAME, PLANES, SCHEMA, deliver, served, whole
 from tests.assets.plain import build_without_spark, no_session
@@ -240,7 +244,7 @@ def test_a_new_dataset_does_not_take_a_version_whose_beginning_is_gone(
     aging: Aging, monkeypatch: pytest.MonkeyPatch, counted: bool
 ) -> None:
     if not counted:
-        monkeypatch.setattr("resources.streams.appending._marker_rows", lambda *facts: None)
+        monkeypatch.setattr("dagster_adjunct.resources.streams.lake.appending._marker_rows", lambda *facts: None)
     aging.send(NAME, [(key, 1) for key in KEYS[:2]])
     aging.now = NOW
     aging.send(NAME, [(key, 1) for key in KEYS[2:]])

@@ -11,11 +11,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
-from assets.reading.view import DatasetView
-from resources.errors import ManifestMismatchError, StoreUnavailableError
-from resources.objects.local import LocalStore
-from resources.schema import Schema
-from resources.spark_errors import adjunct_error
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.resources.errors import ManifestMismatchError, StoreUnavailableError
+from dagster_adjunct.resources.objects.local import LocalStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.errors import adjunct_error
 from tests.assets.sealing import sealed_version
 
 SCHEMA = Schema.of(k="string", v="bigint")

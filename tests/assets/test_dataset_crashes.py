@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from assets import AdvanceReport, DatasetStore, bounded_dataset, unbounded_dataset
-from resources.errors import CommitConflict
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 
 SCHEMA = Schema.of(k="string", v="int")

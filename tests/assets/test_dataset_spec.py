@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from assets.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
-from assets.following import DeadLetters, DeltaCompaction
-from assets.sources.changes.formats import Upserts
-from assets.sources.extractor import Projection
-from assets.unbounded.initial import ParquetSnapshot, QuerySnapshot
-from assets.unbounded.postgres_snapshot import PostgresSnapshot
-from resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.assets.declaration.changes.formats import Upserts
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot, QuerySnapshot
+from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
 
 def test_a_bounded_dataset_is_partitioned_by_its_whole_key_unless_told():
@@ -169,7 +169,8 @@ def test_an_unknown_kind_is_refused():
 
 def test_declaring_imports_nothing_heavy():
     code = (
-        "import sys; import assets.dataset, orchestration.application, orchestration.planner; "
+        "import sys; import dagster_adjunct.assets.declaration.dataset, dagster_adjunct.orchestration.planner; "
+        "import dagster_adjunct.orchestration.application.application; "
         "print([m for m in ('pyspark', 'pandas', 'boto3', 'pyarrow', 'numpy') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset, list_datasets, open_dataset
-from assets.policies import VersionPartitions
-from assets.reading.keys import coerce_key, decode_key, key_from_text
-from assets.sources.inputs import QuerySource
-from resources.bucketing.files import encode_key
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.reading.keys import coerce_key, decode_key, key_from_text
+from dagster_adjunct.assets.reading.store import DatasetStore, list_datasets, open_dataset
+from dagster_adjunct.resources.bucketing.files import encode_key
+from dagster_adjunct.resources.errors import (
     DatasetError,
     DatasetNotFoundError,
     MalformedDocumentError,
     NoSealedVersionError,
     SchemaMismatchError,
 )
-from resources.schema import Field, Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset, open_dataset
-from resources.errors import ManifestMismatchError, NullKeyError, SchemaMismatchError
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore, open_dataset
+from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
@@ -36,7 +37,7 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
     code = (
         "import sys\n"
         "from assets import open_dataset\n"
-        "from resources.objects import open_lake\n"
+        "from dagster_adjunct.resources.objects import open_lake\n"
         f"view = open_dataset(open_lake({world.lake.url!r}), 'planes').current()\n"
         "assert view.get('N7') == {'tailnum': 'N7', 'seats': 7}, view.get('N7')\n"
         "assert sorted(view.get_all(['N1', 'N2', 'X'])) == ['N1', 'N2']\n"
@@ -57,7 +58,7 @@ def test_importing_the_floor_imports_nothing_heavy() -> None:
 
 @pytest.mark.spark
 def test_a_lookup_in_a_file_of_many_row_groups_reads_one_of_them(sparkling: World, monkeypatch) -> None:
-    monkeypatch.setattr("resources.bucketing.writer.ROWS_PER_GROUP", 65_536)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 65_536)
     world = sparkling
     world.stream("wide", Schema.of(k="bigint", v="int"), ["k"], 1)
     spec = bounded_dataset("wide", input="lake.wide", key="k", partitions=1)
@@ -170,7 +171,7 @@ def test_threads_may_share_a_view(sparkling: World) -> None:
 
 @pytest.mark.spark
 def test_a_version_read_again_and_again_outlives_the_tables_of_others(sparkling: World, monkeypatch) -> None:
-    monkeypatch.setattr("resources.bucketing.read._TABLES_KEPT", 3)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.read._TABLES_KEPT", 3)
     world = sealed(sparkling)
     view = world.view(PLANES)
     for number in range(2, 6):

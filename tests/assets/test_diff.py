@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.exchange.compare import compare
-from assets.exchange.diff import VersionDiff, diff_versions
-from assets.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
-from assets.reading.view import DatasetView
-from resources.bucketing.files import Generation
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.errors import ConfigurationError, DatasetError, ManifestMismatchError
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.assets.reading.compare import compare
+from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, ManifestMismatchError
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import Row, table_of, view_of
 
 UTC = dt.UTC

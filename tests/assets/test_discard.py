@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
-from assets.log import DatasetLog
-from assets.manifest import (
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.version_set import current_versions
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention import discard as discard_module
+from dagster_adjunct.assets.retention.discard import DiscardReport, Found, discard, plan_discard
+from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     DatasetManifest,
     Declaration,
@@ -20,17 +27,18 @@ from assets.manifest import (
     Verdict,
     VersionRef,
 )
-from assets.policies import DiscardPolicy
-from assets.retention import discard as discard_module
-from assets.retention.discard import DiscardReport, Found, discard, plan_discard
-from assets.retention.leases import Lease, LeaseInfo
-from resources.bucketing.files import Generation
-from resources.errors import CommitConflict, DatasetError, DatasetNotFoundError, VersionDiscardedError
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Crash, Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    DatasetError,
+    DatasetNotFoundError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.cycle import (
     AT_ONCE,

@@ -13,10 +13,11 @@ from queue import Empty
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset
-from assets.policies import DiscardPolicy
-from assets.retention.discard import DiscardReport, discard
-from resources.objects import open_lake
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import DiscardReport, discard
+from dagster_adjunct.resources.objects import open_lake
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.reading import CODES, DATASET, SCHEMA, WAYS, Seen, read_until

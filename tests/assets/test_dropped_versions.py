@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets.manifest import Verdict
-from assets.publishing import publish as publishing
-from assets.sources.inputs import FileSource
-from resources.errors import MarkerConflictError
-from resources.objects.faulty import Fault, FaultyStore
-from resources.objects.lake import Lake
-from resources.schema import Schema
+from dagster_adjunct.assets.bounded import publish as publishing
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 

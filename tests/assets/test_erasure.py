@@ -13,19 +13,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets.checking.validators import Candidate, Finding, custom
-from assets.checking.verify import verify_version
-from assets.dataset import AdjunctDataset
-from assets.erasing.erasure import ErasureReport, find_keys, forget
-from assets.erasing.redaction import CLEARED
-from assets.policies import DiscardPolicy
-from assets.publishing.attempts import attempt_key
-from assets.reading.view import DatasetView
-from assets.retention.discard import discard
-from assets.retention.leases import Lease
-from resources.bucketing.files import unpack_footer
-from resources.errors import (
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.verify import verify_version
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
+from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
+from dagster_adjunct.assets.validation.validators import Candidate, Finding, custom
+from dagster_adjunct.assets.versions.attempts import attempt_key
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.resources.bucketing.files import unpack_footer
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     DatasetError,
@@ -34,12 +35,12 @@ from resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.objects.store import ObjectStore
-from resources.schema import Schema
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.servers.s3 import S3Server

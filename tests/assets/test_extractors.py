@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, bounded_dataset
-from assets.sources.extractor import KeyValueExtractor, Projection, PythonExtractor, fits, hiding
-from assets.sources.inputs import QuerySource
-from assets.sources.python_extractor import _entries
-from resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
-from resources.schema import Schema
-from resources.spark_errors import find, wrapped
-from resources.streams.arrow_read import meta_schema
-from resources.streams.system import EPOCH
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import (
+    KeyValueExtractor,
+    Projection,
+    PythonExtractor,
+    fits,
+    hiding,
+)
+from dagster_adjunct.assets.declaration.extractors.python_extractor import _entries
+from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.errors import find, wrapped
+from dagster_adjunct.resources.streams.interface.system import EPOCH
+from dagster_adjunct.resources.streams.lake.arrow_read import meta_schema
 from tests.assets.conftest import World
 
 if TYPE_CHECKING:

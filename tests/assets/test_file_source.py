@@ -16,16 +16,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets import AdjunctDataset, AdvanceReport, DatasetStore, advance_dataset, bounded_dataset
-from assets.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts, VersionRef
-from assets.policies import VersionPartitions
-from assets.sources.delivery import Awaiting, Delivery
-from assets.sources.file_source import FileVersions
-from assets.sources.inputs import FileSource
-from assets.sources.opening import open_source
-from resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
-from resources.files.tree import LocalTree
-from resources.schema import Schema
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.file_source import FileVersions
+from dagster_adjunct.assets.sources.opening import open_source
+from dagster_adjunct.assets.versions.manifest import (
+    Abandoned,
+    DatasetManifest,
+    Delivered,
+    MarkerFacts,
+    VersionRef,
+)
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+    MarkerConflictError,
+    SchemaMismatchError,
+    SourceChangedError,
+)
+from dagster_adjunct.resources.files.tree import LocalTree
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World, no_spark
 
 if TYPE_CHECKING:
@@ -619,10 +633,10 @@ def test_records_without_a_key_are_named_by_file_and_line(
 
 def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
     """What tasks meet is raised as Adjunct's own error where the job was started."""
-    from resources.bucketing.files import BucketLayout
-    from resources.bucketing.write import write_buckets
-    from resources.bucketing.writer import WriteOptions
-    from resources.objects import InMemoryStore
+    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.bucketing.write import write_buckets
+    from dagster_adjunct.resources.bucketing.writer import WriteOptions
+    from dagster_adjunct.resources.objects import InMemoryStore
 
     place.csv("v3", {"N1": 1})
     manifest = source.first_manifest().after(known=("v1", "v2"))
@@ -637,7 +651,7 @@ def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
 def test_files_on_s3_are_sealed_by_spark_whatever_their_names_with_their_checksum_compared(
     s3_place: Place, sparkling: World, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from resources.streams.checksum import records_checksum
+    from dagster_adjunct.resources.streams.interface.checksum import records_checksum
 
     for variable, value in versitygw.env.items():  # Spark's workers were started before the server's keys were known
         monkeypatch.setitem(sparkling.spark().sparkContext.environment, variable, value)

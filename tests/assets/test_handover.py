@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 import pytest
 
-from assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
-from assets.manifest import POSITION, TOMBSTONE, SealedVersion
-from assets.reading.view import DatasetView
-from resources.bucketing.files import Generation
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.errors import ConfigurationError, DatasetError
-from resources.objects.arrow_fs import arrow_filesystem
-from resources.objects.lake import open_lake
-from resources.objects.memory import InMemoryStore
-from resources.objects.s3 import S3Store
-from resources.objects.store import S3Options
-from resources.schema import Schema
+from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.objects.arrow_fs import arrow_filesystem
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.s3 import S3Store
+from dagster_adjunct.resources.objects.store import S3Options
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import Row, table_of, view_of
 
 if TYPE_CHECKING:

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets.exchange.handover import parquet_files
-from assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
-from assets.log import DatasetLog
-from assets.manifest import DatasetManifest, Declaration, VersionRef
-from assets.policies import DiscardPolicy
-from assets.reading.view import DatasetView
-from assets.retention.discard import discard
-from assets.retention.holds import hold, let_go
-from assets.retention.leases import all_leases
-from resources.errors import (
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.exchange.handover import parquet_files
+from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.holds import hold, let_go
+from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, Declaration, VersionRef
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     ConfigurationError,
     DatasetError,
     ManifestMismatchError,
     VersionDiscardedError,
 )
-from resources.objects.lake import Lake, open_lake
-from resources.schema import Schema
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import Row, view_of
 
 if TYPE_CHECKING:

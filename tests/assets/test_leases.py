@@ -9,17 +9,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from assets import DatasetStore
-from assets.log import DatasetLog
-from assets.manifest import Bootstrap, DatasetManifest, Declaration
-from assets.retention.discard import discard
-from assets.retention.leases import Lease, all_leases, live_leases, store_now
-from resources.errors import DatasetNotFoundError, LeaseLostError, StoreUnavailableError, VersionDiscardedError
-from resources.objects import open_lake
-from resources.objects import renewal as renewal_module
-from resources.objects.faulty import Crash, Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import Bootstrap, DatasetManifest, Declaration
+from dagster_adjunct.resources.errors import (
+    DatasetNotFoundError,
+    LeaseLostError,
+    StoreUnavailableError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.objects import renewal as renewal_module
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole
 from tests.assets.plain import build_without_spark

@@ -13,19 +13,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
-from assets.reading.lookup import FileCache
-from assets.reading.rowgroup import RowGroup
-from assets.reading.view import DatasetView
-from resources.bucketing import writer
-from resources.bucketing.files import Generation
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.errors import MalformedDocumentError, ManifestMismatchError, NullKeyError, SchemaMismatchError
-from resources.objects.faulty import FaultyStore
-from resources.objects.memory import InMemoryStore
-from resources.objects.store import ObjectStore
-from resources.plain import to_plain
-from resources.schema import Schema
+from dagster_adjunct.assets.reading.lookup import FileCache
+from dagster_adjunct.assets.reading.row_group import RowGroup
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing import writer
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.errors import (
+    MalformedDocumentError,
+    ManifestMismatchError,
+    NullKeyError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.objects.faulty import FaultyStore
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.plain import to_plain
+from dagster_adjunct.resources.schemas.schema import Schema
 
 Key = tuple[Any, ...]
 FOLDER = "datasets/d/data"
@@ -263,7 +268,7 @@ def test_without_a_footer_in_the_manifest_it_is_fetched_once() -> None:
 
 
 def test_a_footer_longer_than_the_first_try_is_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assets.reading.lookup._TAIL", 100)
+    monkeypatch.setattr("dagster_adjunct.assets.reading.lookup._TAIL", 100)
     view = view_of(numbers(100), NUMBERS, ["k"], partitions=1, footers=False)
     assert view.get(50) == {"k": 50, "v": 1}
 
@@ -303,7 +308,7 @@ def test_files_that_do_not_say_where_row_groups_begin_are_searched_by_their_stat
 ) -> None:
     schema = Schema.of(origin="string", hour="int", temp="int")
     rows = {(o, h): {"origin": o, "hour": h, "temp": h} for o in ("EWR", "JFK", "LGA") for h in range(50)}
-    monkeypatch.setattr("assets.reading.lookup.GROUP_KEYS", b"unknown")
+    monkeypatch.setattr("dagster_adjunct.assets.reading.lookup.GROUP_KEYS", b"unknown")
     view = view_of(rows, schema, ["origin", "hour"], partition_by=["origin"], partitions=2, group=7)
     assert {key: view.get(key) for key in rows} == rows
     assert view.get(("JFK", 50)) is None

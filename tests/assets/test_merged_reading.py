@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets import DatasetView
-from assets.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
-from resources.bucketing.files import Generation
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.objects import Lake, open_lake
-from resources.schema import Schema
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -141,7 +141,7 @@ def test_the_frame_is_the_newest_row_of_each_key(
     lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, layout: str, by_column: bool, broadcast: bool
 ) -> None:
     if not broadcast:
-        monkeypatch.setattr("assets.reading.view._BROADCAST_ROWS", 0)
+        monkeypatch.setattr("dagster_adjunct.assets.reading.view._BROADCAST_ROWS", 0)
     schema, key_of, options = LAYOUTS[layout]
     chance = random.Random(f"{layout} {by_column}")
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_a_join_on_the_key_shuffles_nothing_of_the_merged_frame(
     lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, broadcast: bool, by_column: bool
 ) -> None:
     if not broadcast:
-        monkeypatch.setattr("assets.reading.view._BROADCAST_ROWS", 0)
+        monkeypatch.setattr("dagster_adjunct.assets.reading.view._BROADCAST_ROWS", 0)
     frame = version(lake, TEXT, GENERATIONS, order_by="v" if by_column else None).frame(spark)
     stream = version(lake, TEXT, [[Change(texts(number), number, number) for number in range(5, 70)]]).frame(spark)
     joined = stream.withColumnRenamed("v", "n").join(frame.hint("merge"), "k", "left")

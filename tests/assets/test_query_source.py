@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import AdjunctDataset, advance_dataset, bounded_dataset
-from assets.manifest import Abandoned, Delivered
-from assets.policies import VersionPartitions
-from assets.sources.delivery import Awaiting, Delivery
-from assets.sources.inputs import Computation, QuerySource
-from assets.sources.opening import open_source
-from assets.sources.query_source import QueryVersions, _filled_in, _new_name
-from resources.errors import ConfigurationError, DatasetError
-from resources.objects import InMemoryStore, Lake
-from resources.schema import Schema
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.inputs import Computation, QuerySource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.opening import open_source
+from dagster_adjunct.assets.sources.query_source import QueryVersions, _filled_in, _new_name
+from dagster_adjunct.assets.versions.manifest import Abandoned, Delivered
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World, no_spark
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from assets import DatasetStore
-from resources.objects import open_lake
-from resources.objects.faulty import Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets import writing
 from tests.assets.cycle import (
     NAME,

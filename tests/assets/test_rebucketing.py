@@ -7,18 +7,20 @@ from contextlib import suppress
 
 import pytest
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets.checking.verify import verify_version
-from assets.log import DatasetLog
-from assets.rebucketing.versions import repartition_versions
-from assets.retention.leases import Lease
-from resources.errors import CommitConflict, ConfigurationError, DatasetError, StillReadError
-from resources.hashing import bucket_of
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.verify import verify_version
+from dagster_adjunct.assets.rebucketing.versions import repartition_versions
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError, DatasetError, StillReadError
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.cycle import (
     KEYS,

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, bounded_dataset
-from assets.policies import DiscardPolicy
-from assets.reading.lookup import FileCache
-from assets.reading.serving import ServedDataset
-from assets.retention.discard import discard
-from assets.retention.leases import all_leases
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.lookup import FileCache
+from dagster_adjunct.assets.reading.serving import ServedDataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
@@ -27,11 +28,11 @@ from resources.errors import (
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from resources.objects import open_lake
-from resources.objects.faulty import Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.servers.s3 import S3Server
@@ -383,7 +384,7 @@ def test_without_leases_nothing_is_written_and_a_discarded_version_gives_way(pla
 def test_an_iteration_without_a_lease_fails_where_its_version_is_discarded(
     planes: Planes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.bucketing.writer.ROWS_PER_GROUP", 4)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 4)
     first = planes.publish(1)
     with planes.dataset().open(lease=False) as served:
         running = served.items()
@@ -486,7 +487,7 @@ def test_a_reader_falls_back_to_the_version_before_where_the_dataset_says_so(
 def test_an_iteration_falls_back_before_its_first_entry_and_fails_after_it(
     planes: Planes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.bucketing.writer.ROWS_PER_GROUP", 4)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 4)
     planes.publish(1)
     second = planes.publish(2)
     with planes.dataset().open(on_damage="previous") as served:

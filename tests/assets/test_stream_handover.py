@@ -10,15 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
-from assets.exchange.iceberg import register_in_iceberg, release_from_iceberg
-from assets.exchange.stream_view import StreamView, stream_view
-from resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
-from resources.objects.lake import Lake, lake_in, open_lake
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams import CompactionPolicy, LakeStreams
-from resources.streams.sources import SourceRange, Sources
+from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg, release_from_iceberg
+from dagster_adjunct.assets.exchange.stream_view import StreamView, stream_view
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import Clock
 
 duckdb = pytest.importorskip("duckdb")

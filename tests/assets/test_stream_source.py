@@ -12,26 +12,31 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, bounded_dataset
-from assets.dataset import BY_OFFSET
-from assets.manifest import Abandoned, DatasetManifest, Delivered
-from assets.sources.delivery import Awaiting, Delivery, VersionSource
-from assets.sources.extractor import Projection, PythonExtractor
-from assets.sources.inputs import FileSource, QuerySource
-from assets.sources.opening import open_source
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery, VersionSource
+from dagster_adjunct.assets.sources.opening import open_source
+from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     MarkerConflictError,
     OffsetOutOfRangeError,
     SchemaMismatchError,
 )
-from resources.objects import InMemoryStore, Lake
-from resources.schema import Schema
-from resources.streams import LakeStreams, StreamSystem
-from resources.streams.checksum import NOTHING, checksums_by_partition, promised_checksum, records_checksum
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import PARTITION, OffsetRange
+from dagster_adjunct.resources.objects import InMemoryStore, Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.checksum import (
+    NOTHING,
+    checksums_by_partition,
+    promised_checksum,
+    records_checksum,
+)
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import PARTITION, OffsetRange, StreamSystem
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World, no_spark
 from tests.assets.plain import build_without_spark, no_session
 

@@ -14,15 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets import DatasetStore, bounded_dataset
-from assets.publishing import candidate
-from assets.retention.discard import discard
-from assets.sources.delivery import Delivery
-from assets.sources.file_source import FileVersions
-from assets.sources.inputs import FileSource
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.assets.bounded import candidate
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.sources.delivery import Delivery
+from dagster_adjunct.assets.sources.file_source import FileVersions
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
 from tests.assets import writing
 from tests.assets.conftest import World
 from tests.assets.cycle import (

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, unbounded_dataset
-from resources.errors import BadChangeError, DatasetError, NoSealedVersionError
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.resources.errors import BadChangeError, DatasetError, NoSealedVersionError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 
 WEATHER = unbounded_dataset(

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, DatasetView, unbounded_dataset
-from assets.following import DeltaCompaction
-from assets.sources.changes.debezium import DebeziumEnvelope
-from assets.unbounded.initial import ParquetSnapshot
-from examples.postgres_changes.capture import TableCapture
-from resources.streams import LakeStreams
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.examples.postgres_changes.capture import TableCapture
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
 from tests.servers.postgres import PostgresServer

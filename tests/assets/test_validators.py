@@ -17,19 +17,15 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, NumberFormatException, ParseException
 from pyspark.sql import SparkSession
 
-from assets import (
-    AdjunctDataset,
-    DatasetStore,
-    abandon_version,
-    advance_version_set,
-    bounded_dataset,
-    version_set,
-)
-from assets.checking.validators import (
+from dagster_adjunct.assets.bounded import candidate as candidate_module
+from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.validator import Validator
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.validation.validators import (
     Candidate,
     Check,
     Finding,
-    Validator,
     custom,
     evaluate,
     min_rows,
@@ -41,9 +37,8 @@ from assets.checking.validators import (
     unique_keys,
     values_in,
 )
-from assets.manifest import Verdict
-from assets.publishing import candidate as candidate_module
-from resources.errors import (
+from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     DatasetError,
@@ -52,10 +47,10 @@ from resources.errors import (
     StoreUnavailableError,
     ValidatorError,
 )
-from resources.objects.local import LocalStore
-from resources.objects.memory import InMemoryStore
-from resources.objects.store import ObjectStore
-from resources.schema import Schema
+from dagster_adjunct.resources.objects.local import LocalStore
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World, no_spark
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.sealing import table_of, view_of

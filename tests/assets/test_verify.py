@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets.checking import verify
-from assets.reading.view import DatasetView
-from resources.bucketing.files import BucketFile
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.assets.reading import verify
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.resources.bucketing.files import BucketFile
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import table_of, view_of
 
 SCHEMA = Schema.of(origin="string", at="timestamp", v="bigint")
@@ -169,7 +169,7 @@ def test_keys_of_every_type_are_in_order_and_in_their_buckets(
 
 
 def test_an_object_of_many_ranges_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assets.reading.stored._CHUNK", 100)
+    monkeypatch.setattr("dagster_adjunct.assets.reading.stored_files._CHUNK", 100)
     view = weather()
     assert problems(view) == []
     key, file = first_file(view)

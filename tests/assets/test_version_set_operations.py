@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, current_versions, version_set
-from assets.manifest import Verdict
-from assets.policies import DiscardPolicy
-from assets.publishing.operations import kept_beside
-from assets.retention.discard import discard
-from resources.errors import DatasetError
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.version_set import current_versions
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.assets.versions.operator_actions import kept_beside
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.cycle import pin_that_has_ended
 from tests.assets.plain import build_without_spark, no_session

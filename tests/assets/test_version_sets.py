@@ -7,18 +7,21 @@ import threading
 
 import pytest
 
-from assets import DatasetStore, abandon_version, advance_version_set, bounded_dataset, current_versions, version_set
-from assets.log import DatasetLog
-from resources.errors import (
+from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
+from dagster_adjunct.assets.bounded.version_set import current_versions
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     ConfigurationError,
     DatasetError,
     MarkerConflictError,
     NoSealedVersionError,
 )
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.schema import Schema
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 

@@ -7,14 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset
-from assets.manifest import Verdict
-from assets.policies import DiscardPolicy
-from assets.publishing.operations import kept_beside
-from assets.retention.discard import discard
-from assets.sources.inputs import QuerySource
-from resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.assets.versions.operator_actions import kept_beside
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.cycle import pin_that_has_ended
 from tests.assets.plain import build_without_spark, no_session
@@ -244,7 +245,7 @@ def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(plane
 
 
 def test_a_query_has_no_partition_to_wait_for_in_a_set() -> None:
-    from assets.dataset import version_set
+    from dagster_adjunct.assets.declaration.dataset import version_set
 
     query = bounded_dataset("q", input=QuerySource("SELECT 1", SCHEMA), key="tailnum", broadcast=True)
     with pytest.raises(ConfigurationError, match="no names of their producer"):

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow.parquet  # noqa: F401
 import pytest
 
-from assets import advance_dataset
-from assets.report import StageEvent
-from assets.retention.discard import discard
-from resources.errors import CommitConflict
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.report import StageEvent
+from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, PLANES
 from tests.assets.plain import build_without_spark, no_session

@@ -27,8 +27,8 @@ from collections import Counter
 from typing import Any
 
 from dagster_adjunct import Lake, open_lake, run_application, session_scope, systems_for
-from examples.flights import deliver as delivery
-from examples.flights.data import load
+from dagster_adjunct.examples.flights import deliver as delivery
+from dagster_adjunct.examples.flights.data import load
 
 
 class Killer:
@@ -96,7 +96,7 @@ def main() -> None:
     if options.kill and os.getpgrp() != os.getpid():
         parser.error("--kill needs a process group of its own (start_new_session=True)")
 
-    from examples.flights.pipeline import app
+    from dagster_adjunct.examples.flights.pipeline import app
 
     killer = Killer(options.kill)
     opened = open_lake(options.lake)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.main import root
 from tests.doc_blocks import ROOT, Block, blocks_of, printed
 from tests.examples.conftest import FinishedJob
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from assets import DatasetStore
 from dagster_adjunct import LakeStreams, application_state, open_lake
-from orchestration.batchlog import BatchLog, ClosedBatch
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.orchestration.batchlog.log import BatchLog, ClosedBatch
 from tests.examples.conftest import KILLED_IN_BATCH, FinishedJob
 from tests.examples.driving import drive
 from tests.examples.oracle import expected

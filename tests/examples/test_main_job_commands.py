@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.main import root
 from tests.examples.conftest import FinishedJob
 from tests.examples.driving import ROOT
 from tests.examples.oracle import ENRICHED_COLUMNS, STATE_COLUMNS, expected
@@ -107,8 +107,8 @@ def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: Finis
 
 
 def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
-    assert "planes" in shown(main_job, "plan", "examples.flights.pipeline:app")
-    assert isinstance(read(main_job, "plan", "examples.flights.pipeline:app"), dict)
+    assert "planes" in shown(main_job, "plan", "dagster_adjunct.examples.flights.pipeline:app")
+    assert isinstance(read(main_job, "plan", "dagster_adjunct.examples.flights.pipeline:app"), dict)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct import application_state, open_lake
-from resources.errors import ConfigurationError
-from resources.session import session_config
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.session import session_config
 from tests.examples.driving import drive
 from tests.examples.oracle import expected
 from tests.examples.outputs import assert_outputs, postgres_state, sqlite_state

@@ -21,8 +21,8 @@ from dagster_adjunct import (
     SystemStreamPartition,
     open_lake,
 )
-from examples.postgres_changes.capture import TableCapture
-from examples.postgres_changes.slot import Slot
+from dagster_adjunct.examples.postgres_changes.capture import TableCapture
+from dagster_adjunct.examples.postgres_changes.slot import Slot
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
 from tests.servers.postgres import PostgresServer
 

@@ -40,9 +40,9 @@ def test_the_walk_through_prints_what_it_shows(
         # The slot is gone, and so is this change: only a new snapshot tells of it.
         logical_server.execute("UPDATE accounts SET balance = 1000 WHERE id = 4")
         for text, language in (
-            ("python -m examples.postgres_changes\n", "console"),
+            ("python -m dagster_adjunct.examples.postgres_changes\n", "console"),
             ("captured 0\nbootstrapped 4 0\n…| 4| Cy| 1000|…", "text"),
-            ("python -m examples.postgres_changes --drop\n", "console"),
+            ("python -m dagster_adjunct.examples.postgres_changes --drop\n", "console"),
         ):
             reader.follow(Block(PAGE, 0, language, text, True))
     manifest = DatasetStore(open_lake(folder / "lake"), "accounts").require_manifest()

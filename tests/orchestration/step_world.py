@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from assets import AdjunctDataset, advance_dataset
-from orchestration.application import Application
-from orchestration.batchlog import ApplicationState, BatchLog
-from orchestration.run import plan_application
-from orchestration.step import StepContext, StepEvent, StepReport, run_step
-from resources.backends import SqliteTable
-from resources.objects import Lake
-from resources.schema import Schema
-from resources.streams import RECORD_META, LakeStreams, StreamSystem
-from resources.tables import RemoteTable
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.step.step import StepContext, StepEvent, StepReport, run_step
+from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system import RECORD_META, StreamSystem
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.tables import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from assets import bounded_dataset, open_dataset, unbounded_dataset, version_set
-from assets.policies import VersionPartitions
-from assets.sources.inputs import FileSource, QuerySource
-from orchestration.advancing import units_of
-from orchestration.application import Application
-from orchestration.catalog import systems_for
-from orchestration.progress import waiting_datasets
-from orchestration.run import run_application
-from resources.errors import ConfigurationError
-from resources.objects import open_lake
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.reading.store import open_dataset
+from dagster_adjunct.orchestration.application.advance_units import units_of
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
+from dagster_adjunct.orchestration.step.progress import waiting_datasets
+from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from assets import unbounded_dataset
-from assets.unbounded import follow
-from orchestration.application import Application
-from orchestration.run import run_application
-from resources.errors import DatasetError, StoreUnavailableError
-from resources.objects import open_lake
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources.errors import DatasetError, StoreUnavailableError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import follow_without_spark
 

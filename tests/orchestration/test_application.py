@@ -6,10 +6,18 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from assets.dataset import bounded_dataset, unbounded_dataset
-from orchestration.application import Application
-from orchestration.graph import Filter, Join, Map, PartitionBy, Selected, SendToTable, traverse
-from resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.graph import (
+    Filter,
+    Join,
+    Map,
+    PartitionBy,
+    Selected,
+    SendToTable,
+    traverse,
+)
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
 weather = unbounded_dataset(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.batchlog import (
+from dagster_adjunct.orchestration.batchlog.log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
@@ -19,8 +19,8 @@ from orchestration.batchlog import (
     application_state,
     spread,
 )
-from resources.errors import CommitConflict, MalformedDocumentError
-from resources.objects import Lake, open_lake
+from dagster_adjunct.resources.errors import CommitConflict, MalformedDocumentError
+from dagster_adjunct.resources.objects import Lake, open_lake
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

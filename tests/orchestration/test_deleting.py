@@ -8,14 +8,15 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from assets import DatasetStore, bounded_dataset, list_datasets
-from assets.log import DatasetLog
-from assets.publishing.version_set import join_version_set
-from assets.retention.holds import hold, let_go
-from assets.retention.leases import Lease
-from orchestration.batchlog import BatchLog, Intent, Range
-from orchestration.deleting import DeletionReport, delete_dataset, delete_stream
-from resources.errors import (
+from dagster_adjunct.assets.bounded.version_set import join_version_set
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore, list_datasets
+from dagster_adjunct.assets.versions.holds import hold, let_go
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.orchestration.batchlog.log import BatchLog, Intent, Range
+from dagster_adjunct.orchestration.upkeep.deletion import DeletionReport, delete_dataset, delete_stream
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     ConfigurationError,
     DatasetError,
@@ -24,13 +25,13 @@ from resources.errors import (
     StillReadError,
     StreamNotFoundError,
 )
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams import LakeStreams
-from resources.streams.readers import forget_reader, read_new
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.readers import forget_reader, read_new
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, planes_in, publish, served, whole
 from tests.assets.plain import build_without_spark

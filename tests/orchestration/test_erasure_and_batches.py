@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset
-from assets.erasing.erasure import forget
-from orchestration.application import Application
-from orchestration.retention import open_batches
-from orchestration.step import StepEvent
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.erasing.erasure import forget
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.step import StepEvent
+from dagster_adjunct.orchestration.upkeep.discarding import open_batches
 from tests.orchestration.step_world import StepWorld
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

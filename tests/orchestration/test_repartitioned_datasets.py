@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import pytest
 
-from assets import DatasetStore
-from orchestration.repartitioning import repartition_dataset, repartition_stream
-from resources.errors import StillReadError
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset, repartition_stream
+from dagster_adjunct.resources.errors import StillReadError
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, deliver, planes_in, publish, served, whole
 from tests.assets.plain import build_without_spark

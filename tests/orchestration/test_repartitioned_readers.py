@@ -9,22 +9,28 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog, Intent, Range
-from orchestration.cli.main import root
-from orchestration.offsets.carrying import carried_over
-from orchestration.offsets.startpoints import FAN_OUTS
-from orchestration.offsets.state import OffsetState
-from orchestration.offsets.stored import settled_key
-from orchestration.repartitioning import repartition_stream
-from orchestration.startpoints import Startpoints
-from resources.errors import ConfigurationError, OffsetOutOfRangeError, PlanningError, StillReadError
-from resources.metadata import MetadataStore
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.streams import LakeStreams, SystemStreamPartition
-from resources.streams.readers import NewRecords, read_new
-from resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog, Intent, Range
+from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.startpoints.repartitioned import carried_over
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.startpoints.stored_requests import settled_key
+from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_stream
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    PlanningError,
+    StillReadError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.lake.readers import NewRecords, read_new
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_deleting import sent, values
 

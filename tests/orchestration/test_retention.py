@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 import dagster_adjunct
-from assets import DatasetStore, bounded_dataset
-from assets.policies import DiscardPolicy
-from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range, list_applications
-from orchestration.retention import discard_all, open_batches
-from resources.errors import MalformedDocumentError
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.orchestration.batchlog.log import (
+    ApplicationState,
+    BatchLog,
+    ClosedBatch,
+    Intent,
+    Range,
+    list_applications,
+)
+from dagster_adjunct.orchestration.upkeep.discarding import discard_all, open_batches
+from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole
 from tests.assets.plain import build_without_spark

@@ -14,12 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestration import run_lease as module
-from orchestration.processes import Process, this_process
-from orchestration.run_lease import Claim, Found, Holder, RunLease, over, read_lease, who_runs
-from resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.orchestration.batchlog import run_lease as module
+from dagster_adjunct.orchestration.batchlog.processes import Process, this_process
+from dagster_adjunct.orchestration.batchlog.run_lease import (
+    Claim,
+    Found,
+    Holder,
+    RunLease,
+    over,
+    read_lease,
+    who_runs,
+)
+from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 AT_ONCE = Claim(wait=timedelta(0))
@@ -27,8 +35,8 @@ KEY = "applications/delays/run.json"
 ELSEWHERE = Process(host="other", pid=7, boot="b", namespace="n", started="1")
 HOLD = """
 import sys, time
-from orchestration.run_lease import Claim, RunLease
-from resources.objects import open_lake
+from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
+from dagster_adjunct.resources.objects import open_lake
 with RunLease(open_lake(sys.argv[1]), "delays", "killed-run", Claim()):
     print("held", flush=True)
     time.sleep(600)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from assets import AdjunctDataset, bounded_dataset
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from orchestration.step import StepEvent, run_step
-from resources.errors import CommitConflict, MalformedDocumentError, NoSealedVersionError, OffsetOutOfRangeError
-from resources.streams import Retention
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.step.step import StepEvent, run_step
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    MalformedDocumentError,
+    NoSealedVersionError,
+    OffsetOutOfRangeError,
+)
+from dagster_adjunct.resources.streams.lake.document import Retention
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

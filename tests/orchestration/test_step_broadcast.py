@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from assets import unbounded_dataset
-from orchestration.application import Application
-from orchestration.startpoints import Startpoints
-from orchestration.step import StepEvent
-from resources.objects.faulty import Crash
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step.step import StepEvent
+from dagster_adjunct.resources.objects.faulty import Crash
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
 from tests.orchestration.step_world import StepWorld
 
 TASKS = 3

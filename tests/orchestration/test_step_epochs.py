@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from assets import DatasetStore, bounded_dataset, unbounded_dataset
-from orchestration.application import Application
-from orchestration.compile import BatchInputs, run_batch
-from resources.errors import PlanningError
-from resources.streams import META, SystemStreamPartition
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.compile import BatchInputs, run_batch
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import META
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.step import StepEvent
-from resources.errors import PlanningError, ProducerConflict, StreamExistsError
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.step import StepEvent
+from dagster_adjunct.resources.errors import PlanningError, ProducerConflict, StreamExistsError
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assets import bounded_dataset
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from orchestration.offsets.coordinating import startpoints_of
-from orchestration.offsets.request import StartpointRequest
-from resources.errors import ConfigurationError
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import Startpoint, StartpointOldest, StartpointSpecific
-from resources.streams.system import POSITION
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+)
+from dagster_adjunct.resources.streams.interface.system import POSITION
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -152,8 +156,8 @@ def _die(*_: object, **__: object) -> None:
 
 
 def test_a_function_that_loses_the_position_behind_an_output_is_refused(step_world: StepWorld) -> None:
-    from resources.errors import PlanningError
-    from resources.streams import RECORD_META
+    from dagster_adjunct.resources.errors import PlanningError
+    from dagster_adjunct.resources.streams.interface.system import RECORD_META
 
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.send("numbers", ("a", 1))

@@ -10,22 +10,29 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets.policies import DiscardPolicy
-from assets.retention.leases import all_leases
-from orchestration import step as step_module
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from orchestration.retention import discard_all
-from orchestration.run import plan_application
-from orchestration.step import StepContext, StepEvent, StepReport, run_step
-from resources.errors import CommitConflict, LeaseLostError, RunLeaseLostError, StoreUnavailableError
-from resources.objects import Lake
-from resources.objects import renewal as renewal_module
-from resources.objects.faulty import Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.step import step as step_module
+from dagster_adjunct.orchestration.step.step import StepContext, StepEvent, StepReport, run_step
+from dagster_adjunct.orchestration.upkeep.discarding import discard_all
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    LeaseLostError,
+    RunLeaseLostError,
+    StoreUnavailableError,
+)
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects import renewal as renewal_module
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset, unbounded_dataset
-from orchestration import compile as compiling
-from orchestration.application import Application
-from resources.errors import PlanningError
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step import compile as compiling
+from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.update_expressions import update_message
-from resources.errors import NullKeyError, RecordNotFoundError
-from resources.tables import UpdateContract
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.update_expressions import update_message
+from dagster_adjunct.resources.errors import NullKeyError, RecordNotFoundError
+from dagster_adjunct.resources.tables import UpdateContract
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, AdvanceReport, DatasetStore, bounded_dataset, unbounded_dataset
-from assets.unbounded.transient import is_transient
-from orchestration import advancing
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from orchestration.counting import JoinCounts
-from orchestration.retention import open_batches
-from orchestration.run import RunReport, run_application
-from orchestration.step import StepEvent, run_step
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.step import advancing
+from dagster_adjunct.orchestration.step.join_counts import JoinCounts
+from dagster_adjunct.orchestration.step.run import RunReport, run_application
+from dagster_adjunct.orchestration.step.step import StepEvent, run_step
+from dagster_adjunct.orchestration.upkeep.discarding import open_batches
+from dagster_adjunct.resources.errors import (
     BadChangeError,
     CommitConflict,
     ConfigurationError,
@@ -29,7 +31,8 @@ from resources.errors import (
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
-from resources.streams import LakeStreams, Retention
+from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.errors import SchemaMismatchError
-from resources.hashing import bucket_of, buckets, spark_hash
-from resources.plain import to_plain
-from resources.schema import Schema, arrow_type
+from dagster_adjunct.resources.bucketing.hashing import bucket_of, buckets, spark_hash
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.plain import to_plain
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,10 +8,15 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError, without_passwords
-from resources.objects import LakeSettings, open_lake
-from resources.objects.s3_errors import asking
-from resources.objects.store import S3Options
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    StoreUnavailableError,
+    without_passwords,
+)
+from dagster_adjunct.resources.objects import LakeSettings, open_lake
+from dagster_adjunct.resources.objects.s3_errors import asking
+from dagster_adjunct.resources.objects.store import S3Options
 
 
 @pytest.mark.parametrize(

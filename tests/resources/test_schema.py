@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from resources.errors import MalformedDocumentError, SchemaMismatchError
-from resources.schema import TYPES, Field, Schema, check_key_types, conform
+from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import TYPES, Field, Schema, check_key_types, conform
 
 ALL = Schema.of({f"c_{kind}": kind for kind in TYPES}, price="decimal(10, 2)")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     AdjunctError,
     ManifestMismatchError,
     PermanentError,
@@ -14,8 +14,8 @@ from resources.errors import (
     TableAccessError,
     TransientError,
 )
-from resources.objects.s3_errors import StoreBusyError, UploadGoneError
-from resources.spark_errors import adjunct_error, find, wrapped
+from dagster_adjunct.resources.objects.s3_errors import StoreBusyError, UploadGoneError
+from dagster_adjunct.resources.spark.errors import adjunct_error, find, wrapped
 
 
 class OwnError(TableAccessError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from examples.postgres_changes.slot import Slot
+from dagster_adjunct.examples.postgres_changes.slot import Slot
 from tests.servers.postgres import PostgresServer
 
 COLUMNS = (

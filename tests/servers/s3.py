@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from resources.objects import LakeSettings
+from dagster_adjunct.resources.objects import LakeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -41,7 +41,7 @@ _WORKER = "org.apache.spark.deploy.worker.Worker"
 
 @contextmanager
 def _process(arguments: list[str], log: Path) -> Iterator[None]:
-    from resources.session import check_java
+    from dagster_adjunct.resources.spark.session import check_java
 
     check_java()
     home = Path(str(find_spec("pyspark").origin)).parent  # type: ignore[union-attr]

@@ -1,5 +1,5 @@
 """Kafka as a stream system: exact ranges read by position, without a connector jar."""
 
-from resources.streams.kafka.settings import KafkaSettings, KafkaTopic, kafka_system
+from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic, kafka_system
 
 __all__ = ["KafkaSettings", "KafkaTopic", "kafka_system"]

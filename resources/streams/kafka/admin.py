@@ -9,14 +9,19 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from resources.errors import AdjunctError, ConfigurationError, StreamNotFoundError, StreamUnavailableError
-from resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    StreamNotFoundError,
+    StreamUnavailableError,
+)
+from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
 
-    from resources.streams.kafka.settings import KafkaSettings
+    from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings
 
 T = TypeVar("T")
 _LOOK = 0.05

@@ -8,13 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import Field, Schema
-from resources.streams.kafka.avro_types import as_json, column_type, fields_of, from_avro, is_mixed, parsed, to_avro
-from resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
-from resources.streams.kafka.framing import HEADER_BYTES, header, number_of
-from resources.streams.kafka.registry import SchemaRegistry
-from resources.streams.kafka.values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.kafka.avro_types import (
+    as_json,
+    column_type,
+    fields_of,
+    from_avro,
+    is_mixed,
+    parsed,
+    to_avro,
+)
+from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
+from dagster_adjunct.resources.streams.kafka.framing import HEADER_BYTES, header, number_of
+from dagster_adjunct.resources.streams.kafka.registry import SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.values import Problems, Unfit, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

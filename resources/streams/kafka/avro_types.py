@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.streams.kafka.values import UNFIT, Convert, Unfit
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.streams.kafka.values import UNFIT, Convert, Unfit
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import Field, Schema
-from resources.streams.kafka.values import Problems
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.kafka.values import Problems
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,16 +13,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import AdjunctError, OffsetOutOfRangeError
-from resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
-from resources.streams.kafka.delivery import END_OF_DATASET
-from resources.streams.kafka.offsets import too_old
-from resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
+from dagster_adjunct.resources.streams.kafka.delivery import END_OF_DATASET
+from dagster_adjunct.resources.streams.kafka.offsets import too_old
+from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-    from resources.streams.kafka.settings import KafkaSettings
+    from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings
 
 BATCH = 10_000
 _WAIT = 0.1

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from resources.errors import ConfigurationError, MalformedDocumentError
-from resources.metadata import MetadataStore, Snapshot
-from resources.names import check_name
-from resources.streams.declaring import check_equal, declare
-from resources.streams.document import Declaration
-from resources.streams.kafka.settings import KafkaSettings, KafkaTopic, check_topic_name
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic, check_topic_name
+from dagster_adjunct.resources.streams.lake.declaring import check_equal, declare
+from dagster_adjunct.resources.streams.lake.document import Declaration
 
 if TYPE_CHECKING:
-    from resources.objects.lake import Lake
-    from resources.schema import Schema
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 _NAMESPACE = "kafka-streams"
 _RAW = KafkaTopic()
@@ -42,8 +42,8 @@ class _Created(BaseModel):
     declaration: Declaration
 
     def known(self) -> Known:
-        from resources.streams.kafka.json_format import Json
-        from resources.streams.kafka.raw_format import KeyText
+        from dagster_adjunct.resources.streams.kafka.json_format import Json
+        from dagster_adjunct.resources.streams.kafka.raw_format import KeyText
 
         schema, key = self.declaration.schema_, self.declaration.key
         text = KeyText(schema.select(key).ddl()) if key else None

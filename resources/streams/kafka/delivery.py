@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
-from resources.streams.kafka.security import Refusals, new_client
-from resources.streams.kafka.send_errors import refused
-from resources.streams.system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
+from dagster_adjunct.resources.streams.interface.system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
+from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.send_errors import refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import KafkaError, Message, Producer
 
-    from resources.streams.kafka.settings import KafkaSettings
+    from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings
 
 KEY, VALUE, HEADERS = "__key", "__value", "__headers"
 # Headers of Adjunct's own: nobody's record carries them on to another topic.

@@ -12,21 +12,28 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import Field, Schema
-from resources.streams.kafka.avro_format import Avro
-from resources.streams.kafka.codec import FAIL, Format
-from resources.streams.kafka.json_format import Json
-from resources.streams.kafka.protobuf_format import Protobuf
-from resources.streams.kafka.raw_format import KeyText, Raw, RawKey, Text
-from resources.streams.kafka.registry import SchemaRegistry
-from resources.streams.kafka.values import SHOWN, Problems, part
-from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.interface.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    RECORD_META,
+    TIMESTAMP,
+    TOMBSTONE,
+)
+from dagster_adjunct.resources.streams.kafka.avro_format import Avro
+from dagster_adjunct.resources.streams.kafka.codec import FAIL, Format
+from dagster_adjunct.resources.streams.kafka.json_format import Json
+from dagster_adjunct.resources.streams.kafka.protobuf_format import Protobuf
+from dagster_adjunct.resources.streams.kafka.raw_format import KeyText, Raw, RawKey, Text
+from dagster_adjunct.resources.streams.kafka.registry import SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.values import SHOWN, Problems, part
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from resources.streams.kafka.settings import KafkaTopic
+    from dagster_adjunct.resources.streams.kafka.settings import KafkaTopic
 
 KEY, VALUE, HEADERS = "__key", "__value", "__headers"
 EPOCH_HEADER = "adjunct-epoch"

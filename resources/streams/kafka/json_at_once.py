@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from resources.schema import Schema, arrow_type
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import Schema
-from resources.streams.kafka.codec import FAIL, Reader, Writer, as_schema, check_malformed
-from resources.streams.kafka.json_at_once import at_once
-from resources.streams.kafka.values import Problems, brief, columns_of, from_json, to_texts
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, as_schema, check_malformed
+from dagster_adjunct.resources.streams.kafka.json_at_once import at_once
+from dagster_adjunct.resources.streams.kafka.values import Problems, brief, columns_of, from_json, to_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from resources.errors import MalformedDocumentError
-from resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
-from resources.streams.kafka.delivery import END_OF_DATASET
-from resources.streams.numbered import parse_offset
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import Marker
+from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import Marker
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
+from dagster_adjunct.resources.streams.kafka.delivery import END_OF_DATASET
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from resources.streams.kafka.system import KafkaStreams
+    from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 
 
 class _Said(BaseModel):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resources.errors import OffsetOutOfRangeError
-from resources.streams.ssp import SystemStreamPartition
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 
 def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:

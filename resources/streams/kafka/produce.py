@@ -12,24 +12,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resources.columns import quoted
-from resources.errors import ConfigurationError
-from resources.names import check_name
-from resources.spark_errors import unwrapped, wrapped
-from resources.streams.kafka.delivery import KEY, Append, Sender, Span, Target, records_of
-from resources.streams.kafka.marker_records import marker_text
-from resources.streams.kafka.raw_format import Raw
-from resources.streams.kafka.records import encode, encode_table
-from resources.streams.kafka.transactions import read_marks, spans_of, transact
-from resources.streams.producers import check_producer
-from resources.streams.system import EPOCH, RECORD_META, TIMESTAMP, TOMBSTONE, AppendResult
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.schemas.columns import quoted
+from dagster_adjunct.resources.spark.errors import unwrapped, wrapped
+from dagster_adjunct.resources.streams.interface.system import (
+    EPOCH,
+    RECORD_META,
+    TIMESTAMP,
+    TOMBSTONE,
+    AppendResult,
+)
+from dagster_adjunct.resources.streams.kafka.delivery import KEY, Append, Sender, Span, Target, records_of
+from dagster_adjunct.resources.streams.kafka.marker_records import marker_text
+from dagster_adjunct.resources.streams.kafka.raw_format import Raw
+from dagster_adjunct.resources.streams.kafka.records import encode, encode_table
+from dagster_adjunct.resources.streams.kafka.transactions import read_marks, spans_of, transact
+from dagster_adjunct.resources.streams.lake.producers import check_producer
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from resources.streams.kafka.system import KafkaStreams, TopicFacts
-    from resources.streams.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.kafka.system import KafkaStreams, TopicFacts
 
 _TASKS = 32
 _DEFAULT_LIMIT = 1_000_000  # where the cluster does not tell the topic's settings

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import Field, Schema
-from resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
-from resources.streams.kafka.framing import HEADER_BYTES, header, indexes_at, indexes_bytes, number_of
-from resources.streams.kafka.protobuf_types import (
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
+from dagster_adjunct.resources.streams.kafka.framing import (
+    HEADER_BYTES,
+    header,
+    indexes_at,
+    indexes_bytes,
+    number_of,
+)
+from dagster_adjunct.resources.streams.kafka.protobuf_types import (
     column_type,
     getter,
     indexes_of,
@@ -20,8 +26,8 @@ from resources.streams.kafka.protobuf_types import (
     nested_json,
     put,
 )
-from resources.streams.kafka.registry import SchemaRegistry
-from resources.streams.kafka.values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.streams.kafka.registry import SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.values import Problems, Unfit, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

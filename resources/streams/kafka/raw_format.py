@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import Schema
-from resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
-from resources.streams.kafka.values import UNFIT, Problems, columns_of, from_text, to_texts
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
+from dagster_adjunct.resources.streams.kafka.values import UNFIT, Problems, columns_of, from_text, to_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa

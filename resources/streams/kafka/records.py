@@ -7,18 +7,25 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from resources.columns import column
-from resources.errors import SchemaMismatchError
-from resources.schema import Schema, conform, widens
-from resources.spark_errors import wrapped
-from resources.streams.kafka.formats import HEADERS, KEY, VALUE, Batches, key_format, schema_of
-from resources.streams.system import TOMBSTONE
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.schema import Schema, conform, widens
+from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.streams.interface.system import TOMBSTONE
+from dagster_adjunct.resources.streams.kafka.formats import (
+    HEADERS,
+    KEY,
+    VALUE,
+    Batches,
+    key_format,
+    schema_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from resources.streams.kafka.settings import KafkaTopic
+    from dagster_adjunct.resources.streams.kafka.settings import KafkaTopic
 
 BATCH_ROWS = 10_000
 

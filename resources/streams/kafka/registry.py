@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
-from resources.streams.kafka.security import is_reference, secret
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
+from dagster_adjunct.resources.streams.kafka.security import is_reference, secret
 
 _PAUSES = (0.2, 0.8)  # seconds before the second and the third try
 _TIMEOUT = (5, 15)  # seconds to connect, and to wait for an answer

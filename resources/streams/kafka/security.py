@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-from resources.errors import AdjunctError, ConfigurationError, StreamUnavailableError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StreamUnavailableError
 
 Value = str | int | float | bool
 _REFERENCE = "env:"

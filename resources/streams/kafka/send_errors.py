@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resources.errors import AdjunctError, CommitConflict, PermanentError, StreamUnavailableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    CommitConflict,
+    PermanentError,
+    StreamUnavailableError,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-    from resources.streams.kafka.delivery import Target
+    from dagster_adjunct.resources.streams.kafka.delivery import Target
 
 _SHOWN = 60
 

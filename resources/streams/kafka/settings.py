@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from resources.errors import ConfigurationError
-from resources.names import check_name
-from resources.streams.kafka.codec import Format
-from resources.streams.kafka.raw_format import Raw
-from resources.streams.kafka.security import Value, check_client
-from resources.streams.system import register_system
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.streams.kafka.codec import Format
+from dagster_adjunct.resources.streams.kafka.raw_format import Raw
+from dagster_adjunct.resources.streams.kafka.security import Value, check_client
+from dagster_adjunct.resources.streams.registry import register_system
 
 if TYPE_CHECKING:
-    from resources.objects.lake import Lake
-    from resources.schema import Schema
-    from resources.streams.kafka.system import KafkaStreams
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -54,7 +54,7 @@ class KafkaTopic:
 
     def schema(self) -> Schema:
         """Return the columns of a record: those of the key that are not also the value's, the value's, the headers."""
-        from resources.streams.kafka.formats import schema_of
+        from dagster_adjunct.resources.streams.kafka.formats import schema_of
 
         return schema_of(self)
 
@@ -103,7 +103,7 @@ class _Opener:
     settings: KafkaSettings
 
     def __call__(self, lake: Lake) -> KafkaStreams:
-        from resources.streams.kafka.system import KafkaStreams
+        from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 
         return KafkaStreams(lake, self.settings)
 

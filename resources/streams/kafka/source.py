@@ -12,18 +12,26 @@ from weakref import WeakSet
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from resources.spark_errors import wrapped
-from resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
-from resources.streams.kafka.delivery import RESERVED
-from resources.streams.kafka.formats import HEADERS, KEY, VALUE, Raw, decoder, schema_of
-from resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.streams.interface.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    RECORD_META,
+    RECORD_META_DDL,
+    TIMESTAMP,
+    TOMBSTONE,
+)
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
+from dagster_adjunct.resources.streams.kafka.delivery import RESERVED
+from dagster_adjunct.resources.streams.kafka.formats import HEADERS, KEY, VALUE, Raw, decoder, schema_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
-    from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+    from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
 
 NAME = "adjunct-kafka"
 SPLIT = 250_000

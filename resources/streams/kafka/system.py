@@ -12,27 +12,39 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resources.errors import ConfigurationError, InvalidNameError, StreamExistsError, StreamNotFoundError
-from resources.given_session import session_of
-from resources.names import check_name
-from resources.streams.kafka.admin import KafkaAdmin, TopicDescription
-from resources.streams.kafka.consume import TopicRange, count_records, first_at
-from resources.streams.kafka.declared import Declarations, Known
-from resources.streams.kafka.offsets import check_range
-from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
-from resources.streams.latest import check_epochs
-from resources.streams.numbered import NumberedOffsets, parse_offset
-from resources.streams.ranges import no_partition, one_stream
-from resources.streams.ssp import SystemStreamPartition
-from resources.streams.system import AppendResult, Epochs, Marker, OffsetRange, StreamInfo, StreamSystem
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.spark.given_session import session_of
+from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import (
+    AppendResult,
+    Epochs,
+    Marker,
+    OffsetRange,
+    StreamInfo,
+    StreamSystem,
+)
+from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, TopicDescription
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
+from dagster_adjunct.resources.streams.kafka.declared import Declarations, Known
+from dagster_adjunct.resources.streams.kafka.offsets import check_range
+from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.lake.latest import check_epochs
+from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from resources.objects.lake import Lake
-    from resources.schema import Schema
-    from resources.streams.sources import Sources
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.lake.sources import Sources
 
 Edges = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
@@ -156,7 +168,7 @@ class KafkaStreams(NumberedOffsets):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError where retention or a topic that
         was created again has taken records since the ranges were checked.
         """
-        from resources.streams.kafka.source import Plan, records_frame
+        from dagster_adjunct.resources.streams.kafka.source import Plan, records_frame
 
         if check_epochs(epochs):
             raise ConfigurationError(
@@ -171,7 +183,7 @@ class KafkaStreams(NumberedOffsets):
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the markers at or after these offsets; the records from there on are read for them."""
-        from resources.streams.kafka.marker_records import markers
+        from dagster_adjunct.resources.streams.kafka.marker_records import markers
 
         return markers(self, stream, since)
 
@@ -194,7 +206,7 @@ class KafkaStreams(NumberedOffsets):
 
         What a record was made of becomes a header; `sources` are not kept: a topic has no place for ranges.
         """
-        from resources.streams.kafka.produce import append
+        from dagster_adjunct.resources.streams.kafka.produce import append
 
         return append(
             self,
@@ -220,7 +232,7 @@ class KafkaStreams(NumberedOffsets):
         checksum: str | None = None,
     ) -> AppendResult:
         """Add an end-of-dataset marker to these partitions (default: all) and nothing else."""
-        from resources.streams.kafka.produce import append_markers
+        from dagster_adjunct.resources.streams.kafka.produce import append_markers
 
         return append_markers(
             self,
@@ -234,13 +246,13 @@ class KafkaStreams(NumberedOffsets):
         )
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        from resources.streams.kafka.produce import appended
+        from dagster_adjunct.resources.streams.kafka.produce import appended
 
         return appended(self, stream, producer, sequence)
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return the streams with this one as it stands now; each question about it is asked for all its partitions."""
-        from resources.streams.kafka.snapshot import KafkaSnapshot
+        from dagster_adjunct.resources.streams.kafka.snapshot import KafkaSnapshot
 
         return KafkaSnapshot(self, stream)
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from resources.errors import MalformedDocumentError, ProducerConflict
-from resources.streams.kafka.delivery import Append, Record, Sender, Span, Target, records_of
-from resources.streams.kafka.security import Refusals, new_client
-from resources.streams.kafka.send_errors import refused
+from dagster_adjunct.resources.errors import MalformedDocumentError, ProducerConflict
+from dagster_adjunct.resources.streams.kafka.delivery import Append, Record, Sender, Span, Target, records_of
+from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.send_errors import refused
 
 if TYPE_CHECKING:
     import pyarrow as pa

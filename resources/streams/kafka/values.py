@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
-from resources.schema import Field, Schema, arrow_type
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from assets import AdjunctDataset, unbounded_dataset
-from assets.sources.changes.decode import decode_changes
-from assets.sources.opening import Source
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.sources.changes import decode_changes
+from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 
 VALUES = Schema.of(value="string")

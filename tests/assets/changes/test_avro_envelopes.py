@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from fastavro import parse_schema, schemaless_writer
 
-from assets.sources.changes.avro_values import json_of, readers
-from assets.sources.changes.debezium import DebeziumEnvelope
-from assets.sources.changes.envelope import transactions_of
-from resources.errors import ConfigurationError
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.changes.avro_values import json_of, readers
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.changes.envelope import transactions_of
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import Change, dataset, decoded, stream
 from tests.assets.conftest import World
 

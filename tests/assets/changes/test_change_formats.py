@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
-from assets import bounded_dataset
-from assets.sources.changes.debezium import DebeziumEnvelope
-from assets.sources.changes.formats import ChangeFormat, DebeziumUnwrapped, OperationColumn, Upserts
-from assets.sources.extractor import Projection, PythonExtractor
-from assets.sources.opening import Source
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.changes.formats import (
+    ChangeFormat,
+    DebeziumUnwrapped,
+    OperationColumn,
+    Upserts,
+)
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
+from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import Change, dataset, decoded, frame_of, problems, send, stream
 from tests.assets.conftest import World
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from assets.sources.changes.debezium import DebeziumEnvelope
-from assets.sources.changes.json_values import unscaled_text
-from assets.sources.extractor import Projection
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.changes.json_values import unscaled_text
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (
     Change,
     applied,

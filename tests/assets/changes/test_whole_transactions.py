@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.sources.changes.debezium import DebeziumEnvelope
-from assets.sources.changes.transactions import Part, cut_at_incomplete, whole_transactions
-from assets.sources.opening import Source
-from resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
-from resources.schema import Schema
-from resources.streams import LakeStreams, Retention
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.transactions import Part, cut_at_incomplete, whole_transactions
+from dagster_adjunct.resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
 

@@ -14,20 +14,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from assets import AdjunctDataset, DatasetView, unbounded_dataset
-from assets.following import DeltaCompaction
-from assets.manifest import POSITION
-from assets.sources.changes import quarantine
-from assets.sources.changes.quarantine import DEAD_LETTERS
-from assets.unbounded import compaction, follow, ordering
-from resources.errors import BadChangeError, StreamNotFoundError
-from resources.hashing import bucket_of
-from resources.names import split_stream_name
-from resources.objects import Lake
-from resources.objects.faulty import Fault, FaultyStore
-from resources.schema import Schema
-from resources.streams import LakeStreams
-from resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.sources import dead_letters as quarantine
+from dagster_adjunct.assets.sources import ordering
+from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
+from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded import compaction
+from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.errors import BadChangeError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import without_spark
 

@@ -13,14 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, AdvanceReport, DatasetStore, unbounded_dataset
-from assets.manifest import POSITION, DatasetManifest
-from assets.sources.opening import Source
-from assets.unbounded import advance_unbounded, follow
-from resources.objects import Lake
-from resources.schema import Schema
-from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
-from resources.streams.system import OFFSET, StreamInfo
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.versions.manifest import POSITION, DatasetManifest
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OFFSET, OffsetRange, StreamInfo
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.plain import _write, no_session
 
@@ -107,8 +111,8 @@ class Table:
 
     def drop_the_front(self, keep: int = 1) -> None:
         """Let retention drop all segments of the stream but the newest `keep`."""
-        from resources.streams import Retention
-        from resources.streams.index import all_segments
+        from dagster_adjunct.resources.streams.lake.document import Retention
+        from dagster_adjunct.resources.streams.lake.index import all_segments
 
         streams = LakeStreams(self.world.lake)
         _, state = streams.state(NAME)
@@ -148,7 +152,7 @@ def partition(number: int) -> SystemStreamPartition:
 
 def keys_of(world: World, number: int, partitions: int, count: int = 3) -> Sequence[str]:
     """Return keys whose records lie in this partition of the stream."""
-    from resources.hashing import bucketer
+    from dagster_adjunct.resources.bucketing.hashing import bucketer
 
     bucket = bucketer(("string",), partitions)
     return [key for i in range(1000) if bucket([(key := f"key{i}").encode()]) == number][:count]

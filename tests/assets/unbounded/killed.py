@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow.parquet  # noqa: F401
 import pytest
 
-from assets import advance_dataset
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import CommitConflict
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import NAME, facts_without_spark, table_of

@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, unbounded_dataset
-from assets.following import DeltaCompaction
-from assets.manifest import SealedVersion
-from assets.publishing.attempts import attempts
-from assets.unbounded import compaction
-from resources.bucketing.files import Generation
-from resources.bucketing.read import bucketed_frame
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Fault, FaultyStore
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded import compaction
+from dagster_adjunct.assets.versions.attempts import attempts
+from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.read import bucketed_frame
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import _write, no_session
 from tests.assets.unbounded.following_plain import follow_without_spark

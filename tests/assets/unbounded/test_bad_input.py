@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, unbounded_dataset
-from assets.following import DeadLetters, OnLostOffset
-from assets.sources.changes.debezium import DebeziumEnvelope
-from assets.sources.changes.formats import OperationColumn
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
-from resources.objects.faulty import Crash, Fault
-from resources.schema import Schema
-from resources.streams import LakeStreams, Retention
-from resources.streams.index import all_segments
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.changes.formats import OperationColumn
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.following import DeadLetters, OnLostOffset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.index import all_segments
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

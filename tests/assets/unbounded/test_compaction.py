@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset
-from assets.following import DeltaCompaction
-from assets.manifest import SealedVersion
-from assets.unbounded import compaction
-from assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
-from resources.bucketing.files import BucketFile, Generation
-from resources.errors import CommitConflict, ConfigurationError, DatasetError, DatasetNotFoundError
-from resources.objects import Lake
-from resources.objects.faulty import Fault
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded import compaction
+from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
+from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    DatasetError,
+    DatasetNotFoundError,
+)
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.tables import entries, faulty, left_over, send, stored, table, without_spark
@@ -310,7 +316,7 @@ def test_of_two_compactions_at_once_one_counts_and_the_other_says_so(quick: Worl
 
 
 def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick: World) -> None:
-    from assets.unbounded.follow import advance_unbounded
+    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 
     spec = table(quick, partitions=1, chunk=2)
     send(quick, spec, {"a": 1, "b": 1})
@@ -431,7 +437,7 @@ def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_hori
 
 @pytest.mark.spark
 def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(sparkling: World) -> None:
-    from assets.unbounded.follow import advance_unbounded
+    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 
     spec = ordered(sparkling, keep_tombstones=100)
     change(sparkling, spec, ("a", 10, False))

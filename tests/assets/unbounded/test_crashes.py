@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore
-from assets.following import DeadLetters, DeltaCompaction
-from assets.policies import DiscardPolicy
-from assets.retention.discard import discard
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older
 from tests.assets.plain import no_session

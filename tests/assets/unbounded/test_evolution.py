@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, unbounded_dataset
-from assets.checking.verify import verify_version
-from assets.exchange.handover import pyarrow_dataset
-from assets.following import DeltaCompaction
-from assets.sources.changes.debezium import DebeziumEnvelope
-from assets.sources.extractor import Projection
-from assets.unbounded import advance_unbounded
-from assets.unbounded.compaction import compact_dataset
-from assets.unbounded.evolution import check_evolution
-from resources.errors import DatasetError
-from resources.schema import Schema, widens
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.exchange.handover import pyarrow_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.verify import verify_version
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.evolution import check_evolution
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.schema import Schema, widens
 from tests.assets.conftest import World
 
 NARROW = (

@@ -10,23 +10,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, unbounded_dataset
-from assets.erasing.erasure import find_keys, forget
-from assets.erasing.redaction import CLEARED
-from assets.manifest import DatasetManifest
-from assets.policies import DiscardPolicy
-from assets.publishing.attempts import attempts
-from assets.reading.view import DatasetView
-from assets.retention.discard import discard
-from assets.retention.leases import Lease
-from assets.unbounded import advance_unbounded
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import CommitConflict, ManifestMismatchError, VersionDiscardedError
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.retention.erasing.erasure import find_keys, forget
+from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.versions.attempts import attempts
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.resources.errors import CommitConflict, ManifestMismatchError, VersionDiscardedError
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.test_erasure import traces
@@ -379,7 +380,7 @@ def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) 
 
 
 def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from assets.erasing import generations
+    from dagster_adjunct.assets.retention.erasing import generations
 
     spec = grown(quick)
     monkeypatch.setattr(generations, "_ROUNDS", 2)

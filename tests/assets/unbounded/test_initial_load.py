@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assets import DatasetStore, unbounded_dataset
-from assets.sources.opening import as_stored
-from assets.unbounded.initial import ParquetSnapshot, QuerySnapshot, positions
-from assets.unbounded.postgres_snapshot import PostgresSnapshot
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot, QuerySnapshot, positions
+from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.sources.opening import as_stored
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     NullKeyError,
@@ -27,7 +28,7 @@ from resources.errors import (
     StoreUnavailableError,
     TableAccessError,
 )
-from resources.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import NAME, Table, partition, table_in
 from tests.servers.postgres import PostgresServer

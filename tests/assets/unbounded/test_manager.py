@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, DatasetView, bounded_dataset, unbounded_dataset, version_set
-from assets.sources.inputs import FileSource
-from assets.unbounded.manager import AdjunctDatasetManager
-from resources.errors import ConfigurationError, OffsetOutOfRangeError
-from resources.streams import SystemStreamPartition
+from dagster_adjunct.assets.advancing.manager import AdjunctDatasetManager
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+    version_set,
+)
+from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded.following_plain import COLUMNS, NAME, follow_without_spark, table_in

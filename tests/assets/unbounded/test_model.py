@@ -24,24 +24,26 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from assets import AdjunctDataset, DatasetStore, DatasetView
-from assets.following import DeadLetters, DeltaCompaction
-from assets.policies import DiscardPolicy
-from assets.retention.discard import discard
-from assets.retention.leases import Lease
-from assets.unbounded.compaction import compact_dataset
-from assets.unbounded.rebuild import rebuild_dataset
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     CommitStateUnknown,
     ManifestMismatchError,
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Crash, Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import (

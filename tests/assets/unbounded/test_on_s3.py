@@ -9,14 +9,14 @@ from datetime import timedelta
 
 import pytest
 
-from assets import DatasetStore
-from assets.following import DeadLetters
-from assets.policies import DiscardPolicy
-from assets.retention.discard import discard
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import CommitConflict, VersionDiscardedError
-from resources.objects import open_lake
-from resources.objects.faulty import Crash, Fault
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.errors import CommitConflict, VersionDiscardedError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import (

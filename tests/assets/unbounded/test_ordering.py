@@ -12,14 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assets import AdjunctDataset, DatasetStore, unbounded_dataset
-from assets.following import DeadLetters, DeltaCompaction
-from assets.manifest import POSITION
-from assets.unbounded import follow
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import BadChangeError, SchemaMismatchError
-from resources.objects import open_lake
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.following_plain import follow_without_spark

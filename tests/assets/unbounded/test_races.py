@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from assets import DatasetStore, unbounded_dataset
-from assets.policies import DiscardPolicy
-from assets.retention.discard import discard
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import CommitConflict
-from resources.objects import Lake, open_lake
-from resources.objects.faulty import Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets import reading
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

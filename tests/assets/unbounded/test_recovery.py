@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from assets import AdjunctDataset, AdvanceReport, bounded_dataset
-from assets.deleting import delete
-from assets.sources.opening import by_partition
-from assets.unbounded.rebuild import rebuild_dataset
-from orchestration import Application
-from orchestration.progress import waiting_datasets
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.retention.deletion import delete
+from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.progress import waiting_datasets
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     MalformedDocumentError,
@@ -28,9 +29,9 @@ from resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
-from resources.objects.faulty import Crash, Fault
-from resources.objects.lake import Lake
-from resources.streams import LakeStreams
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import faulty
 from tests.assets.plain import no_session
@@ -601,7 +602,7 @@ def test_a_damaged_pointer_is_refused_with_the_next_step(world: World) -> None:
 
 
 def test_two_writers_who_find_the_damage_commit_once(world: World) -> None:
-    from resources.errors import CommitConflict
+    from dagster_adjunct.resources.errors import CommitConflict
 
     table = table_in(world)
     table.send(a=1)

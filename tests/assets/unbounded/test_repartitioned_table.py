@@ -11,21 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import AdjunctDataset, DatasetStore
-from assets.checking.verify import verify_version
-from assets.erasing.erasure import forget
-from assets.policies import DiscardPolicy
-from assets.rebucketing.report import RebucketReport
-from assets.rebucketing.table import repartition_table
-from assets.retention.discard import discard
-from assets.retention.leases import Lease
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import AdjunctError, CommitConflict, ConfigurationError, DatasetError, StillReadError
-from resources.hashing import bucket_of
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.verify import verify_version
+from dagster_adjunct.assets.rebucketing.report import RebucketReport
+from dagster_adjunct.assets.rebucketing.table import repartition_table
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.retention.erasing.erasure import forget
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    CommitConflict,
+    ConfigurationError,
+    DatasetError,
+    StillReadError,
+)
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded import tables

@@ -11,33 +11,34 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, bounded_dataset, unbounded_dataset
-from assets.following import DeadLetters
-from assets.manifest import POSITION
-from assets.policies import DiscardPolicy
-from assets.report import AdvanceReport
-from assets.retention.discard import discard
-from assets.sources.changes.formats import OperationColumn
-from assets.sources.extractor import Projection
-from assets.unbounded import follow
-from assets.unbounded.compaction import compact_dataset
-from assets.unbounded.reapply import Rewinding
-from assets.unbounded.rewind import plan_rewind, rewind_dataset
-from resources.errors import (
+from dagster_adjunct.assets.declaration.changes.formats import OperationColumn
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.reapply import Rewinding
+from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
+from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     CommitStateUnknown,
     DatasetError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
 )
-from resources.hashing import bucket_of
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import (
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,

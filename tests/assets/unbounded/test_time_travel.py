@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from assets import DatasetStore, bounded_dataset
-from assets.policies import DiscardPolicy
-from assets.retention.discard import discard
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import (
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.errors import (
     CommitConflict,
     ConfigurationError,
     DatasetError,
@@ -18,9 +19,9 @@ from resources.errors import (
     NoSealedVersionError,
     VersionDiscardedError,
 )
-from resources.objects import Lake
-from resources.objects.commit import Commit
-from resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.commit import Commit
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded.tables import COLUMNS, content, entries, faulty, send, table, without_spark

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import AdjunctDataset, advance_dataset, unbounded_dataset
-from assets.following import DeadLetters
-from assets.sources.changes import transactions
-from assets.sources.changes.formats import Upserts
-from assets.unbounded.transient import TransientTable, ranges_of, version_of
-from resources.errors import (
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.changes.formats import Upserts
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.sources import transactions
+from dagster_adjunct.assets.unbounded.transient import TransientTable, ranges_of, version_of
+from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,
     DatasetError,
@@ -26,11 +27,13 @@ from resources.errors import (
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
-from resources.schema import Schema
-from resources.spark_errors import unwrapped
-from resources.streams import LakeStreams, Retention, SystemStreamPartition
-from resources.streams.index import all_segments
-from resources.streams.system import StreamInfo
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import StreamInfo
+from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.index import all_segments
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 
 if TYPE_CHECKING:
@@ -317,7 +320,7 @@ def test_a_text_that_is_no_version_is_refused(text: str) -> None:
 def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.bucketing.read._TABLES_KEPT", 1)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.read._TABLES_KEPT", 1)
     runs.send(a=1)
     table = runs.start()
     runs.batch()

@@ -7,17 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore, DatasetView
-from assets.manifest import Bootstrap, DatasetManifest, Declaration, Retired, version_number
-from assets.policies import DiscardPolicy
-from assets.retention import discard as discard_module
-from assets.retention.discard import DiscardReport, discard, reachable
-from assets.retention.generations import oldest_kept, plan_retired
-from assets.retention.leases import Lease
-from assets.unbounded.compaction import CompactionReport, compact_dataset
-from resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.retention import discard as discard_module
+from dagster_adjunct.assets.retention.discard import DiscardReport, discard, reachable
+from dagster_adjunct.assets.retention.generations import oldest_kept, plan_retired
+from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.manifest import (
+    Bootstrap,
+    DatasetManifest,
+    Declaration,
+    Retired,
+    version_number,
+)
+from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older, objects
 from tests.assets.plain import no_session

@@ -8,18 +8,24 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, DatasetStore
-from assets.erasing.erasure import forget
-from assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
-from assets.exchange.iceberg import IcebergTable, publish_to_iceberg, register_in_iceberg, release_from_iceberg
-from assets.manifest import SealedVersion
-from assets.policies import DiscardPolicy
-from assets.retention.discard import discard
-from assets.unbounded import advance_unbounded
-from assets.unbounded.compaction import compact_dataset
-from resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
-from resources.objects.faulty import Fault
-from resources.objects.lake import open_lake
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.iceberg import (
+    IcebergTable,
+    publish_to_iceberg,
+    register_in_iceberg,
+    release_from_iceberg,
+)
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.retention.erasing.erasure import forget
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
+from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.objects.lake import open_lake
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.tables import Content, content, faulty, send, table, without_spark

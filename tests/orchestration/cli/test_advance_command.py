@@ -12,18 +12,20 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from assets import DatasetStore, advance_dataset, bounded_dataset, unbounded_dataset, version_set
-from assets.checking.validators import min_rows, row_count_within
-from assets.policies import VersionPartitions
-from assets.report import StageEvent
-from assets.sources.delivery import Delivery
-from assets.sources.inputs import QuerySource
-from assets.sources.query_source import QueryVersions
-from orchestration.application import Application
-from orchestration.cli.main import root
-from resources.errors import AdjunctError
-from resources.objects import open_lake
-from resources.schema import Schema
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.sources.delivery import Delivery
+from dagster_adjunct.assets.sources.query_source import QueryVersions
+from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
+from dagster_adjunct.assets.versions.report import StageEvent
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 
@@ -48,7 +50,9 @@ DAILY = bounded_dataset(
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     build_without_spark(monkeypatch)
     monkeypatch.setattr(QueryVersions, "read", answer)
-    monkeypatch.setattr("resources.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(
+        "dagster_adjunct.resources.spark.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None)
+    )
     module = ModuleType("shop")
     module.full, module.alone = application(), application("alone", only=True)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop", module)

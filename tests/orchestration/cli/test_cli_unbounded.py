@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from assets import DatasetStore, bounded_dataset, unbounded_dataset
-from assets.unbounded.compaction import CompactionReport
-from orchestration.application import Application
-from orchestration.cli.main import root
-from resources.errors import AdjunctError
-from resources.objects import open_lake
-from resources.schema import Schema
-from resources.streams import Retention
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded.compaction import CompactionReport
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.document import Retention
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded.following_plain import follow_without_spark
@@ -34,7 +35,9 @@ SHORT = unbounded_dataset("short", input="lake.short", key="k", partitions=2, pe
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     build_without_spark(monkeypatch)
     follow_without_spark(monkeypatch)
-    monkeypatch.setattr("resources.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(
+        "dagster_adjunct.resources.spark.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None)
+    )
     module = ModuleType("shop")
     module.app = Application("shop")  # type: ignore[attr-defined]
     for dataset in (RATES, STOCK, SHORT):
@@ -105,7 +108,7 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
         "lake.rates.1",
     }
     assert "behind its stream" in said(world, "dataset", "show", "rates")
-    monkeypatch.setattr("resources.streams.system._systems", {})
+    monkeypatch.setattr("dagster_adjunct.resources.streams.registry._systems", {})
     text = said(world, "dataset", "show", "rates")
     assert "How far it is behind its stream can't be seen: there is no stream system 'lake'" in text
     assert "schema" in text
@@ -137,7 +140,7 @@ def test_compacting_asks_for_the_level_and_prints_the_report(world: World, monke
         asked.append((name, level, by))
         return CompactionReport(name, "compacted", "asked for", "major", "v000009-x", (9, 1), (10, 8), (5, 4))
 
-    monkeypatch.setattr("assets.unbounded.compaction.compact_dataset", compact)
+    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compaction.compact_dataset", compact)
     assert "major compaction, version v000009-x" in said(world, "dataset", "compact", "rates", "--by", "ada")
     report = json.loads(said(world, "dataset", "compact", "rates", "--level", "major", "--by", "ada", "--json"))
     assert report["generations"] == [9, 1]

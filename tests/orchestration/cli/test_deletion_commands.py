@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from orchestration.cli.main import root
-from resources.errors import StillReadError
-from resources.objects import open_lake
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.errors import StillReadError
+from dagster_adjunct.resources.objects import open_lake
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, planes_in, publish
 from tests.assets.plain import build_without_spark

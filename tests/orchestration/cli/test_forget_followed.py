@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestration.cli.main import root
-from resources.objects import open_lake
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.objects import open_lake
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.tables import entries, send, table, without_spark

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from assets import DatasetStore
-from orchestration.cli.layout import in_minutes, shortened
-from orchestration.cli.main import root
-from resources.errors import ConfigurationError, DatasetError
-from resources.objects import open_lake
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.orchestration.cli.layout import in_minutes, shortened
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.objects import open_lake
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.orchestration.cli.test_version_commands import PLANES, SCHEMA
@@ -119,7 +119,7 @@ def test_a_used_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "orchestration.cli.main", "ui", "--port", str(port)]
+        command = [sys.executable, "-m", "dagster_adjunct.orchestration.cli.main", "ui", "--port", str(port)]
         env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.cli.load import load_application
-from resources.errors import ConfigurationError
+from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.resources.errors import ConfigurationError
 
 CASES = {
     "absent_import": ("x = 1\nimport no_such_package_here\n", r"No module named .*, line 2 .import no_such_package"),

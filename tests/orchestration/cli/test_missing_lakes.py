@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.cli.main import root
-from orchestration.cli.output import guarded
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.output import guarded
 
 APP = """
 from dagster_adjunct import Application, bounded_dataset

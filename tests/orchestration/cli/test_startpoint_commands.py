@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from assets import advance_dataset, unbounded_dataset
-from orchestration.application import Application
-from orchestration.cli.main import root
-from resources.errors import AdjunctError
-from resources.objects import open_lake
-from resources.objects.faulty import Crash
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.objects.faulty import Crash
 from tests.assets.plain import no_session
 from tests.assets.unbounded.following_plain import follow_without_spark
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld

@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from orchestration.cli.main import root
-from resources.errors import ConfigurationError
-from resources.objects import Lake, open_lake
-from resources.schema import Schema
-from resources.streams import LakeStreams, Retention
-from resources.streams.readers import read_new
-from resources.streams.sources import SourceRange, Sources
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.readers import read_new
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 
 @pytest.fixture

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from assets import DatasetStore, advance_version_set, bounded_dataset, version_set
-from assets.checking.validators import min_rows
-from orchestration.cli.main import root
-from orchestration.cli.output import guarded
-from orchestration.cli.versions import expiry
-from resources.errors import AdjunctError, ConfigurationError
-from resources.objects import open_lake
-from resources.schema import Schema
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.validation.validators import min_rows
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.output import guarded
+from dagster_adjunct.orchestration.cli.versions import expiry
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 

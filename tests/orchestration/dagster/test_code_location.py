@@ -32,7 +32,7 @@ import json, socket, sys
 def refuse(*args, **kwargs):
     raise AssertionError(f"loading opened a connection: {{args}}")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
-from orchestration.definitions import defs
+from dagster_adjunct.orchestration.definitions import defs
 from dagster import Definitions
 Definitions.validate_loadable(defs)
 assets = sorted(key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys())
@@ -41,7 +41,7 @@ print(json.dumps([assets, [name for name in {HEAVY!r} if name in sys.modules]]))
 
 
 def loaded(folder: Path, **env: str) -> tuple[list[str], list[str]]:
-    """Return the asset keys of orchestration.definitions and the heavy modules that came along."""
+    """Return the asset keys of dagster_adjunct.orchestration.definitions and the heavy modules that came along."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DAGSTER_HOME": "", **env}
     done = subprocess.run(
         [sys.executable, "-c", LOAD], cwd=folder, env=environment, capture_output=True, text=True, check=False

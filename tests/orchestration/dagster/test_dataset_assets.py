@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from dagster import AssetKey
 
-from assets.checking.validators import min_rows, row_count_within, unique_keys
-from assets.dataset import version_set
 from dagster_adjunct import bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import version_set
+from dagster_adjunct.assets.validation.validators import min_rows, row_count_within, unique_keys
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, check_of, key_of, running_lab
 
 ITEMS = bounded_dataset(

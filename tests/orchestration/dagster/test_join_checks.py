@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 from dagster import AssetCheckKey, AssetKey
 
-from assets.checking.validators import custom, no_nulls, row_count_within, rule_of, sql_check, thresholds_of, values_in
 from dagster_adjunct import Application, bounded_dataset, build_definitions
-from orchestration.batchlog import ApplicationState
-from orchestration.step import StepReport
-from resources.errors import ConfigurationError
+from dagster_adjunct.assets.validation.validators import (
+    custom,
+    no_nulls,
+    row_count_within,
+    rule_of,
+    sql_check,
+    thresholds_of,
+    values_in,
+)
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+from dagster_adjunct.orchestration.step.step import StepReport
+from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, Said, key_of, plain, running_lab
 
 ITEMS = bounded_dataset(
@@ -51,7 +59,7 @@ def application() -> Application:
 
 def run(lab: Lab, patch: pytest.MonkeyPatch, counters: dict[str, dict[str, int]]) -> Said:
     report = StepReport(1, True, counters, {}, {"work": 1.25}, ApplicationState(batch=len(counters)))
-    patch.setattr("orchestration.step.run_step", lambda context: report)
+    patch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report)
     for name in ("items", "other"):
         lab.deliver(name, APPLES, f"v{len(counters)}")
     return lab.run(
@@ -90,7 +98,7 @@ def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batc
     bare = job.get_subset(asset_selection={COPY}, asset_check_selection=set())
     said = Said(bare.execute_in_process(instance=lab.instance), lab.instance)
     assert (said.success, said.checks) == (True, {})
-    monkeypatch.setattr("orchestration.step.run_step", None)
+    monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", None)
     alone = job.get_subset(asset_selection=set(), asset_check_selection={AssetCheckKey(COPY, "match_rate_items")})
     said = Said(alone.execute_in_process(instance=lab.instance), lab.instance)
     assert (said.success, said.made) == (True, {})

@@ -24,18 +24,29 @@ from dagster_adjunct import (
     run_application,
     systems_for,
 )
-from orchestration.batchlog import ApplicationState, BatchLog, Intent, Range
-from orchestration.offsets.state import OffsetState, Replay, ResolvedStartpoint
-from orchestration.progress import input_progress
-from orchestration.sensing import new_records
-from orchestration.sensing.asking import Asked, Request, Skip
-from orchestration.sensing.cursor import read_cursor
-from orchestration.sensing.launch_when import launch_rules
-from orchestration.sensing.look import Deadline, Found, Look, look_at_ages, look_at_streams
-from orchestration.sensing.new_records import NewRecordsCursor, Stock, decide, take_stock
-from orchestration.sensing.runs import concerns
-from resources.objects.memory import InMemoryStore
-from resources.objects.store import Stored
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, Intent, Range
+from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay, ResolvedStartpoint
+from dagster_adjunct.orchestration.code_location.sensing import new_records
+from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor
+from dagster_adjunct.orchestration.code_location.sensing.launch_when import launch_rules
+from dagster_adjunct.orchestration.code_location.sensing.new_records import (
+    NewRecordsCursor,
+    Stock,
+    decide,
+    take_stock,
+)
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Request, Skip
+from dagster_adjunct.orchestration.code_location.sensing.stream_ends import (
+    Deadline,
+    Found,
+    Look,
+    look_at_ages,
+    look_at_streams,
+)
+from dagster_adjunct.orchestration.code_location.shared.runs import concerns
+from dagster_adjunct.orchestration.step.progress import input_progress
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.store import Stored
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
 from tests.orchestration.offsets.fake_streams import FakeStreams

@@ -19,15 +19,15 @@ from dagster import (
     build_sensor_context,
 )
 
-from assets.checking.validators import min_rows
-from assets.policies import VersionPartitions
-from assets.sources.delivery import Delivery
-from assets.sources.inputs import QuerySource
-from assets.sources.query_source import QueryVersions
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
-from orchestration.batchlog import ApplicationState
-from orchestration.step import StepReport
-from resources.errors import StoreUnavailableError
+from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.declaration.policies import VersionPartitions
+from dagster_adjunct.assets.sources.delivery import Delivery
+from dagster_adjunct.assets.sources.query_source import QueryVersions
+from dagster_adjunct.assets.validation.validators import min_rows
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+from dagster_adjunct.orchestration.step.step import StepReport
+from dagster_adjunct.resources.errors import StoreUnavailableError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
 
 DAYS = [f"2026-01-{day:02d}" for day in range(1, 6)]
@@ -69,7 +69,7 @@ ITEMS = by_day()
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers()
     monkeypatch.setattr(QueryVersions, "read", lambda source, delivery, spark: answers.read(source, delivery, spark))
-    monkeypatch.setattr("orchestration.failures._SECONDS", 0.01)
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.shared.failures._SECONDS", 0.01)
     return answers
 
 
@@ -161,7 +161,7 @@ def test_a_partition_built_anew_with_the_same_content_keeps_its_version(lab: Lab
 
 
 def test_a_days_partition_counts_from_its_beginning_and_names_stand_in_their_natural_order() -> None:
-    from orchestration.version_partitions import partitions_of
+    from dagster_adjunct.orchestration.code_location.assets.version_partitions import partitions_of
 
     assert partitions_of(ITEMS) == DailyPartitionsDefinition(start_date=DAYS[0], end_offset=1)
     named = bounded_dataset(
@@ -230,7 +230,7 @@ def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
-    monkeypatch.setattr("orchestration.step.run_step", lambda context: ran)
+    monkeypatch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: ran)
     defs = lab.definitions(ON_STREAM)
     lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
     lab.deliver("items", APPLES, "v1")

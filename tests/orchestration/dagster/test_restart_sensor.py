@@ -29,12 +29,12 @@ from dagster_adjunct import (
     TransientError,
     open_lake,
 )
-from orchestration.batchlog import ApplicationState, BatchLog, ClosedBatch, Intent, Range
-from orchestration.failures import clear_failures
-from orchestration.run_lease import Claim, RunLease
-from orchestration.sensing import restarts as module
-from orchestration.sensing.asking import Skip
-from orchestration.sensing.restarts import Attempt, Restart, decide
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, ClosedBatch, Intent, Range
+from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
+from dagster_adjunct.orchestration.code_location.sensing import restarts as module
+from dagster_adjunct.orchestration.code_location.sensing.restarts import Attempt, Restart, decide
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip
+from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
 

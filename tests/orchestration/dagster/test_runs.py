@@ -22,8 +22,9 @@ from dagster_adjunct import (
     build_definitions,
     open_lake,
 )
-from resources.errors import NullKeyError, StoreUnavailableError
-from resources.spark_errors import adjunct_error
+from dagster_adjunct.assets.advancing import advance as advancing
+from dagster_adjunct.resources.errors import NullKeyError, StoreUnavailableError
+from dagster_adjunct.resources.spark.errors import adjunct_error
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
 
@@ -173,9 +174,8 @@ def test_a_missing_stream_is_a_failure_that_is_not_retried(tmp_path: Path) -> No
 def test_a_transient_failure_is_tried_again_in_the_same_run(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import assets
 
-    advance, calls = assets.advance_dataset, []
+    advance, calls = advancing.advance_dataset, []
 
     def busy(lake: Lake, systems: Any, spec: Any, spark: Any, **more: Any) -> Any:
         calls.append(spec.name)
@@ -183,8 +183,8 @@ def test_a_transient_failure_is_tried_again_in_the_same_run(
             raise StoreUnavailableError("the store asked to slow down.", "Wait.")
         return advance(lake, systems, spec, spark, **more)
 
-    monkeypatch.setattr(assets, "advance_dataset", busy)
-    monkeypatch.setattr("orchestration.failures._SECONDS", 0.01)
+    monkeypatch.setattr(advancing, "advance_dataset", busy)
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.shared.failures._SECONDS", 0.01)
     result = run(lake, small.order_totals(tmp_path / "t.sqlite"), Unwanted())
     assert result.success
     assert calls.count("rates") == 2
@@ -201,13 +201,14 @@ def test_an_error_of_ours_is_found_in_what_spark_reports() -> None:
     text = (
         "\n  An exception was thrown from the Python worker. Please see the stack trace below.\n"
         'Traceback (most recent call last):\n  File "writer.py", line 3, in write\n'
-        "resources.errors.NullKeyError: dataset 'items': a record has no item. Deliver it with its key.\n"
+        "dagster_adjunct.resources.errors.NullKeyError: dataset 'items': a record has no item. "
+        "Deliver it with its key.\n"
     )
     found = adjunct_error(PythonException(text))
     assert isinstance(found, NullKeyError)
     assert str(found) == "dataset 'items': a record has no item. Deliver it with its key."
     assert adjunct_error(PythonException("ValueError: something else")) is None
-    assert adjunct_error(ValueError("resources.errors.NullKeyError: not from Spark")) is None
+    assert adjunct_error(ValueError("dagster_adjunct.resources.errors.NullKeyError: not from Spark")) is None
     assert issubclass(NullKeyError, PermanentError)
     assert not issubclass(NullKeyError, TransientError)
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.sensing.asking import Asked, Request, Skip, ask, shortened
-from orchestration.sensing.cursor import read_cursor, write_cursor
-from orchestration.sensing.look import Found, Look
-from orchestration.sensing.new_records import NewRecordsCursor
-from orchestration.sensing.restarts import RestartCursor
+from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
+from dagster_adjunct.orchestration.code_location.sensing.new_records import NewRecordsCursor
+from dagster_adjunct.orchestration.code_location.sensing.restarts import RestartCursor
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
+    Asked,
+    Request,
+    Skip,
+    ask,
+    shortened,
+)
+from dagster_adjunct.orchestration.code_location.sensing.stream_ends import Found, Look
 
 
 def asked(about: object, before: Asked, now: float) -> Request:

@@ -23,12 +23,16 @@ from dagster_adjunct import (
     build_definitions,
     update_message,
 )
-from orchestration.batchlog import ApplicationState
-from orchestration.column_lineage import dataset_columns, origins, output_columns
-from orchestration.lineage import Node
-from orchestration.run import plan_application
-from orchestration.step import StepReport
-from resources.errors import ConfigurationError
+from dagster_adjunct.orchestration.application.lineage import Node
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
+    dataset_columns,
+    origins,
+    output_columns,
+)
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.step.step import StepReport
+from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab
 
 ITEMS = bounded_dataset(
@@ -109,7 +113,7 @@ def test_a_datasets_columns_are_those_of_its_input_or_what_its_projection_names(
 def run(lab: Lab, folder: Path, patch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
     """Run the application with a batch whose output is there already; the metadata objects by asset."""
     report = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
-    patch.setattr("orchestration.step.run_step", lambda context: report)
+    patch.setattr("dagster_adjunct.orchestration.step.step.run_step", lambda context: report)
     lab.deliver("items", APPLES, "v1")
     rows = {"item": ["a"], "title": ["Apple"], "saved": [3], "loud": ["x" * 200], "one": [1]}
     table = pa.table(rows)

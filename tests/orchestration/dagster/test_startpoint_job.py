@@ -10,9 +10,9 @@ import pytest
 from dagster import DagsterInstance
 
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, build_definitions, open_lake
-from orchestration.offsets import StartpointManager
-from resources.metadata import MetadataStore
-from resources.streams.startpoint import StartpointSpecific, StartpointTimestamp
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific, StartpointTimestamp
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.lab import Said
 

@@ -10,13 +10,14 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, open_lake
-from orchestration.batchlog import BatchLog
-from orchestration.offsets import StartpointManager, StartpointRequest
-from orchestration.offsets.state import AppliedStartpoint, OffsetState
-from orchestration.sensing import startpoints as module
-from orchestration.sensing.startpoints import not_applied
-from resources.metadata import MetadataStore
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, OffsetState
+from dagster_adjunct.orchestration.code_location.sensing import startpoints as module
+from dagster_adjunct.orchestration.code_location.sensing.startpoints import not_applied
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
 
@@ -63,7 +64,7 @@ def ask_for(
 def test_without_requests_nothing_is_launched_and_no_plan_is_made(
     lake: Lake, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestration.run.plan_application", None)
+    monkeypatch.setattr("dagster_adjunct.orchestration.planner.lake_catalog.plan_application", None)
     assert Ticker(lake, copying(), instance, "copy_startpoints").skipped() == "No startpoints wait."
 
 

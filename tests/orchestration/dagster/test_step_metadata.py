@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestration.batchlog import ApplicationState
-from orchestration.metadata import step_metadata
-from orchestration.offsets.state import OffsetState, Replay
-from orchestration.step import StepReport
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
+from dagster_adjunct.orchestration.code_location.shared.metadata import step_metadata
+from dagster_adjunct.orchestration.step.step import StepReport
 
 REPLAY = Replay(
     id="s@lake.orders.0",

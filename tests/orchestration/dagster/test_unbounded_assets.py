@@ -12,9 +12,6 @@ import pyarrow as pa
 import pytest
 from dagster import AssetKey, DefaultScheduleStatus, FreshnessPolicy
 
-from assets.following import Following
-from assets.unbounded import follow
-from assets.unbounded.compaction import CompactionReport
 from dagster_adjunct import (
     AdjunctDataset,
     Application,
@@ -27,8 +24,11 @@ from dagster_adjunct import (
     build_definitions,
     unbounded_dataset,
 )
-from resources.errors import ConfigurationError, DatasetError
-from resources.streams import Retention
+from dagster_adjunct.assets.declaration.following import Following
+from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded.compaction import CompactionReport
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.streams.lake.document import Retention
 from tests.assets.unbounded.following_plain import follow_without_spark
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab
 
@@ -253,7 +253,7 @@ def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_
             raise DatasetError("prices is broken.", "Mend it.")
         return CompactionReport(name, "compacted", "8 deltas", "minor", "v000009-x", (9, 2), (10, 10), (5, 4))
 
-    monkeypatch.setattr("assets.unbounded.compaction.compact_dataset", compact)
+    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compaction.compact_dataset", compact)
     other, absent = replace(PRICES, name="other", input="lake.other"), replace(PRICES, name="absent")
     for dataset in (PRICES, other):
         lab.deliver(dataset.name, MORE, None)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance
 
-from assets.unbounded import follow
 from dagster_adjunct import (
     Application,
     DatasetStore,
@@ -22,7 +21,8 @@ from dagster_adjunct import (
     run_application,
     systems_for,
 )
-from resources.errors import DatasetError
+from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.resources.errors import DatasetError
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.lab import Said
 

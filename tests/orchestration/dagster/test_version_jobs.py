@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from dagster import DefaultScheduleStatus, Definitions
 
-from assets.checking.validators import min_rows
-from assets.dataset import version_set
-from assets.policies import DiscardPolicy
 from dagster_adjunct import bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import version_set
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.validation.validators import min_rows
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
 
 ITEMS = bounded_dataset("items", input="lake.items", key="item", partitions=2)

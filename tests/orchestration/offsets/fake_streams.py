@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from resources.errors import OffsetOutOfRangeError, StreamNotFoundError
-from resources.schema import Schema
-from resources.streams import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError, StreamNotFoundError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange, StreamInfo, StreamSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

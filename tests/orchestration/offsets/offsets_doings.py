@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from orchestration.offsets.request import StartpointRequest
-from orchestration.step import run_step
-from resources.objects.faulty import Fault
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import (
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,

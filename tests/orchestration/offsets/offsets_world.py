@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from orchestration import step as step_module
-from orchestration.application import Application
-from orchestration.batchlog import ApplicationState, BatchLog
-from orchestration.compile import BatchInputs
-from orchestration.offsets import StartpointManager
-from orchestration.offsets import startpoints as startpoints_module
-from orchestration.offsets.request import OnUnresolved, StartpointRequest
-from orchestration.planner import Task
-from orchestration.run import plan_application
-from orchestration.step import StepContext, StepEvent, StepReport, run_step
-from resources.metadata import MetadataStore
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams import LakeStreams, StreamSystem, SystemStreamPartition
-from resources.streams.startpoint import Startpoint
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.planner import Task
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints import startpoint_manager as startpoints_module
+from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.step import step as step_module
+from dagster_adjunct.orchestration.step.compile import BatchInputs
+from dagster_adjunct.orchestration.step.step import StepContext, StepEvent, StepReport, run_step
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
+from dagster_adjunct.resources.streams.interface.system import StreamSystem
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 if TYPE_CHECKING:

@@ -10,12 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets import bounded_dataset, unbounded_dataset
-from orchestration.application import Application
-from orchestration.offsets.asking import expand_partitions, parse_position, preview, startpoint_requests
-from resources.errors import AdjunctError, ConfigurationError, InvalidNameError, StreamNotFoundError
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import (
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.parsing import (
+    expand_partitions,
+    parse_position,
+    preview,
+    startpoint_requests,
+)
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    InvalidNameError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,

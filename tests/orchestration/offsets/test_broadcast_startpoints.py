@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.offsets.startpoints import StartpointManager
-from orchestration.startpoints import Startpoints
-from resources.errors import ConfigurationError
-from resources.metadata import MetadataStore
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from orchestration.offsets.checkpoints import CheckpointManager
-from resources.objects.faulty import Crash
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.resources.objects.faulty import Crash
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
 S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))

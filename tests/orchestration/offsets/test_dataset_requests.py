@@ -6,27 +6,36 @@ from typing import Any
 
 import pytest
 
-from assets import AdjunctDataset, AdvanceReport, DatasetStore, bounded_dataset, unbounded_dataset
-from assets.unbounded.reapply import Rewinding
-from orchestration.application import Application
-from orchestration.offsets import FanOut, StartpointManager, StartpointRequest
-from orchestration.offsets.coordinating import fan_out_requests
-from orchestration.offsets.dataset_requests import (
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.unbounded.reapply import Rewinding
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
+from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     DatasetOutcome,
     apply_dataset_startpoints,
     dataset_task,
     dataset_tasks,
     named_only,
 )
-from orchestration.offsets.state import OffsetState
-from resources.errors import DatasetError, MalformedDocumentError
-from resources.metadata import MetadataStore
-from resources.objects import Lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import Startpoint, StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects import Lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import SCHEMA, Fact, facts_without_spark

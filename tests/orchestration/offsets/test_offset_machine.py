@@ -16,12 +16,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from resources.errors import CommitConflict, CommitStateUnknown, OffsetOutOfRangeError, StoreUnavailableError
-from resources.objects import commit as commit_module
-from resources.objects.faulty import Crash, Fault
-from resources.streams import SystemStreamPartition
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    OffsetOutOfRangeError,
+    StoreUnavailableError,
+)
+from dagster_adjunct.resources.objects import commit as commit_module
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from tests.orchestration.offsets.offsets_doings import LIMIT, TASKS, Doing, Doings, in_turn, number
 from tests.orchestration.offsets.offsets_model import Box, Partition, Position, Wish, World
 from tests.orchestration.offsets.offsets_processes import outcomes, prefixes

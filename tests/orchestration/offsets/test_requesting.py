@@ -6,20 +6,25 @@ from typing import Any
 
 import pytest
 
-from assets import unbounded_dataset
-from orchestration.application import Application
-from orchestration.offsets import StartpointManager
-from orchestration.offsets.asking import startpoint_requests
-from orchestration.offsets.coordinating import startpoints_of
-from orchestration.offsets.listing import list_startpoints
-from orchestration.offsets.requesting import Asked, TakenBack, ask, take_back
-from orchestration.offsets.resolving import task_partitions
-from orchestration.run import plan_application
-from orchestration.step import StepEvent
-from resources.errors import ConfigurationError
-from resources.objects.faulty import Crash, Fault
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import Startpoint, StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.parsing import startpoint_requests
+from dagster_adjunct.orchestration.startpoints.requesting import Asked, TakenBack, ask, take_back
+from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.step.step import StepEvent
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

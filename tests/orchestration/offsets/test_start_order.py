@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from resources.errors import ConfigurationError, OffsetOutOfRangeError
-from resources.objects.faulty import Crash
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointTimestamp, StartpointUpcoming
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.faulty import Crash
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+)
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 S0, S1, S2 = "fake.s.0", "fake.s.1", "fake.s.2"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.application import Application
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import Startpoint, StartpointOldest, StartpointTimestamp, StartpointUpcoming
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointTimestamp,
+    StartpointUpcoming,
+)
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 UNTIL = StartpointUpcoming()

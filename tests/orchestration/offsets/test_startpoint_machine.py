@@ -16,16 +16,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from orchestration.offsets import FanOut, StartpointManager
-from resources.errors import CommitStateUnknown, StoreUnavailableError
-from resources.metadata import MetadataStore
-from resources.metadata import document as document_module
-from resources.objects import commit as commit_module
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import StartpointOldest
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.resources.errors import CommitStateUnknown, StoreUnavailableError
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.metadata import document as document_module
+from dagster_adjunct.resources.objects import commit as commit_module
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
 from tests.orchestration.offsets import startpoints_model as model
 from tests.orchestration.offsets.startpoints_model import HOUR, Request, Step, Tasks, World
 

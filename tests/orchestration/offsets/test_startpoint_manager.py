@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.offsets import FanOut, StartpointManager, StartpointRequest
-from orchestration.offsets.listing import list_startpoints
-from resources.errors import ConfigurationError, MalformedDocumentError
-from resources.metadata import MetadataStore
-from resources.objects import open_lake
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
 T0, T1 = "Partition 0", "Partition 1"

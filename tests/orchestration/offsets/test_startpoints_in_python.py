@@ -15,13 +15,19 @@ from dagster_adjunct import (
     StartpointRequest,
     Startpoints,
 )
-from orchestration.offsets.resolving import task_partitions
-from orchestration.progress import input_progress
-from orchestration.run import plan_application
-from resources.errors import ConfigurationError, MalformedDocumentError
-from resources.metadata import MetadataStore
-from resources.streams import LakeStreams, SystemStreamPartition
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointTimestamp, StartpointUpcoming
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.step.progress import input_progress
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+)
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

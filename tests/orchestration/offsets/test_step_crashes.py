@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.batchlog import BatchLog
-from orchestration.step import StepEvent
-from resources.errors import CommitConflict, ConfigurationError
-from resources.objects.faulty import Crash, Fault
-from resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.step.step import StepEvent
+from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError
+from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 S0, S1 = "fake.s.0", "fake.s.1"

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.offsets import StartpointManager, StartpointRequest
-from orchestration.offsets.resolving import task_partitions
-from resources.errors import ConfigurationError, OffsetOutOfRangeError
-from resources.objects.faulty import Crash
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import (
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.faulty import Crash
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,

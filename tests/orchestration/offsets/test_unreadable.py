@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.offsets import StartpointRequest
-from orchestration.offsets.asking import startpoint_requests
-from orchestration.offsets.listing import list_startpoints
-from orchestration.offsets.requesting import TakenBack, ask, take_back
-from resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
-from resources.metadata import MetadataStore
-from resources.streams import SystemStreamPartition
-from resources.streams.startpoint import StartpointOldest, StartpointTimestamp
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.parsing import startpoint_requests
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.requesting import TakenBack, ask, take_back
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointTimestamp
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))

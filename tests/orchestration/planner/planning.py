@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assets.dataset import AdjunctDataset, unbounded_dataset
-from orchestration.application import Application
-from orchestration.planner import SPARK, StreamFacts
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
 
 
 def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from assets.dataset import unbounded_dataset
-from orchestration.planner import SPARK, StreamFacts, plan
-from resources.errors import PartitionCountMismatch, PlanningError
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import PartitionCountMismatch, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 
 weather = unbounded_dataset(

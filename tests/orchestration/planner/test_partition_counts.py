@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.planner import PlannerConfig, plan
-from orchestration.planner.counts import assign
-from resources.errors import ConfigurationError, PartitionCountMismatch, PlanningError
+from dagster_adjunct.orchestration.planner import PlannerConfig, plan
+from dagster_adjunct.orchestration.planner.counts import assign
+from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatch, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 
 

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestration.application import Application
-from orchestration.graph import Input, Join, Map, PartitionBy, SendToStream, SendToTable
-from orchestration.planner import plan
-from orchestration.planner.counts import assign
-from resources.errors import PartitionCountMismatch, PlanningError
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.graph import (
+    Input,
+    Join,
+    Map,
+    PartitionBy,
+    SendToStream,
+    SendToTable,
+)
+from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.orchestration.planner.counts import assign
+from dagster_adjunct.resources.errors import PartitionCountMismatch, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 
 COUNTS = st.sampled_from([2, 3])

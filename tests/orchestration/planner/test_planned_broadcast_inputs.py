@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.planner import SPARK, StreamFacts, plan
-from resources.errors import ConfigurationError, PartitionCountMismatch, PlanningError
-from resources.schema import Schema
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatch, PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
 
 RULES = StreamFacts("lake.rules", 2, ("rule",), SPARK, Schema.of(rule="string", limit="int"))

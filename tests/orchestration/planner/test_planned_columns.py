@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from assets.dataset import bounded_dataset
-from orchestration.planner import SPARK, StreamFacts, plan
-from resources.errors import PlanningError
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
 
 FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string", year="int"))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from assets.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
-from assets.sources.extractor import Projection
-from assets.sources.inputs import FileSource, QuerySource
-from orchestration.lineage import Node, source_of, sources_read
-from orchestration.planner import SPARK, StreamFacts, plan
-from resources.errors import PlanningError
-from resources.schema import Schema
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
+from dagster_adjunct.orchestration.application.lineage import Node, source_of, sources_read
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
 
 FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string"))

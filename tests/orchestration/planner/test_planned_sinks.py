@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestration.planner import SPARK, StreamFacts, plan
-from resources.errors import PlanningError
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.application import Application
-from orchestration.planner import SPARK, StreamFacts, plan
-from orchestration.planner.catalog import Catalog
-from resources.errors import PlanningError
-from resources.schema import Schema
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
+from dagster_adjunct.orchestration.planner.catalog import Catalog
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
 
 INPUT = StreamFacts("lake.s", 2, ("k",), SPARK, Schema.of(k="string", v="int", x="double"))
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 
-from resources.tables import BlockingTable, RemoteTable, TableMetrics, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables import (
+    BlockingTable,
+    RemoteTable,
+    TableMetrics,
+    UpdateContract,
+    UpdateMessage,
+)
 
 WRITERS, ROUNDS, KEYS = 8, 4, 61  # a prime, so that every stride visits every key
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from resources.backends import SqliteTable, describe, function_from, register_backend
-from resources.backends.values import Kind, column_of
-from resources.errors import ConfigurationError, InvalidNameError
-from resources.tables import MemoryTable
+from dagster_adjunct.resources.backends import SqliteTable, describe, function_from, register_backend
+from dagster_adjunct.resources.backends.values import Kind, column_of
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.tables import MemoryTable
 
 
 def test_a_description_holds_a_registered_name_and_plain_values():

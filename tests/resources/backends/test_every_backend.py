@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resources.backends import PostgresTable, SqliteTable
-from resources.errors import RecordNotFoundError
-from resources.tables import (
+from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
+from dagster_adjunct.resources.errors import RecordNotFoundError
+from dagster_adjunct.resources.tables import (
     BlockingTable,
     MemoryTable,
     RemoteTable,
@@ -22,7 +22,7 @@ from resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
-from resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.functions import record_not_found
 
 COLUMNS = {"id": "string", "a": "int", "b": "string", "c": "double"}
 _numbers = count()

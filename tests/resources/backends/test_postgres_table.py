@@ -13,16 +13,22 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from resources.backends import PostgresTable, describe, function_from
-from resources.backends.postgres_connection import connection_settings, where
-from resources.errors import (
+from dagster_adjunct.resources.backends import PostgresTable, describe, function_from
+from dagster_adjunct.resources.backends.postgres_connection import connection_settings, where
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
     TableAccessError,
     TableError,
     TableUnavailableError,
 )
-from resources.tables import BlockingTable, RemoteTable, RetryPolicy, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables import (
+    BlockingTable,
+    RemoteTable,
+    RetryPolicy,
+    UpdateContract,
+    UpdateMessage,
+)
 from tests.resources.backends import hammer
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 

@@ -9,15 +9,21 @@ from decimal import Decimal
 
 import pytest
 
-from resources.backends import SqliteTable
-from resources.errors import (
+from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
     TableAccessError,
     TableError,
     TableUnavailableError,
 )
-from resources.tables import BlockingTable, RemoteTable, RetryPolicy, UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables import (
+    BlockingTable,
+    RemoteTable,
+    RetryPolicy,
+    UpdateContract,
+    UpdateMessage,
+)
 from tests.resources.backends import hammer
 
 TYPES = {

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from resources.bucketing.files import BucketLayout, Generation
-from resources.bucketing.read import bucketed_frame
-from resources.bucketing.write import write_buckets
-from resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from resources.errors import ManifestMismatchError
-from resources.objects.local import LocalStore
-from resources.schema import Schema
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.read import bucketed_frame
+from dagster_adjunct.resources.bucketing.write import write_buckets
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.errors import ManifestMismatchError
+from dagster_adjunct.resources.objects.local import LocalStore
+from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.bucketing import writer
-from resources.bucketing.files import (
+from dagster_adjunct.resources.bucketing import writer
+from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
     Generation,
@@ -19,14 +19,19 @@ from resources.bucketing.files import (
     encode_key,
     unpack_footer,
 )
-from resources.bucketing.writer import BucketFileWriter, WriteOptions, write_arrow_buckets
-from resources.errors import MalformedDocumentError, ManifestMismatchError, NullKeyError, SchemaMismatchError
-from resources.hashing import buckets
-from resources.objects.faulty import Fault, FaultyStore
-from resources.objects.local import LocalStore
-from resources.objects.memory import InMemoryStore
-from resources.objects.store import ObjectStore
-from resources.schema import Schema
+from dagster_adjunct.resources.bucketing.hashing import buckets
+from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.errors import (
+    MalformedDocumentError,
+    ManifestMismatchError,
+    NullKeyError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.local import LocalStore
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.schema import Schema
 
 SCHEMA = Schema.of(k="string", v="bigint")
 FOLDER = "datasets/d/data/attempt-1"

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.errors import SchemaMismatchError, SourceChangedError
-from resources.files import FileFormat, count_records, open_tree
-from resources.files.formats import tables
-from resources.files.read import shared_out
-from resources.files.tree import FoundFile
-from resources.schema import Schema
+from dagster_adjunct.resources.errors import SchemaMismatchError, SourceChangedError
+from dagster_adjunct.resources.files import FileFormat, count_records, open_tree
+from dagster_adjunct.resources.files.formats import tables
+from dagster_adjunct.resources.files.read import shared_out
+from dagster_adjunct.resources.files.tree import FoundFile
+from dagster_adjunct.resources.schemas.schema import Schema
 
 PLANES = Schema.of(tailnum="string", seats="int")
 EVERYTHING = Schema.of(
@@ -175,7 +175,7 @@ def test_texts_of_dates_times_and_bytes_in_json_are_checked(folder: Path, kind: 
 def test_json_lines_longer_than_a_block_and_files_without_lines_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.files.jsonl._BLOCK", 50)
+    monkeypatch.setattr("dagster_adjunct.resources.files.jsonl._BLOCK", 50)
     lines = [f'{{"tailnum": "{"N" * length}", "seats": {length}}}\n' for length in (1, 200, 3, 120, 0)]
     (folder / "a.jsonl").write_text("".join(lines))
     assert [row["seats"] for row in rows(folder, "a.jsonl", "jsonl")] == [1, 200, 3, 120, 0]

@@ -10,12 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError, ManifestMismatchError
-from resources.metadata import MetadataStore, Namespace, Snapshot
-from resources.metadata import document as document_module
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    MalformedDocumentError,
+    ManifestMismatchError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore, Namespace, Snapshot
+from dagster_adjunct.resources.metadata import document as document_module
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
 
 Contents = dict[str, Any]
 

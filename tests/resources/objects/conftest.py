@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from resources.objects import InMemoryStore, LocalStore
+from dagster_adjunct.resources.objects import InMemoryStore, LocalStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from resources.objects import ObjectStore
+    from dagster_adjunct.resources.objects import ObjectStore
     from tests.servers.s3 import S3Server
 
 
@@ -21,7 +21,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return InMemoryStore()
     if request.param == "local":
         return LocalStore(tmp_path / "a lake of ünits")
-    from resources.objects.s3 import S3Store
+    from dagster_adjunct.resources.objects.s3 import S3Store
 
     server: S3Server = request.getfixturevalue(request.param)
     for variable, value in server.env.items():
@@ -31,5 +31,5 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resources.objects.commit._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("resources.objects.s3_errors._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("dagster_adjunct.resources.objects.commit._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("dagster_adjunct.resources.objects.s3_errors._FIRST_PAUSE", 0.001)

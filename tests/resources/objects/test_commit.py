@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError
-from resources.objects import Commit, CommitLog, InMemoryStore
-from resources.objects.faulty import FaultyStore
+from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
+from dagster_adjunct.resources.objects.faulty import FaultyStore
 
 if TYPE_CHECKING:
-    from resources.objects import ObjectStore
+    from dagster_adjunct.resources.objects import ObjectStore
 
 
 @pytest.fixture

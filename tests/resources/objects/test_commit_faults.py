@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
-from resources.objects import Commit, CommitLog, InMemoryStore
-from resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
+from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resources.objects.faulty import FaultKind
+    from dagster_adjunct.resources.objects.faulty import FaultKind
 
 
 def _at_second_commit(*plan: Fault) -> tuple[CommitLog, CommitLog, Commit, FaultyStore]:

@@ -4,8 +4,15 @@ import json
 
 import pytest
 
-from resources.errors import AdjunctError, MalformedDocumentError, ManifestMismatchError
-from resources.objects import CommitLog, InMemoryStore, PageRef, lake_in, read_page, write_page
+from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, ManifestMismatchError
+from dagster_adjunct.resources.objects import (
+    CommitLog,
+    InMemoryStore,
+    PageRef,
+    lake_in,
+    read_page,
+    write_page,
+)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     ConditionalWritesUnsupportedError,
     ConfigurationError,
     InvalidNameError,
@@ -16,10 +16,17 @@ from resources.errors import (
     StoreUnavailableError,
     StreamNotFoundError,
 )
-from resources.objects import InMemoryStore, LakeSettings, LocalStore, ObjectStore, lake_in, open_lake
-from resources.objects.faulty import FaultyStore
-from resources.schema import Schema
-from resources.streams import LakeStreams
+from dagster_adjunct.resources.objects import (
+    InMemoryStore,
+    LakeSettings,
+    LocalStore,
+    ObjectStore,
+    lake_in,
+    open_lake,
+)
+from dagster_adjunct.resources.objects.faulty import FaultyStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from resources.objects import CommitLog, S3Options
-from resources.objects.s3 import S3Store
+from dagster_adjunct.resources.objects import CommitLog, S3Options
+from dagster_adjunct.resources.objects.s3 import S3Store
 from tests.servers.s3_proxy import TroubledS3
 
 if TYPE_CHECKING:

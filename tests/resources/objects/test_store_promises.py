@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     InvalidNameError,
     ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from resources.objects import ObjectStore
+from dagster_adjunct.resources.objects import ObjectStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from resources.objects.lake import Lake, lake_in, open_lake
-from resources.objects.memory import InMemoryStore
-from resources.streams import LakeStreams
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import Clock
 
 

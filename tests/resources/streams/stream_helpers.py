@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from resources.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema
 
 SCHEMA = Schema.of(k="string", v="bigint")
 

@@ -6,13 +6,20 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from resources.errors import CommitConflict, ConfigurationError, ProducerConflict, SchemaMismatchError
-from resources.hashing import bucket_of
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    ProducerConflict,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from resources.errors import (
+from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
     MalformedDocumentError,
@@ -14,9 +14,11 @@ from resources.errors import (
     StreamExistsError,
     StreamNotFoundError,
 )
-from resources.objects.lake import Lake
-from resources.schema import Schema
-from resources.streams import CompactionPolicy, LakeStreams, Retention, SystemStreamPartition
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 

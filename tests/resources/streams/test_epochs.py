@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.errors import ProducerConflict, SchemaMismatchError
-from resources.objects.lake import Lake
-from resources.streams import CompactionPolicy, LakeStreams
+from dagster_adjunct.resources.errors import ProducerConflict, SchemaMismatchError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 if TYPE_CHECKING:

@@ -12,11 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.errors import AdjunctError, ProducerConflict, SchemaMismatchError, StreamExistsError
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams import CompactionPolicy, LakeStreams, Retention
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ProducerConflict,
+    SchemaMismatchError,
+    StreamExistsError,
+)
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 NOW = Schema.of(k="string", v="decimal(20,2)", note="string", n="bigint")

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.errors import ConfigurationError
-from resources.objects.lake import Lake
-from resources.schema import Schema
-from resources.streams import LakeStreams
-from resources.streams.export import export_records
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.export import export_records
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]

@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from resources.errors import ConfigurationError
-from resources.objects.lake import Lake
-from resources.streams import CompactionPolicy, LakeStreams, OffsetRange, Retention
-from resources.streams.latest import WithoutPosition
-from resources.streams.sources import Coverage, Read, SourceRange, Sources, replaced_since, superseded, with_sources
-from resources.streams.system import POSITION
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.interface.system import POSITION, OffsetRange
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.latest import WithoutPosition
+from dagster_adjunct.resources.streams.lake.sources import (
+    Coverage,
+    Read,
+    SourceRange,
+    Sources,
+    replaced_since,
+    superseded,
+    with_sources,
+)
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 if TYPE_CHECKING:

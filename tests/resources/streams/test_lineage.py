@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from resources.errors import ConfigurationError
-from resources.objects.lake import Lake
-from resources.streams import CompactionPolicy, LakeStreams, Retention
-from resources.streams.readers import read_new
-from resources.streams.repartition import repartition
-from resources.streams.sources import SourceRange, Sources
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.readers import read_new
+from dagster_adjunct.resources.streams.lake.repartition import repartition
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]

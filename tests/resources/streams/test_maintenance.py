@@ -6,18 +6,25 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from resources.errors import ConfigurationError, OffsetOutOfRangeError
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import arrow_type
-from resources.streams import CompactionPolicy, LakeStreams, OffsetRange, Retention, SystemStreamPartition
-from resources.streams.document import HIDDEN, FileEntry, Segment
-from resources.streams.index import FAN
-from resources.streams.maintenance import Maintained
-from resources.streams.policies import expired, runs_to_merge
-from resources.streams.sources import SourceRange, Sources
-from resources.streams.system import POSITION
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import POSITION, OffsetRange
+from dagster_adjunct.resources.streams.lake.document import (
+    HIDDEN,
+    CompactionPolicy,
+    FileEntry,
+    Retention,
+    Segment,
+)
+from dagster_adjunct.resources.streams.lake.index import FAN
+from dagster_adjunct.resources.streams.lake.maintenance import Maintained
+from dagster_adjunct.resources.streams.lake.policies import expired, runs_to_merge
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from resources.objects.lake import open_lake
-from resources.schema import Schema
-from resources.streams import LakeStreams
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 APPENDS = 8
 

@@ -5,8 +5,15 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from resources.errors import ConfigurationError, ManifestMismatchError, OffsetOutOfRangeError, ProducerConflict
-from resources.streams import LakeStreams, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ManifestMismatchError,
+    OffsetOutOfRangeError,
+    ProducerConflict,
+)
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]

@@ -9,11 +9,17 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from resources.errors import CommitConflict, ConfigurationError, InvalidNameError, OffsetOutOfRangeError
-from resources.objects.lake import Lake
-from resources.streams import CompactionPolicy, LakeStreams, Retention
-from resources.streams.readers import NewRecords, forget_reader, list_readers, read_new
-from resources.streams.sources import SourceRange, Sources
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    InvalidNameError,
+    OffsetOutOfRangeError,
+)
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.readers import NewRecords, forget_reader, list_readers, read_new
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]

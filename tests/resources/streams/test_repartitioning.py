@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.errors import ConfigurationError, OffsetOutOfRangeError
-from resources.hashing import bucket_of
-from resources.objects.faulty import Crash, Fault, FaultyStore
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams import CompactionPolicy, LakeStreams, Retention, SystemStreamPartition
-from resources.streams.document import StreamState
-from resources.streams.readers import list_readers, read_new
-from resources.streams.repartition import repartition
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention, StreamState
+from dagster_adjunct.resources.streams.lake.readers import list_readers, read_new
+from dagster_adjunct.resources.streams.lake.repartition import repartition
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = dict[str, list[tuple[int, bool, object, int]]]

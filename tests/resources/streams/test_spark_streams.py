@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from resources.errors import ManifestMismatchError, ProducerConflict, SchemaMismatchError
-from resources.objects.lake import Lake
-from resources.schema import Schema
-from resources.streams import CompactionPolicy, LakeStreams, OffsetRange
+from dagster_adjunct.resources.errors import ManifestMismatchError, ProducerConflict, SchemaMismatchError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 if TYPE_CHECKING:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from resources.errors import ConfigurationError, InvalidNameError
-from resources.objects.lake import Lake
-from resources.streams import LakeStreams, SystemStreamPartition, open_system, register_system
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.registry import open_system, register_system
 
 
 def test_a_partition_is_written_and_read_back() -> None:

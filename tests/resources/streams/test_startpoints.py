@@ -12,11 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError, StreamNotFoundError
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.streams import LakeStreams, OffsetRange, Retention, SystemStreamPartition
-from resources.streams.startpoint import (
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
@@ -26,6 +31,9 @@ from resources.streams.startpoint import (
     resolve_startpoint_to_offset,
     startpoint_from_json,
 )
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 SSP = SystemStreamPartition("lake", "s", 0)

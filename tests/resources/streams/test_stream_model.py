@@ -9,11 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resources.hashing import bucket_of
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.streams import CompactionPolicy, LakeStreams, OffsetRange, Retention, SystemStreamPartition
-from resources.streams import index as stream_index
+from dagster_adjunct.resources.bucketing.hashing import bucket_of
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.lake import index as stream_index
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 N = 3

@@ -9,8 +9,10 @@ from threading import Thread
 import pyarrow as pa
 import pytest
 
-from resources.objects.lake import open_lake
-from resources.streams import CompactionPolicy, LakeStreams, Retention, SystemStreamPartition
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 from tests.servers.s3 import S3Server
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from resources.errors import ConfigurationError, InvalidNameError, NullKeyError, TableError
-from resources.tables import (
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, NullKeyError, TableError
+from dagster_adjunct.resources.tables import (
     BlockingTable,
     MemoryTable,
     RateLimit,
@@ -20,7 +20,7 @@ from resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
-from resources.tables.order import KeyOrder
+from dagster_adjunct.resources.tables.order import KeyOrder
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def table_over(store, **settings) -> RemoteTable:
 
 def test_importing_the_table_api_loads_no_heavy_package():
     code = (
-        "import sys, resources.tables, resources.backends;"
+        "import sys, dagster_adjunct.resources.tables, dagster_adjunct.resources.backends;"
         "print([m for m in 'pyspark pandas boto3 psycopg pyarrow numpy'.split() if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from resources.backends import SqliteTable
-from resources.errors import AdjunctError, NullKeyError, SchemaMismatchError, TableAccessError
-from resources.tables import RemoteTable, UpdateContract
-from resources.tables.spark_write import TableWrite, write_table
+from dagster_adjunct.resources.backends import SqliteTable
+from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.tables import RemoteTable, UpdateContract
+from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

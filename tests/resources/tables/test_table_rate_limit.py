@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resources.errors import ConfigurationError
-from resources.tables import ManualClock, MemoryTable, RateLimit, RemoteTable
-from resources.tables.rate_limit import TokenBucket
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.tables import ManualClock, MemoryTable, RateLimit, RemoteTable
+from dagster_adjunct.resources.tables.rate_limit import TokenBucket
 
 
 def test_without_a_rate_nothing_waits():

@@ -4,9 +4,14 @@ import asyncio
 
 import pytest
 
-from resources.errors import ConfigurationError, RecordNotFoundError, TableError, TableUnavailableError
-from resources.tables import ManualClock, RemoteTable, RetryPolicy, TableWriteFunction
-from resources.tables.functions import record_not_found
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    RecordNotFoundError,
+    TableError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.tables import ManualClock, RemoteTable, RetryPolicy, TableWriteFunction
+from dagster_adjunct.resources.tables.functions import record_not_found
 
 
 class Flaky(TableWriteFunction[str, dict, dict]):

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from resources.errors import RecordNotFoundError, TableError, TableUnavailableError
-from resources.tables import (
+from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TableUnavailableError
+from dagster_adjunct.resources.tables import (
     MemoryTable,
     RemoteTable,
     RetryPolicy,
@@ -16,7 +16,7 @@ from resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
-from resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.functions import record_not_found
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
 

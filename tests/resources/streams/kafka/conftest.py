@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from resources.objects.lake import Lake, lake_in
-from resources.objects.memory import InMemoryStore
-from resources.streams.kafka import KafkaSettings, KafkaTopic
-from resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka.topic_log import TopicLog
 from tests.servers.kafka import KafkaServer
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from resources.objects.lake import open_lake
-from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
-from resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 
 if TYPE_CHECKING:
     from tests.servers.kafka import KafkaServer

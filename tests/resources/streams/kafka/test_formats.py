@@ -19,14 +19,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.errors import ConfigurationError, SchemaMismatchError
-from resources.objects.lake import Lake
-from resources.schema import Schema
-from resources.spark_errors import unwrapped
-from resources.streams.kafka.formats import Avro, Json, KeyText, Protobuf, Raw, Text, decoder, schema_of
-from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
-from resources.streams.kafka.system import KafkaStreams
-from resources.streams.system import OffsetRange
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.kafka.formats import (
+    Avro,
+    Json,
+    KeyText,
+    Protobuf,
+    Raw,
+    Text,
+    decoder,
+    schema_of,
+)
+from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka.messages import (
     FIRST,
     STREAM,
@@ -313,7 +322,7 @@ def test_a_declaration_that_can_not_hold_is_refused(declare: Any, message: str) 
 def test_records_of_other_columns_are_not_written() -> None:
     import pyarrow as pa
 
-    from resources.streams.kafka.records import encode_table
+    from dagster_adjunct.resources.streams.kafka.records import encode_table
 
     topic = KafkaTopic(value=Json("id BIGINT"))
     assert encode_table(pa.table({"id": pa.array([1], pa.int32())}), topic, STREAM).column("__value").to_pylist() == [

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.schema import Schema
-from resources.streams.kafka.json_at_once import at_once
-from resources.streams.kafka.json_format import Json
-from resources.streams.kafka.values import columns_of, from_json
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.kafka.json_at_once import at_once
+from dagster_adjunct.resources.streams.kafka.json_format import Json
+from dagster_adjunct.resources.streams.kafka.values import columns_of, from_json
 
 SCHEMA = Schema.of(a="bigint", t="tinyint", s="string", d="double", b="boolean")
 NAMES = {"b": "is"}

@@ -8,11 +8,15 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 
-from assets import AdvanceReport, DatasetStore, advance_dataset, bounded_dataset
-from resources.errors import ConfigurationError, MalformedDocumentError
-from resources.streams import Marker, OffsetRange, SystemStreamPartition
-from resources.streams.kafka.settings import KafkaTopic
-from resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import Marker, OffsetRange
+from dagster_adjunct.resources.streams.kafka.settings import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 
@@ -111,8 +115,8 @@ def test_a_compacted_topic_takes_no_markers(kafka: KafkaServer, tmp_path: Path) 
 def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession, transactional: bool
 ) -> None:
-    from resources.streams.kafka.json_format import Json
-    from resources.streams.kafka.raw_format import KeyText
+    from dagster_adjunct.resources.streams.kafka.json_format import Json
+    from dagster_adjunct.resources.streams.kafka.raw_format import KeyText
 
     value = Json("tailnum STRING, seats INT")
     declared = KafkaTopic(kafka.new_topic(2), value, KeyText("tailnum"), transactional=transactional)

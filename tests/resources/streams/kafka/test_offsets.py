@@ -9,22 +9,28 @@ from typing import Any
 
 import pytest
 
-from resources.errors import ConfigurationError, OffsetOutOfRangeError, StreamExistsError, StreamNotFoundError
-from resources.objects.lake import Lake
-from resources.schema import Schema
-from resources.streams import StreamSystem, SystemStreamPartition
-from resources.streams.kafka import KafkaSettings, KafkaTopic, kafka_system
-from resources.streams.kafka.admin import KafkaAdmin
-from resources.streams.kafka.formats import Json, KeyText
-from resources.streams.kafka.system import KafkaStreams
-from resources.streams.startpoint import (
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
     resolve_startpoint_to_offset,
 )
-from resources.streams.system import open_system
+from dagster_adjunct.resources.streams.interface.system import StreamSystem
+from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic, kafka_system
+from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin
+from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.streams.registry import open_system
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import TopicLog
 from tests.servers.kafka import KafkaServer

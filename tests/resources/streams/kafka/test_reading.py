@@ -10,14 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from resources.errors import OffsetOutOfRangeError, StreamNotFoundError, StreamUnavailableError, TransientError
-from resources.objects.lake import Lake
-from resources.spark_errors import unwrapped
-from resources.streams import RECORD_META, OffsetRange, SystemStreamPartition
-from resources.streams.kafka import KafkaSettings, KafkaTopic
-from resources.streams.kafka.consume import TopicRange, messages
-from resources.streams.kafka.source import shares
-from resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.errors import (
+    OffsetOutOfRangeError,
+    StreamNotFoundError,
+    StreamUnavailableError,
+    TransientError,
+)
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import RECORD_META, OffsetRange
+from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
+from dagster_adjunct.resources.streams.kafka.source import shares
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import Entry, TopicLog, entries_of, ranges_of
 from tests.servers.kafka import KafkaServer

@@ -19,9 +19,9 @@ import fastavro
 import pytest
 import requests
 
-from resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
-from resources.streams.kafka.formats import Avro, Protobuf, SchemaRegistry, schema_of
-from resources.streams.kafka.settings import KafkaTopic
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
+from dagster_adjunct.resources.streams.kafka.formats import Avro, Protobuf, SchemaRegistry, schema_of
+from dagster_adjunct.resources.streams.kafka.settings import KafkaTopic
 from tests.resources.streams.kafka.messages import avro_schema, descriptor_set, message_class, read, written
 from tests.servers.s3 import free_port
 

@@ -15,15 +15,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from resources.errors import ConfigurationError, StreamUnavailableError
-from resources.objects.lake import lake_in
-from resources.objects.memory import InMemoryStore
-from resources.schema import Schema
-from resources.streams.kafka import KafkaSettings
-from resources.streams.kafka.consume import TopicRange, messages
-from resources.streams.kafka.security import resolved
-from resources.streams.kafka.system import KafkaStreams
-from resources.streams.ssp import SystemStreamPartition
+from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailableError
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.kafka import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
+from dagster_adjunct.resources.streams.kafka.security import resolved
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka import guarded
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
@@ -34,7 +34,7 @@ SECRET = "hunter2-hunter2"
 # Reads a range in a process of its own, from pickled settings, as a task does.
 _TASK = """
 import base64, pickle, sys
-from resources.streams.kafka.consume import messages
+from dagster_adjunct.resources.streams.kafka.consume import messages
 print([message.value() for got in messages(*pickle.loads(base64.b64decode(sys.argv[1]))) for message in got])
 """
 
@@ -108,7 +108,7 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
 
 
 def _sent(settings: KafkaSettings, topic: str, identity: str) -> object:
-    from resources.streams.kafka.delivery import Sender, Target
+    from dagster_adjunct.resources.streams.kafka.delivery import Sender, Target
 
     sender = Sender(Target(settings, topic, topic, identity, 1, 1_000_000))
     sender.send([(b"k", b"v", 0, [])])

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from resources.errors import CommitConflict, PermanentError, ProducerConflict
-from resources.streams.kafka.delivery import Append, Target
-from resources.streams.kafka.settings import KafkaSettings, KafkaTopic
-from resources.streams.kafka.system import KafkaStreams
-from resources.streams.kafka.transactions import read_marks, transact
-from resources.streams.ssp import SystemStreamPartition
+from dagster_adjunct.resources.errors import CommitConflict, PermanentError, ProducerConflict
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.kafka.delivery import Append, Target
+from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.transactions import read_marks, transact
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
@@ -178,9 +178,9 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
     script = f"""
         import sys, time
         from tests.resources.streams.kafka.test_transactions import _encoded
-        from resources.streams.kafka.delivery import Append, Target
-        from resources.streams.kafka.settings import KafkaSettings
-        from resources.streams.kafka.transactions import read_marks, transact
+        from dagster_adjunct.resources.streams.kafka.delivery import Append, Target
+        from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings
+        from dagster_adjunct.resources.streams.kafka.transactions import read_marks, transact
 
         settings = KafkaSettings("kafka", "{kafka.bootstrap}")
         target = Target(settings, "s", "{topic}", "{system.topic("s").identity}", 4, 1_000_000)

@@ -13,8 +13,9 @@ from confluent_kafka import IsolationLevel, KafkaError, Message, Producer, Topic
 from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import DataFrame
 
-from resources.streams import OffsetRange, SystemStreamPartition
-from resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.servers.kafka import KafkaServer
 
 Headers = list[tuple[str, bytes | None]]

@@ -1,0 +1,1 @@
+"""Brings datasets of either kind up to date with their input."""

@@ -1,0 +1,280 @@
+"""Builds a version beside the one that is served, and has it checked, before anybody can read it.
+
+A finished build is kept in its attempt's record, so that a run that died after it does not cost it: the next run
+finds the very same delivery built and goes on with that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
+from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.validation.validators import Candidate, evaluate
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
+from dagster_adjunct.assets.versions.log import Attempt
+from dagster_adjunct.assets.versions.manifest import SealedVersion, layout_of
+from dagster_adjunct.assets.writing.generation import NAMED, add, listed, write_generation
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    MarkerConflictError,
+    NullKeyError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.bounded.advance import Member
+    from dagster_adjunct.assets.sources.delivery import Delivery
+    from dagster_adjunct.resources.bucketing.files import Generation
+
+_FOOTERS = 1024 * 1024
+# What makes a version unfit whenever it is tried: it is kept aside, and the next one may come.
+REFUSED = (MarkerConflictError, NullKeyError, SchemaMismatchError)
+
+
+@dataclass
+class Built:
+    """A version on its way: built or not, and what speaks against it. `problem` "" means nothing does."""
+
+    member: Member
+    delivery: Delivery
+    attempt: Attempt
+    number: int
+    version: SealedVersion | None
+    problem: str = ""
+    unchanged: str | None = None
+
+    @property
+    def id(self) -> str:
+        return f"v{self.number:06d}-{self.attempt.id}"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.attempt.folder}/{self.attempt.id}"
+
+    def is_stored(self) -> bool:
+        """Whether all files of the build are still there: a discard may have taken them for garbage. One listing."""
+        assert self.version is not None
+        stored = {item.key: item.size for item in self.member.log.lake.store.list(f"{self.folder}/")}
+        return all(
+            stored.get(f"{generation.folder}/{file.name}") == file.size
+            for generation in self.version.generations
+            for file in generation.files
+        )
+
+    def forget_attempt(self, *, files: bool) -> None:
+        """Drop the attempt's record, and its files where nothing can refer to them any more."""
+        log = self.member.log
+        forget_attempt(log.lake, log.name, self.attempt.id)
+        if files and self.version is not None:
+            log.drop(self.version.generations[0])
+
+
+def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], SparkSession], *, by: str) -> Built:
+    """Write a delivered version's files, and say whether it equals the one before it or is unfit."""
+    manifest = member.manifest
+    log = member.log
+    fingerprint = _fingerprint(member, delivery)
+    with member.stages("build", delivery.version) as building:
+        found = _finished(member, delivery, fingerprint)
+        if found is not None:
+            built = found
+        else:
+            attempt = log.attempt()
+            built = Built(member, delivery, attempt, manifest.next_number, None)
+            with AttemptRenewal(log.lake, log.name, attempt.id, by) as renewal:
+                try:
+                    built.version = _build(member, delivery, attempt, spark)
+                except REFUSED as error:
+                    built.problem = building.detail = f"{type(error).__name__}: {error.problem}"
+                else:
+                    if fingerprint is not None:
+                        renewal.finish({"fingerprint": fingerprint, "version": built.version.model_dump(mode="json")})
+    if built.version is not None:
+        with member.stages("unchanged", delivery.version):
+            built.unchanged = _equal_to(member, built.version)
+    return built
+
+
+def validate_candidate(built: Built, spark: Callable[[], SparkSession]) -> None:
+    """Have a built version judged by the dataset's validators; nobody reads it meanwhile.
+
+    Raises ValidatorError for a mistake in one of them; the build is kept, and the next run has it judged again.
+    """
+    member, version = built.member, built.version
+    if version is None or built.unchanged or built.problem:
+        return
+    with member.stages("validate", built.delivery.version) as validating:
+        store, name, current = member.log.lake.store, member.spec.name, member.manifest.version
+        verdicts = evaluate(
+            member.spec.validators,
+            Candidate(
+                DatasetView(store, name, version), None if current is None else DatasetView(store, name, current), spark
+            ),
+            member.spec.sensitive,
+        )
+        built.version = version.model_copy(update={"verdicts": verdicts})
+        failed = [verdict for verdict in verdicts if not verdict.passed]
+        wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
+        odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
+        built.problem = "; ".join(wrong)
+        member.warnings += [f"version {built.delivery.version!r}: {warning}" for warning in odd]
+        validating.detail = "; ".join([*wrong, *(f"warning: {warning}" for warning in odd)])
+
+
+def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable[[], SparkSession]) -> SealedVersion:
+    source, spec, manifest = member.source, member.spec, member.manifest
+    what = f"dataset {spec.name!r}, version {delivery.version!r}"
+    generation = attempt.generation(manifest.next_generation)
+    records = source.check(delivery, spark)
+    counters: dict[str, int] = {"read": records or 0}
+    if records != 0:
+        layout = layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
+        try:
+            generation, counted = write_generation(
+                member.log.lake,
+                attempt,
+                manifest.next_generation,
+                layout,
+                source.read(delivery, spark()),
+                what=what,
+                order_by=(*spec.key, *source.ordered_by),
+                keep_tombstones=False,
+                partitioned=source.copartitioned,
+                refuse_conflicting=spec.duplicates == "error",
+            )
+        except NullKeyError as error:
+            raise _located(error, member, delivery, spark) from error
+        counted.pop("conflicting", None)
+        entries = generation.rows + counted["superseded"] + counted["deleted"]
+        if records is None:
+            counters["read"] = entries
+        elif spec.extractor is None and entries != records:
+            raise DatasetError(
+                f"{what}: the source gave {entries} records where it counts {records}.",
+                "Nothing was published. Compare the stream's files with its manifest: adjunct stream describe.",
+            )
+        counters = add(counters, counted)
+    if sum(len(file.footer or "") for file in generation.files) > _FOOTERS:
+        generation = generation.without_footers()
+    return SealedVersion(
+        id=f"v{manifest.next_number:06d}-{attempt.id}",
+        number=manifest.next_number,
+        name=delivery.version,
+        sealed_at=datetime.now(UTC),
+        columns=source.schema,
+        key=spec.key,
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        positioned=False,
+        generations=(generation,),
+        rows=generation.rows,
+        digest=_digest(generation),
+        offsets=dict(delivery.ranges),
+        counters=counters,
+    )
+
+
+def _digest(generation: Generation) -> int | None:
+    if any(file.digest is None for file in generation.files):
+        return None
+    return sum(file.digest or 0 for file in generation.files) % 2**64
+
+
+def _located(
+    error: NullKeyError, member: Member, delivery: Delivery, spark: Callable[[], SparkSession]
+) -> NullKeyError:
+    """Return the error with the places of the first records without a key. That costs reading the version again."""
+    from pyspark.sql import functions as F
+
+    lacking = reduce(or_, (column(name).isNull() for name in member.spec.key))
+    with unwrapped():
+        frame = member.source.read(delivery, spark()).where(lacking).select(F.col(PARTITION), F.col(OFFSET))
+        found = frame.orderBy(PARTITION, OFFSET).limit(NAMED + 1).collect()
+    places = [place for row in found if (place := member.source.place(delivery, row[0], row[1]))]
+    if not places:
+        return error
+    return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step)
+
+
+def _equal_to(member: Member, new: SealedVersion) -> str | None:
+    """Return the id of the version that has this content already: the head's, or that of the same partition.
+
+    Equal counts and digests, bucket by bucket, in the same layout.
+    """
+    manifest = member.manifest
+    if manifest.declaration.order == "name":
+        named = [ref for ref in manifest.versions if ref.name == new.name and ref.state == "sealed"]
+        ref = named[-1] if named else None
+    else:
+        ref = manifest.ref(manifest.head) if manifest.head else None
+    if ref is None or ref.rows != new.rows:
+        return None
+    served = manifest.version
+    old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
+    return old.id if old.layout == new.layout and _facts(old) == _facts(new) and _digested(new) else None
+
+
+def _facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
+    return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
+
+
+def _digested(version: SealedVersion) -> bool:
+    return all(file.digest is not None for file in version.generations[0].files)
+
+
+def _fingerprint(member: Member, delivery: Delivery) -> str | None:
+    """Return what a build depends on, None where that can't be said: what a query answers, or a function does."""
+    extractor = member.spec.extractor
+    told = delivery.ranges or delivery.identity
+    if not told or not (extractor is None or isinstance(extractor, Projection)):
+        return None
+    said: dict[str, Any] = {
+        "version": delivery.version,
+        "ranges": {ssp: list(span) for ssp, span in delivery.ranges.items()},
+        "identity": delivery.identity,
+        "declaration": member.source.declaration.model_dump(mode="json"),
+        "schema": member.source.schema.to_json(),
+        "duplicates": member.spec.duplicates,
+        "extractor": repr(member.spec.extractor),
+        "number": member.manifest.next_number,
+        "generation": member.manifest.next_generation,
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _finished(member: Member, delivery: Delivery, fingerprint: str | None) -> Built | None:
+    """Return an earlier attempt that built exactly this, unless it is being discarded or has been."""
+    log = member.log
+    if fingerprint is None:
+        return None
+    for known in attempts(log.lake, log.name):
+        attempt = Attempt(f"{log.prefix}/data", known.id)
+        body = read_attempt(log.lake, log.name, known.id)
+        if body is None or body.get("fingerprint") != fingerprint:
+            continue
+        if f"{attempt.folder}/{attempt.id}" in member.manifest.doomed:
+            continue
+        try:
+            version = SealedVersion.model_validate(body["version"])
+        except (ValidationError, AdjunctError, KeyError):
+            continue  # a record that can't be read costs a second build and nothing else
+        built = Built(member, delivery, attempt, version.number, version)
+        if built.is_stored():  # a discard that died may have left the record of what it has deleted
+            return built
+    return None

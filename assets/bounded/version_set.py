@@ -1,0 +1,89 @@
+"""Version sets: datasets whose versions are published, pinned and rolled back in one commit (design, rule 5).
+
+    version-sets/{set}/CURRENT      the one pointer: the manifests of all members
+    datasets/{member}/CURRENT       a redirect to it, and the manifest that the member joined with
+
+Joining fences a member's own pointer first, so that whoever read it before can't commit there any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.versions.log import DatasetLog, members_of, redirect_of, set_log
+from dagster_adjunct.resources.errors import CommitConflict, DatasetError
+from dagster_adjunct.resources.objects.removal import is_deleted
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+
+_FORMAT = 1
+
+
+def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str) -> None:
+    """Make these datasets the members of the set; those that are need no request to be written. Safe to repeat.
+
+    Raises DatasetError when a dataset is in another set, or the set has members that are not named.
+    """
+    current = set_log(lake, name).current()
+    known = set(members_of(current)) if current else set()
+    missing = sorted(known - set(datasets))
+    if missing:
+        raise DatasetError(
+            f"version set {name!r} has the members {', '.join(sorted(known))}, and {', '.join(missing)} is not "
+            "declared in it any more.",
+            "Declare it in the set again; to take a dataset out, declare it under a new name.",
+        )
+    joined = {dataset: _fence(lake, name, dataset, by) for dataset in datasets if dataset not in known}
+    if not joined:
+        return
+
+    def add(commit: Commit | None) -> dict[str, object] | None:
+        members = members_of(commit) if commit else {}
+        new = {dataset: body for dataset, body in joined.items() if dataset not in members}
+        return {"format": _FORMAT, "members": members | new} if new else None
+
+    set_log(lake, name).transact(add, by=by)
+
+
+def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
+    """Turn a dataset's own pointer into a redirect; return the manifest that it had, None if none."""
+    log = DatasetLog(lake, dataset)
+    while True:
+        own = log.log.current()
+        there = redirect_of(own) if own else None
+        if there not in (None, name):
+            raise DatasetError(
+                f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well.",
+                "A dataset is in one version set; declare it under a new name for the other.",
+            )
+        if own is not None and there == name:
+            kept: dict[str, object] | None = own.body["manifest"]
+            return kept
+        manifest = own.body if own and not is_deleted(own) else None
+        try:
+            log.redirect(own, name, manifest, by=by)
+        except CommitConflict:
+            continue  # the dataset moved on in between: fence what it is now
+        return manifest
+
+
+def current_versions(lake: Lake, specs: Sequence[AdjunctDataset | str]) -> dict[str, DatasetView | None]:
+    """Return the version that each dataset serves now; members of one version set from one snapshot of it."""
+    found: dict[str, DatasetView | None] = {}
+    for spec in specs:
+        name = spec if isinstance(spec, str) else spec.name
+        if name in found:
+            continue
+        store = DatasetStore(lake, spec)
+        snapshot = store.log.read_all()[1]
+        for other in specs:
+            member = other if isinstance(other, str) else other.name
+            if member == name or (member in snapshot and member not in found):
+                found[member] = DatasetStore(lake, other).view_of(snapshot.get(member))
+    return found

@@ -1,1 +1,0 @@
-"""What must hold of a version before anybody reads it, and of its objects afterwards."""

@@ -1,0 +1,145 @@
+"""Debezium's envelope, declared: the row before and after a change, the operation, and where it stood in the source."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PATH = re.compile(r"source\.\w+|ts_(ms|us|ns)")
+_ENVELOPE = "a Debezium envelope"
+AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumEnvelope:
+    """Envelopes in the column `value`: the row before a change and after it, the operation, the source's position.
+
+    `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `format` is "json" (a
+    STRING column; bare, or with the schema that JsonConverter puts beside the payload) or "avro" (a BINARY column).
+    `avro_schema` is the schema of all values, or schemas by id where values begin with Confluent's five bytes.
+    `timestamps` says what numbers in TIMESTAMP columns count ("millis", "micros"), None where they are ISO texts with
+    a zone. `decimals` says how DECIMAL columns come in JSON: "precise" (base64 of the unscaled number, Debezium's
+    default) or "string". `unavailable` is what Debezium sends for a large value that it does not know (its
+    `unavailable.value.placeholder`), None where the source always knows (REPLICA IDENTITY FULL).
+
+    `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the table's name in it
+    ("public.accounts"): changes of one transaction then become visible together.
+    """
+
+    columns: str
+    value: str = "value"
+    format: Literal["json", "avro"] = "json"
+    avro_schema: AvroSchemas | None = None
+    timestamps: Literal["millis", "micros"] | None = None
+    decimals: Literal["precise", "string"] | None = None
+    unavailable: str | None = "__debezium_unavailable_value"
+    transactions: str | None = None
+    collection: str | None = None
+
+    def __post_init__(self) -> None:
+        declared = Schema.from_ddl(self.columns, _ENVELOPE)
+        for name, choices in (
+            ("format", ("json", "avro")),
+            ("timestamps", (None, "millis", "micros")),
+            ("decimals", (None, "precise", "string")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ConfigurationError(
+                    f"{_ENVELOPE} has {name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, choices))}.",
+                    "Choose one.",
+                )
+        if isinstance(self.avro_schema, Mapping):
+            # As pairs, so that formats can be compared, hashed and pickled.
+            object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
+        if (self.format == "avro") != (self.avro_schema is not None):
+            raise ConfigurationError(
+                f"{_ENVELOPE} has format={self.format!r} and {'an' if self.avro_schema else 'no'} avro_schema.",
+                "Give avro_schema with format='avro', and only with it.",
+            )
+        for number, text in self.schemas.items():
+            _check_avro(text, "" if number is None else f" {number}")
+        decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)
+        if decimal is not None and self.format == "json" and self.decimals is None:
+            raise ConfigurationError(
+                f"{_ENVELOPE} declares {decimal!r} as a DECIMAL and not how decimals come in JSON: '1234' may be a "
+                "number, or base64 of one.",
+                "Say decimals='precise' (Debezium's default) or decimals='string', as decimal.handling.mode is set.",
+            )
+        if (self.transactions is None) != (self.collection is None):
+            raise ConfigurationError(
+                f"{_ENVELOPE} has transactions={self.transactions!r} and collection={self.collection!r}.",
+                'Give both (transactions="lake.tx", collection="public.accounts"), or neither.',
+            )
+        if self.transactions is not None:
+            split_stream_name(self.transactions)
+
+    @property
+    def schemas(self) -> dict[int | None, str]:
+        """Return the Avro schemas by id; by None where values have no id."""
+        if isinstance(self.avro_schema, str):
+            return {None: self.avro_schema}
+        assert not isinstance(self.avro_schema, Mapping)
+        return dict(self.avro_schema or ())
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        kind = "string" if self.format == "json" else "binary"
+        found = records.field(self.value, f"{what}: the record")
+        if found.type != kind:
+            raise SchemaMismatchError(
+                f"{what}: the record has column {self.value!r} as {found.type}, and envelopes in {self.format} are "
+                f"{kind}.",
+                "Name the column with the envelope in value=, or declare the right format=.",
+            )
+        declared = Schema.from_ddl(self.columns, what)
+        for field in declared.fields:
+            if field.name in records.names and records.field(field.name).type != field.type:
+                raise SchemaMismatchError(
+                    f"{what}: the rows in {self.value!r} have column {field.name!r} declared as {field.type}, and the "
+                    f"record's own column of this name is {records.field(field.name).type}.",
+                    "Declare both alike: rows are checked to have the key of their record.",
+                )
+        return declared
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Never: an update that changes the key deletes a row of another partition."""
+        return False
+
+    def orders(self, path: str) -> bool:
+        return _PATH.fullmatch(path) is not None
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: str | None,
+        comparable: bool,
+    ) -> DataFrame:
+        from dagster_adjunct.assets.declaration.changes.envelope import changes_of
+
+        return changes_of(self, records, schema, what, key=key, order_by=order_by, comparable=comparable)
+
+    def describe(self) -> str:
+        return f"Debezium envelopes in {self.format} ({self.columns})"
+
+
+def _check_avro(text: str, which: str) -> None:
+    try:
+        json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{_ENVELOPE}: the Avro schema{which} is no JSON ({error}): {str(text)[:60]!r}.",
+            "Give the schema's text, as the registry or the .avsc file has it.",
+        ) from error

@@ -1,0 +1,356 @@
+"""From Debezium's envelopes to changes of rows, as Spark expressions.
+
+    value -> from_json -> op, before and after with their declared types -> none, one or two changes -> explode
+
+Numbers and booleans are read as such, so that a text where a number belongs is found, and dates and timestamps as
+variants, which say whether they are numbers or texts; decimals and binary values are read as texts, since what they
+mean is for the declaration to say. Of the row before only the key is used: databases fill the rest of it, or not, as
+they are configured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.changes.formats import (
+    ORDER,
+    PROBLEM,
+    TRUNCATE,
+    YEARS,
+    a_value,
+    shown,
+    unknown_operation,
+)
+from dagster_adjunct.assets.declaration.changes.json_values import (
+    DATED,
+    dated,
+    is_number,
+    raw_form,
+    text_of,
+    value_of,
+)
+from dagster_adjunct.assets.declaration.extractors.extractor import companions
+from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.interface.system import META, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+    from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+
+_TEXT, _UNREAD, _PARSED, _BAD = "__text", "__unread", "__parsed", "__bad"
+_OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
+_RAW_BEFORE, _WHERE, _CHANGE, _ROW = "__raw_before", "__where", "__change", "__row"
+_POSITION = r"^-?\d{1,19}$"
+
+
+def changes_of(
+    declared: DebeziumEnvelope,
+    records: DataFrame,
+    schema: Schema,
+    what: str,
+    *,
+    key: tuple[str, ...],
+    order_by: str | None,
+    comparable: bool,
+) -> DataFrame:
+    """Return the changes in these records: `schema`, META, PROBLEM, and ORDER where `order_by` is no column."""
+    from pyspark.sql import functions as F
+
+    path = order_by if order_by is not None and order_by not in schema.names else None
+    needed = tuple(field for field in schema.fields if field.name in key or field.name == order_by)
+    old = Schema(needed or schema.fields)  # an extractor may compute the whole key
+    own = [name for name in key if name in records.columns]
+    records = texts_of(declared, records, what)
+    kept = companions(records)
+    carried = [F.col(name) for name in kept if name != _TEXT]
+    owned = [column(name).alias(f"__own{index}") for index, name in enumerate(own)]
+    top = _top(_block(schema, old, path))
+    parsed = F.from_json(F.col(_TEXT), top, _options(declared))
+    read = records.select(*carried, F.col(_TEXT), *owned, parsed.alias(_PARSED))
+    read = read.select(
+        "*",
+        _part("op").alias(_OP),
+        _part("after").alias(_RAW),
+        _part("before").alias(_RAW_BEFORE),
+        *([_part(*path.split(".")).alias(_WHERE)] if path else []),
+    )
+    read = read.select(
+        "*",
+        _converted(declared, schema, _RAW).alias(_AFTER),
+        _converted(declared, old, _RAW_BEFORE).alias(_BEFORE),
+    )
+    problem = _problem(declared, schema, old, key, own, comparable)
+    changes = _changes(schema, old, key).alias(_CHANGE)
+    others = [F.col(name) for name in kept if name not in (TOMBSTONE, _TEXT, _UNREAD)]
+    order = F.when(F.col(_WHERE).rlike(_POSITION), F.col(_WHERE).try_cast("bigint")) if path else None
+    told = read.select("*", problem.alias(PROBLEM))
+    made = told.select(*others, *([order.alias(ORDER)] if order is not None else []), F.explode(changes).alias(_CHANGE))
+    return made.select(
+        *[F.col(_CHANGE)[_ROW][name].alias(name) for name in schema.names],
+        *others,
+        F.col(_CHANGE)[TOMBSTONE].alias(TOMBSTONE),
+        F.col(_CHANGE)[PROBLEM].alias(PROBLEM),
+        *([F.col(ORDER)] if order is not None else []),
+    )
+
+
+def texts_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
+    """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be had."""
+    from pyspark.sql import functions as F
+
+    if declared.format == "avro":
+        from dagster_adjunct.assets.declaration.changes.avro_values import with_json
+
+        return with_json(records, declared.value, declared.schemas, (_TEXT, _UNREAD), what)
+    nothing = F.lit(None).cast("string")
+    return records.withColumn(_TEXT, column(declared.value)).withColumn(_UNREAD, nothing)
+
+
+def transactions_of(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
+    """Return of each record META, `transaction` (its id, or null), `number` in it, and whether it is `readable`."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructType
+
+    transaction = StructType().add("id", StringType()).add("data_collection_order", StringType())
+    block = StructType().add("transaction", transaction)
+    records = texts_of(declared, records, what)
+    parsed = F.from_json(F.col(_TEXT), _top(block), _options(declared)).alias(_PARSED)
+    read = records.where(~F.col(TOMBSTONE)).select("*", parsed)
+    readable = F.col(_PARSED).isNotNull() & F.col(_PARSED)[_BAD].isNull()
+    return read.select(
+        *META,
+        _part("transaction", "id").alias("transaction"),
+        _part("transaction", "data_collection_order").alias("number"),
+        readable.alias("readable"),
+    )
+
+
+# -- the form of the JSON
+
+
+def _block(schema: Schema, old: Schema, path: str | None) -> StructType:
+    """Return what is read of an envelope."""
+    from pyspark.sql.types import StringType, StructType
+
+    block = StructType().add("op", StringType()).add("after", raw_form(schema)).add("before", raw_form(old))
+    if path:
+        first, *rest = path.split(".")
+        leaf: DataType = StringType()
+        for name in reversed(rest):
+            leaf = StructType().add(name, leaf)
+        block = block.add(first, leaf)
+    return block
+
+
+def _top(block: StructType) -> StructType:
+    """Return the envelope's form: bare, or as the payload beside a schema."""
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType([*block.fields]).add("payload", block).add(_BAD, StringType())
+
+
+def _options(declared: DebeziumEnvelope) -> dict[str, str]:
+    """Return how JSON is read: NaN and infinities only stand in what was made of Avro, which has them."""
+    return {"columnNameOfCorruptRecord": _BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
+
+
+def _part(*path: str) -> Column:
+    """Return a part of the parsed envelope, of its payload where it has one."""
+    from pyspark.sql import functions as F
+
+    payload, bare = F.col(_PARSED)["payload"], F.col(_PARSED)
+    for name in path:
+        payload, bare = payload[name], bare[name]
+    return F.when(F.col(_PARSED)["payload"].isNotNull(), payload).otherwise(bare)
+
+
+# -- values
+
+
+def _converted(declared: DebeziumEnvelope, schema: Schema, raw: str) -> Column:
+    """Return the row with the types of `schema`; null where there is no row, and each value that does not fit."""
+    from pyspark.sql import functions as F
+
+    values = [
+        value_of(declared, field, F.col(raw)[field.name], F.col(_TEXT)).alias(field.name) for field in schema.fields
+    ]
+    return F.when(F.col(raw).isNotNull(), F.struct(*values))
+
+
+# -- what a record says
+
+
+def _problem(
+    declared: DebeziumEnvelope, schema: Schema, old: Schema, key: tuple[str, ...], own: list[str], comparable: bool
+) -> Column:
+    """Return why a record's change can't be applied, null where it can."""
+    from pyspark.sql import functions as F
+
+    op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
+    unread = F.col(_PARSED).isNull() | F.col(_PARSED)[_BAD].isNotNull()
+    shape = F.lit("not a Debezium envelope: ")
+    # A snapshot's row is read whole: there the text is the text. An update that changes the key comes as a "c".
+    logged, placeholder = op.isin("c", "u"), declared.unavailable
+    reasons = [
+        F.col(_UNREAD),
+        F.when(F.col(_TEXT).isNull(), F.lit("not a Debezium envelope: the value is null")),
+        F.when(unread, _unread(schema, old)),
+        F.when(op.isNull(), F.concat(shape, F.lit("it has no 'op': "), shown(F.col(_TEXT)))),
+        F.when(op == "t", F.lit(TRUNCATE)),
+        F.when(~op.isin("c", "r", "u", "d", "m"), unknown_operation(op)),
+        F.when(
+            writes & F.col(_RAW).isNull(), F.concat(F.lit("operation "), shown(op), F.lit(" without the row after it"))
+        ),
+        F.when(
+            (op == "d") & F.col(_RAW_BEFORE).isNull(),
+            F.lit("a delete without the row before it: nothing says which row (REPLICA IDENTITY is NOTHING?)"),
+        ),
+        *[F.when(writes, _misfit(declared, field, _RAW, _AFTER)) for field in schema.fields if field.type not in _READ],
+        *[_misfit(declared, field, _RAW_BEFORE, _BEFORE) for field in old.fields if field.type not in _READ],
+        *[F.when(logged, _unavailable(placeholder, field)) for field in schema.fields if field.type in _UNKNOWABLE],
+    ]
+    if own:
+        reasons.append(_foreign(own))
+    if not comparable:
+        told = F.lit(
+            "an update changes the key, and offsets of several partitions do not say which change of a key is newer: "
+            "declare order_by (source.lsn, for example)"
+        )
+        reasons.append(F.when(_moved(key), told))
+    return F.coalesce(*reasons)
+
+
+_UNKNOWABLE = ("string", "binary")
+_READ = ("string", "boolean", "bigint")  # as from_json gives them: what does not fit is told by it
+
+
+def _unread(schema: Schema, old: Schema) -> Column:
+    """Return why Spark could not read a text: no JSON, a value of another type, or something else than an envelope.
+
+    Read again, as texts by name: one expression however many columns there are, and evaluated for such texts only.
+    """
+    from pyspark.sql import functions as F
+
+    text, shape = shown(F.col(_TEXT)), "after map<string,string>, before map<string,string>"
+    form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {_BAD} string"
+    again = F.from_json(F.col(_TEXT), form, {"columnNameOfCorruptRecord": _BAD})
+
+    def said(read: Column) -> Column:
+        payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
+        return F.coalesce(_lost(payload["after"], _RAW, schema), _lost(payload["before"], _RAW_BEFORE, old))
+
+    return F.coalesce(
+        F.when(F.try_parse_json(F.col(_TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
+        F.transform(F.array(again), said)[0],
+        F.concat(F.lit("not a Debezium envelope: "), text),
+    )
+
+
+def _lost(said: Column, raw: str, schema: Schema) -> Column:
+    """Return which of the columns that are said could not be read as what they are declared."""
+    from pyspark.sql import functions as F
+
+    types = F.create_map(*[F.lit(part) for field in schema.fields for part in (field.name, field.type)])
+    read = F.coalesce(F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array())
+    lost = F.filter(
+        F.map_entries(said),
+        lambda entry: (
+            F.map_contains_key(types, entry["key"]) & entry["value"].isNotNull() & ~F.array_contains(read, entry["key"])
+        ),
+    )
+    first = F.get(lost, F.lit(0))
+    kind = F.element_at(types, first["key"])
+    told = F.concat(F.lit("column '"), first["key"], F.lit("' is "), shown(first["value"]), F.lit(", declared "), kind)
+    return F.when(F.size(lost) > 0, told)
+
+
+def _told(field: Field, said: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.concat(F.lit(f"column {field.name!r} is "), shown(said), F.lit(f", declared {field.type}"))
+
+
+def _misfit(declared: DebeziumEnvelope, field: Field, raw: str, converted: str) -> Column:
+    from pyspark.sql import functions as F
+
+    value = F.col(raw)[field.name]
+    said = text_of(field, value)
+    told = _told(field, said)
+    if field.type in ("float", "double"):
+        told = F.lit(f"column {field.name!r} is a number too large for {field.type}")
+    if field.type in DATED:
+        told = F.concat(told, F.when(dated(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise(""))
+    if field.type == "timestamp" and declared.timestamps is None:
+        told = F.concat(told, F.when(is_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
+    return F.when(said.isNotNull() & F.col(converted)[field.name].isNull(), told)
+
+
+def _unavailable(placeholder: str | None, field: Field) -> Column:
+    from pyspark.sql import functions as F
+
+    if placeholder is None:
+        return F.lit(None).cast("string")
+    return F.when(
+        F.col(_AFTER)[field.name] == F.lit(placeholder.encode() if field.type == "binary" else placeholder),
+        F.lit(f"column {field.name!r} is {placeholder!r}, which stands for a value too large to be logged that was not "
+              "changed: nothing says what it holds. Set REPLICA IDENTITY FULL in the source, or leave it out of "
+              "columns. Where that is its text: DebeziumEnvelope(unavailable=None), once REPLICA IDENTITY is FULL, or "
+              "another unavailable.value.placeholder in the connector and the same in unavailable="),
+    )  # fmt: skip
+
+
+def _foreign(own: list[str]) -> Column:
+    """Return the reason for a row whose key is not that of its record: then it lies in the wrong partition."""
+    from pyspark.sql import functions as F
+
+    def equals(side: str) -> Column:
+        equal = F.lit(True)
+        for index, name in enumerate(own):
+            equal &= F.col(f"__own{index}").eqNullSafe(F.col(side)[name])
+        return F.col(side).isNotNull() & equal
+
+    keys = F.to_json(F.struct(*[F.col(f"__own{index}").alias(name) for index, name in enumerate(own)]))
+    return F.when(
+        F.col(_OP).isin("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
+        F.concat(F.lit("the record's own key is "), a_value(keys), F.lit(", and the row in it has another one")),
+    )
+
+
+def _moved(key: tuple[str, ...]) -> Column:
+    """Return whether an update changes the key."""
+    from pyspark.sql import functions as F
+
+    differs = F.lit(False)
+    for name in key:
+        differs |= ~F.col(_BEFORE)[name].eqNullSafe(F.col(_AFTER)[name])
+    return F.coalesce((F.col(_OP) == "u") & F.col(_BEFORE).isNotNull() & differs, F.lit(False))
+
+
+def _changes(schema: Schema, old: Schema, key: tuple[str, ...]) -> Column:
+    """Return the changes of a record, as an array."""
+    from pyspark.sql import functions as F
+
+    def change(row: Column, tombstone: bool, problem: Column) -> Column:
+        return F.struct(row.alias(_ROW), F.lit(tombstone).alias(TOMBSTONE), problem.alias(PROBLEM))
+
+    fine = F.lit(None).cast("string")
+    known = {field.name for field in old.fields}
+    nothing = [F.lit(None).cast(field.type).alias(field.name) for field in schema.fields]
+    before = [
+        (F.col(_BEFORE)[field.name] if field.name in known else F.lit(None).cast(field.type)).alias(field.name)
+        for field in schema.fields
+    ]
+    write = change(F.col(_AFTER), False, fine)
+    delete = change(F.struct(*before), True, fine)
+    bad = change(F.struct(*nothing), True, F.col(PROBLEM))
+    return (
+        F.when(F.col(TOMBSTONE), F.lit(None))  # what follows a delete; exploding null gives no row
+        .when(F.col(PROBLEM).isNotNull(), F.array(bad))
+        .when(F.col(_OP) == "m", F.lit(None))
+        .when(F.col(_OP) == "d", F.array(delete))
+        .when(_moved(key), F.array(delete, write))
+        .otherwise(F.array(write))
+    )

@@ -1,0 +1,352 @@
+"""What an adjunct dataset is, said once: name, source stream, key and how it is spread.
+
+A specification is a pure declaration: making one reads nothing and writes nothing. Kinds: a
+*bounded* dataset arrives in versions, each closed by end-of-dataset markers; an
+*unbounded* one follows a change stream. Both after SAMZA-1278.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.assets.declaration.changes.formats import ChangeFormat, Upserts
+from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor
+from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction, Following, OnLostOffset
+from dagster_adjunct.assets.declaration.inputs import Input, QuerySource
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
+from dagster_adjunct.assets.declaration.validator import check_validators
+from dagster_adjunct.resources.declared import Place, caller
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.names import check_name, split_stream_name
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.initial_load import InitialLoad
+    from dagster_adjunct.assets.declaration.validator import Validator
+
+Kind = Literal["bounded", "unbounded"]
+BY_OFFSET = ("source_partition", "source_offset")
+"""The key of a dataset whose records have none: where each stands on its stream, stored as int and bigint."""
+
+MAX_PARTITIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class AdjunctDataset:
+    """One adjunct dataset: entries by key, sealed from `input`, joined by applications.
+
+    `input` is a stream ("lake.planes"), and for a bounded dataset also a FileSource or QuerySource. `key` names the
+    columns that identify an entry; `key=BY_OFFSET` stands for none, of a bounded dataset on a stream.
+    `partitions` is the number of buckets, None for one broadcast copy. `partition_by` are the key
+    columns that choose the bucket, () for a broadcast copy. `columns` are the columns to store, None
+    for all of the input's. `bootstrap` holds an application back until the dataset can be read for
+    the first time. `owners`, `group` and `column_descriptions` are what Dagster shows; values of `sensitive` columns
+    are masked there. `declared_at` is the line of the user's code, and never stored in the lake.
+
+    For bounded datasets: `extractor` makes entries of records; `duplicates` says whether several records of one
+    key are resolved to the last one or refuse the version; `validators` decide what may be published; members of
+    one `version_set` switch together; `versions` makes them partitions in Dagster; `discard` says what is kept;
+    `on_damage="previous"` lets a reader that meets a damaged file fall back to the previous sealed version.
+    For unbounded ones: `following` says how the change stream becomes a table. Raises ConfigurationError.
+    """
+
+    name: str
+    kind: Kind
+    input: Input
+    key: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    partitions: int | None
+    bootstrap: bool = True
+    columns: tuple[str, ...] | None = None
+    description: str = ""
+    owners: tuple[str, ...] = ()
+    group: str | None = None
+    extractor: KeyValueExtractor | None = None
+    validators: tuple[Validator, ...] = ()
+    duplicates: Literal["last", "error"] = "last"
+    version_set: str | None = None
+    versions: VersionPartitions | None = None
+    discard: DiscardPolicy = field(default_factory=DiscardPolicy)
+    on_damage: Literal["fail", "previous"] = "fail"
+    following: Following = field(default_factory=Following)
+    column_descriptions: tuple[tuple[str, str], ...] = ()
+    sensitive: tuple[str, ...] = ()
+    declared_at: Place | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.declared_at is None:
+            object.__setattr__(self, "declared_at", caller())
+        check_name("dataset", self.name)
+        if isinstance(self.input, str):
+            split_stream_name(self.input)
+        if self.kind not in ("bounded", "unbounded"):
+            raise self._wrong(f"has kind {self.kind!r}: expected bounded or unbounded", "Choose one of them.")
+        if not self.key:
+            raise self._wrong("has no key", "Name the columns that identify an entry: key=[…].")
+        self._check_columns("key", self.key)
+        self._check_columns("partition_by", self.partition_by)
+        if self.columns is not None:
+            self._check_columns("columns", self.columns)
+            missing = [column for column in self.key if column not in self.columns]
+            if missing and not self.by_offset:
+                raise self._wrong(f"does not store its key column {missing[0]!r}", "Add it to columns=.")
+        self._check_spread()
+        self._check_types()
+        check_validators(f"dataset {self.name!r}", self.validators)
+        self._check_columns("sensitive", self.sensitive)
+        self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
+        if self.kind == "unbounded" and self.stream is None:
+            raise self._wrong(
+                f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
+                "Declare it with bounded_dataset, or name a stream.",
+            )
+        if self.following.initial is not None and not self.bootstrap:
+            raise self._wrong(
+                "begins with a bulk snapshot, and is not marked for bootstrap", "Drop initial= or bootstrap=False."
+            )
+        if self.by_offset and (self.kind != "bounded" or self.stream is None):
+            raise self._wrong(
+                f"is keyed by offset, and its input is {self.input}: only versions on a stream have offsets",
+                "Name the columns that identify an entry: key=[…].",
+            )
+
+    @property
+    def by_offset(self) -> bool:
+        """Whether the key is each record's place on its stream, so that no two records are of one key."""
+        return self.key == BY_OFFSET
+
+    @property
+    def stream(self) -> str | None:
+        """The input stream ("lake.planes"), None where the dataset is made from files or a query."""
+        return self.input if isinstance(self.input, str) else None
+
+    @property
+    def broadcast(self) -> bool:
+        """Whether every task reads one whole copy."""
+        return self.partitions is None
+
+    def _check_spread(self) -> None:
+        if self.partitions is None:
+            if self.partition_by:
+                raise self._wrong("is broadcast and has partition_by", "Drop one of the two.")
+            return
+        if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
+            raise self._wrong(f"has partitions={self.partitions!r}: expected a whole number", "Change it.")
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise self._wrong(
+                f"has {self.partitions} partitions: expected 1 to {MAX_PARTITIONS:,}", "Change partitions=."
+            )
+        if not self.partition_by:
+            raise self._wrong("is partitioned and has no partition_by", "Name one or more columns of its key.")
+        outside = [column for column in self.partition_by if column not in self.key]
+        if outside:
+            raise self._wrong(
+                f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
+                "one key could lie in two buckets",
+                "Partition by columns of the key only, or add the column to the key.",
+            )
+
+    def _check_types(self) -> None:
+        if not isinstance(self.bootstrap, bool):
+            raise self._wrong(f"has bootstrap={self.bootstrap!r}: expected True or False", "Choose one of them.")
+        if self.extractor is not None and (
+            isinstance(self.extractor, type) or not isinstance(self.extractor, KeyValueExtractor)
+        ):
+            raise self._wrong(
+                f"has extractor={self.extractor!r}: expected an extractor",
+                "Write Projection(…) or PythonExtractor(…), or leave it out.",
+            )
+        if not isinstance(self.discard, DiscardPolicy):
+            raise self._wrong(
+                f"has discard={self.discard!r}: expected a DiscardPolicy", "Write DiscardPolicy(keep=3), say."
+            )
+        dead = self.following.on_bad_change
+        if isinstance(dead, DeadLetters) and dead.stream == self.input:
+            raise self._wrong(
+                f"sends its dead letters to its own input {self.input}: they would be read as changes",
+                "Name another stream: on_bad_change=DeadLetters(STREAM).",
+            )
+
+    def _check_columns(self, what: str, columns: tuple[str, ...]) -> None:
+        for column in columns:
+            if not isinstance(column, str) or not column or column.startswith("__"):
+                raise self._wrong(
+                    f"names {column!r} in {what}: expected a column name that does not begin with '__'",
+                    "Correct it.",
+                )
+        folded = [column.lower() for column in columns]
+        twice = [column for column in columns if folded.count(column.lower()) > 1]
+        if twice:
+            raise self._wrong(f"names column {twice[0]!r} twice in {what}", "Name it once.")
+
+    def _wrong(self, problem: str, next_step: str) -> ConfigurationError:
+        return ConfigurationError(f"dataset {self.name!r} {problem}.", next_step)
+
+
+def bounded_dataset(
+    name: str,
+    *,
+    input: Input,
+    key: str | Sequence[str],
+    partitions: int | None = None,
+    partition_by: str | Sequence[str] | None = None,
+    broadcast: bool = False,
+    bootstrap: bool = True,
+    columns: Sequence[str] | None = None,
+    extractor: KeyValueExtractor | None = None,
+    duplicates: Literal["last", "error"] = "last",
+    validators: Sequence[Validator] = (),
+    versions: VersionPartitions | None = None,
+    discard: DiscardPolicy | None = None,
+    on_damage: Literal["fail", "previous"] = "fail",
+    description: str = "",
+    owners: str | Sequence[str] = (),
+    group: str | None = None,
+    column_descriptions: Mapping[str, str] | None = None,
+    sensitive: str | Sequence[str] = (),
+) -> AdjunctDataset:
+    """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
+
+    `discard` unless given keeps the newest three versions, and all of them where they are partitions in Dagster.
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. See
+    AdjunctDataset for the rest.
+    """
+    spread = _partition_by(name, key, partitions, partition_by, broadcast)
+    return AdjunctDataset(
+        name,
+        "bounded",
+        input,
+        _names(key),
+        spread,
+        partitions,
+        bootstrap,
+        None if columns is None else _names(columns),
+        description,
+        _names(owners),
+        group,
+        extractor=extractor,
+        duplicates=duplicates,
+        validators=tuple(validators),
+        versions=versions,
+        # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage.
+        discard=DiscardPolicy(keep=3 if versions is None else None) if discard is None else discard,
+        on_damage=on_damage,
+        column_descriptions=_descriptions(name, column_descriptions),
+        sensitive=_names(sensitive),
+    )
+
+
+def unbounded_dataset(
+    name: str,
+    *,
+    input: str,
+    key: str | Sequence[str],
+    partitions: int | None = None,
+    partition_by: str | Sequence[str] | None = None,
+    broadcast: bool = False,
+    bootstrap: bool = True,
+    columns: Sequence[str] | None = None,
+    extractor: KeyValueExtractor | None = None,
+    changes: ChangeFormat | None = None,
+    order_by: str | None = None,
+    keep_tombstones: int | None = None,
+    on_bad_change: Literal["fail"] | DeadLetters = "fail",
+    initial: InitialLoad | None = None,
+    max_age: timedelta | None = None,
+    on_lost_offset: OnLostOffset = "rebuild",
+    compaction: DeltaCompaction | None = None,
+    persistent: bool = True,
+    chunk: int | None = None,
+    freshness: timedelta | None = None,
+    discard: DiscardPolicy | None = None,
+    description: str = "",
+    owners: str | Sequence[str] = (),
+    group: str | None = None,
+    column_descriptions: Mapping[str, str] | None = None,
+    sensitive: str | Sequence[str] = (),
+) -> AdjunctDataset:
+    """Return a dataset that follows the change stream `input`: the last change of a key wins.
+
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. What the
+    change stream's records are, and how the table recovers, is in `Following`. `discard` says how long earlier
+    commits can be read (its grace, and at least the newest `keep` commits).
+    """
+    spread = _partition_by(name, key, partitions, partition_by, broadcast)
+    try:
+        following = Following(
+            changes=Upserts() if changes is None else changes,
+            order_by=order_by,
+            keep_tombstones=keep_tombstones,
+            on_bad_change=on_bad_change,
+            initial=initial,
+            max_age=max_age,
+            on_lost_offset=on_lost_offset,
+            compaction=DeltaCompaction() if compaction is None else compaction,
+            persistent=persistent,
+            freshness=freshness,
+            **({} if chunk is None else {"chunk": chunk}),
+        )
+    except ConfigurationError as error:
+        raise type(error)(f"dataset {name!r}: {error.problem}", error.next_step) from error
+    return AdjunctDataset(
+        name, "unbounded", input, _names(key), spread, partitions, bootstrap,
+        None if columns is None else _names(columns), description, _names(owners), group,
+        extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
+        column_descriptions=_descriptions(name, column_descriptions), sensitive=_names(sensitive),
+    )  # fmt: skip
+
+
+def _partition_by(
+    name: str,
+    key: str | Sequence[str],
+    partitions: int | None,
+    partition_by: str | Sequence[str] | None,
+    broadcast: bool,
+) -> tuple[str, ...]:
+    if broadcast == (partitions is not None):
+        found = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
+        raise ConfigurationError(
+            f"dataset {name!r} has {found}: expected exactly one.",
+            "Write partitions=N to spread it by key, or broadcast=True for one copy on every task.",
+        )
+    if partition_by is not None:
+        return _names(partition_by)
+    return () if broadcast else _names(key)
+
+
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _descriptions(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
+        raise ConfigurationError(
+            f"dataset {name!r} has column_descriptions={given!r}: expected a text for each column.",
+            'Write {"seats": "Seats, as the manufacturer tells", …}.',
+        )
+    return tuple(given.items())
+
+
+def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ...]:
+    """Return these bounded datasets as members of one version set: they switch, pin and roll back in one commit.
+
+    A version of the set is published when every member has delivered a version of the same name.
+    """
+    check_name("version set", name)
+    names = [member.name for member in members]
+    if len(set(names)) < 2 or len(set(names)) != len(names):
+        raise ConfigurationError(
+            f"version set {name!r} has the members {', '.join(names) or 'none'}: expected two or more different ones.",
+            "Name the datasets that switch together.",
+        )
+    for member in members:
+        if member.kind != "bounded" or isinstance(member.input, QuerySource) or member.versions is not None:
+            raise ConfigurationError(
+                f"version set {name!r} has the member {member.name!r}, whose versions have no names of their producer.",
+                "Only bounded datasets from a stream or from files, without version partitions, can switch together.",
+            )
+    return tuple(replace(member, version_set=name) for member in members)

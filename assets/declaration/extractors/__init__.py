@@ -1,0 +1,1 @@
+"""What of an input's record becomes a dataset's entry."""

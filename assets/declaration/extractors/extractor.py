@@ -1,0 +1,278 @@
+"""Extractors: what of a record becomes a dataset's entries (SAMZA-1278, "Key and Value").
+
+Without one, an entry is the record itself: its key and value. `Projection` computes columns with Spark expressions,
+`PythonExtractor` calls a function on each record.
+
+Tombstones have a key and no value, so nothing is computed from them: they go around an extractor that passes the
+dataset's key columns on unchanged, and delete by these. Where the key is computed, nobody can say which entry a
+tombstone deletes, and a version with one is refused.
+
+In a change stream, a record of which no entry is made says that the one that was there is gone: it becomes a tombstone
+where the key is passed on. Where the key is computed, what was there stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.columns import quoted
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.streams.interface.system import TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_EXACT_IN_DOUBLE = ("tinyint", "smallint", "int", "float")
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@runtime_checkable
+class KeyValueExtractor(Protocol):
+    """Turns input records into entries: none, one or several for each record.
+
+    Extractors are frozen values, comparable and picklable; `describe()` is what the manifest keeps of one.
+    """
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        """Return the columns of the entries; `what` names the dataset in errors. Raises SchemaMismatchError."""
+        ...
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Whether these columns of an entry are always the record's own, so that a tombstone deletes by them."""
+        ...
+
+    def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        """Return entries with the columns of `schema`; columns that begin with `__` pass through, record by record.
+
+        These are the columns of META, and for changes what else is known of them.
+
+        A tombstone stays one: the columns that are kept have its values, the others are null. Raises DatasetError
+        where the extractor itself is wrong; SchemaMismatchError is for records, and refuses their version. Of a change
+        that it makes no entry of, nothing is known afterwards: to delete what was there, return a tombstone.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return what it does, in one line, without addresses of objects."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Entries with the columns of `columns` ("tailnum STRING, seats INT"), of the records for which `where` holds.
+
+    `select` says by column how it is computed, as Spark SQL; other columns are taken from the record as they are.
+    An expression must have the declared type, or one that fits into it without loss: nothing is cast otherwise.
+
+    In an unbounded dataset a change for which `where` does not hold deletes the entry of its key, if the key is passed
+    on as it is. Where the key is computed, nobody can say which entry that was, and it stays.
+    """
+
+    columns: str
+    select: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        # As pairs, so that projections can be compared, hashed and pickled.
+        pairs = self.select.items() if isinstance(self.select, Mapping) else self.select
+        object.__setattr__(self, "select", tuple((str(name), str(expression)) for name, expression in pairs))
+        declared = Schema.from_ddl(self.columns, "a projection").names
+        unknown = [name for name in self._computed if name not in declared]
+        if unknown:
+            raise ConfigurationError(
+                f"a projection computes {unknown[0]!r}, which is not among its columns {', '.join(declared)}.",
+                "Name it in columns, with its type, or leave it out of select.",
+            )
+
+    @property
+    def _computed(self) -> dict[str, str]:
+        return dict(self.select)
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        declared = Schema.from_ddl(self.columns, what)
+        for field in declared.fields:
+            if field.name not in self._computed:
+                found = records.field(field.name, f"{what}: the record")
+                if not fits(found.type, field.type):
+                    raise SchemaMismatchError(
+                        f"{what}: the projection declares {field.name} as {field.type}, the record has {found.type}.",
+                        f"Declare it as {found.type}, or say in select how it is cast.",
+                    )
+        return declared
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        return all(self._computed.get(name, name) in (name, quoted(name)) for name in columns)
+
+    def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if self.where is not None:
+            records = records.where(F.col(TOMBSTONE) | self._passes(records, self.where, what))
+        return self._entries(records, schema, what)
+
+    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
+        """Return what `apply` does, and a tombstone for each record that `where` leaves out and that has a key."""
+        from pyspark.sql import functions as F
+
+        if self.where is not None:
+            keyed = reduce(and_, [F.expr(quoted(name)).isNotNull() for name in key])
+            mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
+            records = records.withColumn(TOMBSTONE, mark).where(F.col(TOMBSTONE).isNotNull())
+        return self._entries(records, schema, what)
+
+    def _passes(self, records: DataFrame, where: str, what: str) -> Column:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        try:
+            records.where(F.col(TOMBSTONE) | F.expr(where))
+        except PySparkException as error:
+            raise _unplanned(what, "where", where, error) from error
+        return F.expr(where)
+
+    def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        tombstone = F.col(TOMBSTONE)
+        columns = []
+        for field in schema.fields:
+            expression = F.expr(self._computed.get(field.name, quoted(field.name)))
+            try:
+                found = records.select(expression).schema.fields[0].dataType.simpleString()
+            except PySparkException as error:
+                raise _unplanned(
+                    what, f"the expression for {field.name!r}", self._computed[field.name], error
+                ) from error
+            if not fits(found, field.type):
+                raise DatasetError(
+                    f"{what}: the projection declares {field.name} as {field.type}, and "
+                    f"{self._computed.get(field.name, field.name)!r} gives {found}.",
+                    f"Declare it as {found}, or cast it in the expression, where everybody sees it.",
+                )
+            value = expression if self.keeps((field.name,)) else F.when(~tombstone, expression)
+            columns.append(value.cast(field.type).alias(field.name))
+        return records.select(*columns, *companions(records))
+
+    def describe(self) -> str:
+        said = [f"{expression} AS {quoted(name)}" for name, expression in self._computed.items()]
+        return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(said), self.where or ""]))
+
+
+@dataclass(frozen=True, slots=True)
+class PythonExtractor:
+    """Entries that a Python function makes: none, one or several of each record.
+
+    `factory` is "package.module:name": called without arguments in each task, it returns the function, which takes a
+    record as a dict and returns its entries, an iterable of dicts with exactly the columns of `columns` ("tailnum
+    STRING, seats INT"). Values must be of their column's type: nothing is parsed, rounded or cut. The module is
+    imported where the tasks run. `unchanged` are columns that the function promises to pass on from the record as
+    they are; each entry is checked for it. Errors tell no values of `sensitive` columns, nor, where there are any, what
+    the function's own error says; those of the dataset are added.
+
+    In an unbounded dataset a change of which the function makes no entry deletes the entry of its key, if `unchanged`
+    has the whole key. Where the function makes the key, nobody can say which entries an earlier change of the record
+    made: they stay until a change writes or deletes them by their own key.
+    """
+
+    factory: str
+    columns: str
+    unchanged: tuple[str, ...] = ()
+    sensitive: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unchanged", tuple(self.unchanged))
+        object.__setattr__(self, "sensitive", tuple(self.sensitive))
+        if not _FACTORY.fullmatch(self.factory):
+            raise ConfigurationError(
+                f"a Python extractor has the factory {self.factory!r}: expected package.module:name.",
+                "Name a function that can be imported where the tasks run.",
+            )
+        declared = Schema.from_ddl(self.columns, f"extractor {self.factory}")
+        for name in self.unchanged:
+            declared.field(name, f"extractor {self.factory}")
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        declared = Schema.from_ddl(self.columns, what)
+        for name in self.unchanged:
+            found, field = records.field(name, f"{what}: the record"), declared.field(name)
+            if found.type != field.type:
+                raise SchemaMismatchError(
+                    f"{what}: extractor {self.factory} passes {name} on unchanged as {field.type}, the record has "
+                    f"{found.type}.",
+                    f"Declare it as {found.type}.",
+                )
+        return declared
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        return set(columns) <= set(self.unchanged)
+
+    def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        return self._entries(records, schema, what, ())
+
+    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
+        """Return what `apply` does, and a tombstone for each record that makes no entry and has a key."""
+        return self._entries(records, schema, what, tuple(key))
+
+    def _entries(self, records: DataFrame, schema: Schema, what: str, key: tuple[str, ...]) -> DataFrame:
+        from dagster_adjunct.assets.declaration.extractors.python_extractor import extracted
+
+        return extracted(records, self, Schema.from_ddl(self.columns, what), what, key).select(
+            *[quoted(name) for name in schema.names], *companions(records)
+        )
+
+    def describe(self) -> str:
+        return f"{self.factory} ({self.columns})"
+
+
+def hiding(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
+    """Return an extractor whose errors tell no values of these columns, as far as they are ours to write."""
+    if not isinstance(extractor, PythonExtractor) or not sensitive:
+        return extractor
+    return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
+
+
+def fits(found: str, declared: str) -> bool:
+    """Whether every value of one type is a value of the other: equal, or wider of the same family."""
+    if found in (declared, "void"):
+        return True
+    if found in _INTEGERS and declared in _INTEGERS:
+        return _INTEGERS.index(found) < _INTEGERS.index(declared)
+    if declared == "double":
+        return found in _EXACT_IN_DOUBLE
+    if declared == "float":
+        return found in ("tinyint", "smallint")
+    if declared.startswith("decimal"):
+        digits, scale = _decimal(declared)
+        if found in _DIGITS:
+            return _DIGITS[found] <= digits - scale
+        if found.startswith("decimal"):
+            before, after = _decimal(found)
+            return after <= scale and before - after <= digits - scale
+    return False
+
+
+def companions(records: DataFrame) -> list[str]:
+    """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
+    return [name for name in records.columns if name.startswith("__")]
+
+
+def _decimal(kind: str) -> tuple[int, int]:
+    found = re.findall(r"\d+", kind)
+    return int(found[0]), int(found[1])
+
+
+def _unplanned(what: str, part: str, expression: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_line(error)}",
+        "Correct it: Spark SQL over the record's columns, without aggregates.",
+    )

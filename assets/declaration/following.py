@@ -1,0 +1,157 @@
+"""How an unbounded dataset follows its change stream: what is declared beside its key and columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.assets.declaration.changes.formats import ChangeFormat, Upserts
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.names import check_name, split_stream_name
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.initial_load import InitialLoad
+
+OnLostOffset = Literal["rebuild", "fail", "serve_stale"]
+_CHUNK = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaCompaction:
+    """When the deltas of an unbounded dataset are compacted.
+
+    Minor compaction merges deltas into one, as soon as there are `deltas` of them; major compaction merges all into a
+    new base, as soon as the deltas hold more than `fraction` of the base's rows, or more than `rows` rows: readers
+    broadcast the keys in deltas. Of small deltas only the number counts. `inside_commit=True` compacts inside the
+    advance that made it due; else a schedule does (`<app>_compact` in Dagster, adjunct dataset compact).
+    """
+
+    deltas: int = 8
+    fraction: float = 0.2
+    rows: int = 2_000_000
+    inside_commit: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.deltas, bool) or not isinstance(self.deltas, int) or self.deltas < 2:
+            raise ConfigurationError(
+                f"a compaction policy has deltas={self.deltas!r}: expected 2 or more.", "8 is usual."
+            )
+        if not isinstance(self.fraction, int | float) or isinstance(self.fraction, bool) or not self.fraction > 0:
+            raise ConfigurationError(
+                f"a compaction policy has fraction={self.fraction!r}: expected more than 0.", "0.2 is a fifth."
+            )
+        if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
+            raise ConfigurationError(f"a compaction policy has rows={self.rows!r}: expected 1 or more.", "Change it.")
+        if not isinstance(self.inside_commit, bool):
+            raise ConfigurationError(
+                f"a compaction policy has inside_commit={self.inside_commit!r}: expected True or False.", "Choose one."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Changes that can't be applied go to this stream ("lake.weather-dead"), with the reason, and are counted."""
+
+    stream: str
+
+    def __post_init__(self) -> None:
+        split_stream_name(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How a change stream becomes a table.
+
+    `changes` is the form of the records. `order_by` names the column (bigint, int, date or timestamp) whose highest
+    value wins, None for the offset. `keep_tombstones` is how far below the newest value of `order_by` deletions are
+    remembered, in its own unit (microseconds for a timestamp, days for a date); None for ever. `on_bad_change` says
+    what becomes of changes that can't be read or have no key. `initial` is a bulk snapshot to begin with. `max_age`
+    is how long a table stays valid since it was last confirmed caught up. `on_lost_offset` says what happens when
+    the stream does not reach back to the next offset. `persistent=False` keeps the table for one run only. `chunk` is
+    the most records that one commit takes in. `freshness` is what Dagster warns by.
+    """
+
+    changes: ChangeFormat = field(default_factory=Upserts)
+    order_by: str | None = None
+    keep_tombstones: int | None = None
+    on_bad_change: Literal["fail"] | DeadLetters = "fail"
+    initial: InitialLoad | None = None
+    max_age: timedelta | None = None
+    on_lost_offset: OnLostOffset = "rebuild"
+    compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
+    persistent: bool = True
+    chunk: int = _CHUNK
+    freshness: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        if self.on_bad_change != "fail" and not isinstance(self.on_bad_change, DeadLetters):
+            raise ConfigurationError(
+                f'on_bad_change is {self.on_bad_change!r}: expected "fail" or DeadLetters(STREAM).', "Choose one."
+            )
+        if self.on_lost_offset not in ("rebuild", "fail", "serve_stale"):
+            raise ConfigurationError(
+                f"on_lost_offset is {self.on_lost_offset!r}: expected rebuild, fail or serve_stale.", "Choose one."
+            )
+        if self.order_by is not None:
+            check_name("ordering column", self.order_by.replace(".", "_"))
+        if self.keep_tombstones is not None and (self.order_by is None or self.keep_tombstones < 0):
+            raise ConfigurationError(
+                f"keep_tombstones is {self.keep_tombstones!r} with order_by={self.order_by!r}: it is a distance, 0 or "
+                "more, in the unit of the ordering column.",
+                "Leave it out: by offset, deletions are needed until the next major compaction only.",
+            )
+        for name in ("max_age", "freshness"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
+                raise ConfigurationError(
+                    f"{name} is {value!r}: expected a timedelta of more than nothing.", "Write timedelta(days=7), say."
+                )
+        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or self.chunk < 1:
+            raise ConfigurationError(f"chunk is {self.chunk!r}: expected 1 or more records.", "Change it.")
+        if not self.persistent and self.initial is not None:
+            raise ConfigurationError("a table of one run can't begin with a bulk snapshot.", "Drop one of the two.")
+        if not self.persistent and self.on_bad_change != "fail":
+            raise ConfigurationError(
+                "a table of one run can't have dead letters: each run would send those of the same changes again.",
+                'Declare on_bad_change="fail", or persistent=True.',
+            )
+        if not self.persistent and self.on_lost_offset == "serve_stale":
+            raise ConfigurationError(
+                'a table of one run can\'t have on_lost_offset="serve_stale": nothing is stored that could be served.',
+                "Declare rebuild or fail, or persistent=True.",
+            )
+
+    def _check_types(self) -> None:
+        if isinstance(self.changes, type) or not isinstance(self.changes, ChangeFormat):
+            raise ConfigurationError(
+                f"changes is {self.changes!r}: expected a form of changes.",
+                "Write Upserts(), OperationColumn(…), DebeziumUnwrapped() or DebeziumEnvelope(…).",
+            )
+        if self.order_by is not None and (not isinstance(self.order_by, str) or not self.order_by):
+            raise ConfigurationError(
+                f"order_by is {self.order_by!r}: expected the name of a column.", "Leave it out to order by offset."
+            )
+        if self.keep_tombstones is not None and (
+            isinstance(self.keep_tombstones, bool) or not isinstance(self.keep_tombstones, int)
+        ):
+            raise ConfigurationError(
+                f"keep_tombstones is {self.keep_tombstones!r}: expected a whole number, 0 or more, in the unit of the "
+                "ordering column.",
+                "Change it, or leave it out.",
+            )
+        # By what it can do: the protocol's module imports this one.
+        loads = callable(getattr(self.initial, "load", None)) and callable(getattr(self.initial, "describe", None))
+        if self.initial is not None and (isinstance(self.initial, type) or not loads):
+            raise ConfigurationError(
+                f"initial is {self.initial!r}: expected a bulk snapshot.",
+                "Write ParquetSnapshot(…), QuerySnapshot(…) or PostgresSnapshot(…).",
+            )
+        if not isinstance(self.compaction, DeltaCompaction):
+            raise ConfigurationError(
+                f"compaction is {self.compaction!r}: expected a DeltaCompaction.",
+                "Write DeltaCompaction(deltas=8), say.",
+            )
+        if not isinstance(self.persistent, bool):
+            raise ConfigurationError(f"persistent is {self.persistent!r}: expected True or False.", "Choose one.")

@@ -1,0 +1,252 @@
+"""A bulk snapshot to begin with: the table as it was at a recorded position of its change stream.
+
+A change that is in the snapshot may come again on the stream, which changes nothing in the end. None may be missing
+from both, so a position is always found out before the rows are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError
+from dagster_adjunct.resources.spark.errors import first_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+Position = Mapping[str, str]
+_POSITION_FILE = "position.json"
+OR_FUNCTION = "a function that returns it"
+
+
+def _nothing_to_close() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Rows with the dataset's columns, and the next offset to read of each partition of its stream.
+
+    `rows` may have more columns, which are left out, and narrower types. Arrow tables are read once, in order.
+    `close` is called when they have been, or when something is wrong.
+    """
+
+    rows: DataFrame | Iterable[pa.Table]
+    position: Mapping[SystemStreamPartition, str]
+    close: Callable[[], None] = _nothing_to_close
+
+
+@runtime_checkable
+class InitialLoad(Protocol):
+    """Gives the whole table at once. A frozen value, free of secrets."""
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        """Return the table and where its stream goes on; `schema` are the dataset's columns.
+
+        A change that is in the snapshot already may come again on the stream, but none may be missing from both.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return what it is, in one line, without secrets."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSnapshot:
+    """Parquet files: one, or all `*.parquet` in a folder, at a path, `file:///…` or `s3://BUCKET/PREFIX`.
+
+    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or names a JSON object with the
+    same that lies beside the files.
+    """
+
+    url: str
+    position: Position | str = _POSITION_FILE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url:
+            raise ConfigurationError(
+                f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
+                "Name the file, or the folder of the files.",
+            )
+        if not isinstance(self.position, str) or not self.position:
+            freeze_position(self, "a Parquet snapshot", self.position, "the name of a JSON object beside the files")
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        what = f"dataset {spec.name!r}: {self.describe()}"
+        position = self._recorded(what, spark) if isinstance(self.position, str) else dict(self.position)
+        reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
+        rows = _reading(what, lambda: reader.parquet(_for_spark(self.url)))
+        return Snapshot(rows, positions(what, position, ssps))
+
+    def describe(self) -> str:
+        return f"Parquet files at {self.url}"
+
+    @property
+    def _is_file(self) -> bool:
+        return self.url.endswith(".parquet")
+
+    def _recorded(self, what: str, spark: SparkSession) -> Position:
+        folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
+        place = f"{folder}/{self.position}" if folder else str(self.position)
+        rows = _reading(what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
+        try:
+            found = json.loads(rows[0].value) if rows else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise DatasetError(
+                f"{what}: {place} holds no JSON object.",
+                'Write it as {"system.stream.0": "OFFSET", …}, one entry for each partition.',
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySnapshot:
+    """What Spark answers to SQL, or what a function of the session returns: tables of other formats, JDBC.
+
+    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or is a function that does; it
+    is called before the query is run.
+    """
+
+    sql: str | None = None
+    query: Callable[[SparkSession], DataFrame] | None = None
+    position: Position | Callable[[], Position] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sql is None) == (self.query is None) or self.position is None:
+            raise ConfigurationError(
+                "a query snapshot needs exactly one of sql and query, and a position.",
+                'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
+            )
+        if self.sql is not None and (not isinstance(self.sql, str) or not self.sql.strip()):
+            raise ConfigurationError(f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….")
+        if self.query is not None and not callable(self.query):
+            raise ConfigurationError(
+                f"a query snapshot has query={self.query!r}: expected a function of the session.",
+                "SQL is given as sql=….",
+            )
+        if not callable(self.position):
+            freeze_position(self, "a query snapshot", self.position, OR_FUNCTION)
+
+    def load(
+        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+    ) -> Snapshot:
+        what = f"dataset {spec.name!r}: {self.describe()}"
+        assert self.position is not None
+        given = calling(what, "position function", self.position) if callable(self.position) else self.position
+        position = positions(what, given, ssps)
+        sql, query = self.sql, self.query
+        if query is not None:
+            rows = calling(what, "query function", lambda: query(spark))
+        else:
+            rows = _reading(what, lambda: spark.sql(str(sql)))
+        if not hasattr(rows, "mapInArrow"):
+            raise DatasetError(f"{what} returned a {type(rows).__name__}.", "Return a Spark DataFrame.")
+        return Snapshot(rows, position)
+
+    def describe(self) -> str:
+        return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"
+
+
+def positions(what: str, given: Any, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+    """Return a position with all partitions of the stream. Raises DatasetError for anything else, naming what is wrong.
+
+    A partition is named in full ("lake.accounts.0") or by its number; `given` is a mapping, or pairs.
+    """
+    wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
+    pairs = _pairs(given)
+    if pairs is None:
+        raise DatasetError(
+            f"{what}: its position is {given!r}: expected the next offset of each partition.",
+            'Give a mapping, as {"lake.accounts.0": "123", …}.',
+        )
+    for name, offset in pairs:
+        if not _is_offset(offset):
+            raise no_offset(DatasetError, what, name, offset)
+    found = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
+    unknown = sorted(str(name) for name, _ in pairs if str(name) not in wanted)
+    missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(found))
+    if missing or unknown or len(found) != len(pairs):
+        said = [f"{', '.join(missing)} missing"] if missing else []
+        said += [f"{', '.join(unknown)} unknown"] if unknown else []
+        raise DatasetError(
+            f"{what}: its position must give the next offset of every partition of the stream, each once: "
+            f"{'; '.join(said) or 'a partition stands twice'}.",
+            "Record the offset at which the stream goes on for each partition, also for those without records.",
+        )
+    return found
+
+
+def calling(what: str, function: str, call: Callable[[], Any]) -> Any:
+    """Return what a user's function returns. Raises DatasetError for an error of its own; Adjunct's pass through."""
+    try:
+        return call()
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise DatasetError(
+            f"{what}: its {function} failed: {type(error).__name__}: {first_line(error)}", "Correct the function."
+        ) from error
+
+
+def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
+    """Return a position as (partition, offset); None for what is no position."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return None
+    found = list(given.items() if isinstance(given, Mapping) else given)
+    return found if all(isinstance(each, list | tuple) and len(each) == 2 for each in found) else None
+
+
+def _is_offset(offset: object) -> bool:
+    # Databases answer numbers.
+    return isinstance(offset, str | Integral | Decimal) and not isinstance(offset, bool)
+
+
+def no_offset(kind: type[AdjunctError], what: str, partition: Any, offset: Any) -> AdjunctError:
+    return kind(
+        f"{what}: its position has the offset {offset!r} for partition {partition}: expected an offset of the stream, "
+        "such as '42'.",
+        "Record offsets as the stream's system gave them out.",
+    )
+
+
+def freeze_position(declared: Any, what: str, position: Any, other: str) -> None:
+    """Make a declaration hashable: it is part of a dataset's. Raises ConfigurationError for what is no position."""
+    pairs = _pairs(position)
+    if not pairs or not all(_is_offset(offset) for _, offset in pairs):
+        raise ConfigurationError(
+            f"{what} has position={position!r}: expected the next offset of each partition, or {other}.",
+            'Write position={"lake.accounts.0": "123", …}.',
+        )
+    object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
+
+
+def _reading(what: str, read: Callable[[], Any]) -> Any:
+    from pyspark.errors import PySparkException
+
+    try:
+        return read()
+    except PySparkException as error:
+        raise DatasetError(
+            f"{what} can't be read: {first_line(error)}", "Correct the declaration, or its source."
+        ) from (error)
+
+
+def _for_spark(url: str) -> str:
+    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url

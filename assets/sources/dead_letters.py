@@ -1,0 +1,78 @@
+"""Dead letters: changes that can't be applied, on a stream of their own with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.sources.changes import RAW
+from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TIMESTAMP
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+
+DEAD_LETTERS = Schema.of(
+    dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
+)
+"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
+
+
+def problems_of(changes: DataFrame) -> DataFrame:
+    """Return the records of which changes have a problem, once each: place, reason, and the record as JSON."""
+    from pyspark.sql import functions as F
+
+    bad = changes.where(F.col(PROBLEM).isNotNull())
+    whole = bad.groupBy(PARTITION, OFFSET).agg(
+        F.min(PROBLEM).alias("reason"), F.first(RAW).alias("value"), F.first(TIMESTAMP).alias("at")
+    )
+    return whole.select(F.col(PARTITION).alias("partition"), F.col(OFFSET).alias("offset"), "reason", "value", "at")
+
+
+def without_problems(changes: DataFrame) -> DataFrame:
+    """Return the changes that can be applied."""
+    from pyspark.sql import functions as F
+
+    return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, RAW)
+
+
+def send_dead_letters(
+    systems: Mapping[str, StreamSystem], spec: AdjunctDataset, bad: DataFrame, *, producer: str, sequence: int
+) -> int:
+    """Append what `problems_of` gave to the dataset's stream of dead letters, once; return how many there are.
+
+    The stream is created where it is not there. The same changes under the same producer and sequence add nothing.
+    Raises DatasetError for a stream that has other columns, and ProducerConflict for other changes.
+    """
+    from pyspark.sql import functions as F
+
+    policy = spec.following.on_bad_change
+    assert isinstance(policy, DeadLetters)
+    name, stream = split_stream_name(policy.stream)
+    if name not in systems:
+        raise DatasetError(
+            f"dataset {spec.name!r} sends bad changes to {policy.stream}, and no stream system {name!r} is given: "
+            f"there are {', '.join(sorted(systems)) or 'none'}.",
+            "Pass it in systems, as open_system(name, lake) gives it.",
+        )
+    system = systems[name]
+    try:
+        found = system.info(stream).schema
+    except StreamNotFoundError:
+        found = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
+    if found != DEAD_LETTERS:
+        said = "no columns" if found is None else DEAD_LETTERS.difference(found)
+        raise DatasetError(
+            f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {said}.",
+            "Name a stream that is not there yet: it is created.",
+        )
+    letters = bad.select(F.lit(spec.name).alias("dataset"), F.lit(str(spec.input)).alias("stream"), *bad.columns)
+    result = system.append(stream, letters, producer=producer, sequence=sequence, order_by=("partition", "offset"))
+    return result.rows

@@ -1,0 +1,55 @@
+"""Order by a column: positions made of its values, and changes that come after their horizon (design, rule 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.versions.manifest import POSITION
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def position_of(rows: DataFrame, name: str) -> Column:
+    """Return the position that a value of the ordering column stands for: microseconds, days, or the number."""
+    from pyspark.sql import functions as F
+
+    from dagster_adjunct.resources.schemas.columns import column
+
+    value = column(name)
+    kind = rows.select(value).schema.fields[0].dataType.simpleString()
+    if kind.startswith("timestamp"):
+        return F.unix_micros(value)
+    return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
+
+
+def placed_from(changes: DataFrame, first: int) -> DataFrame:
+    """Return changes ordered by offset with positions that begin at `first`."""
+    from pyspark.sql import functions as F
+
+    return changes.withColumn(POSITION, F.col(POSITION) + F.lit(first).cast("bigint"))
+
+
+def without_late(
+    changes: DataFrame, horizon: int | None, on_bad_change: object
+) -> tuple[DataFrame, Callable[[], int] | None]:
+    """Return the changes above the horizon, and what counts the others once the job has run.
+
+    Late ones can't be told from what a deletion that is forgotten would beat. With dead letters they become a problem
+    of theirs instead.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    if horizon is None:
+        return changes, None
+    late = F.col(POSITION) <= F.lit(horizon)
+    if isinstance(on_bad_change, DeadLetters):
+        said = F.lit(f"it comes too late: deletions up to position {horizon} are forgotten")
+        return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, said))), None
+    observed = Observation()
+    counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
+    return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])

@@ -1,0 +1,126 @@
+"""Takes in a bulk snapshot: its position checked against the stream, its rows as a frame with the dataset's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.schemas.schema import widens
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.initial_load import Snapshot
+    from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+_STAGED_BYTES = 128 * 1024 * 1024
+
+
+def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:
+    """Return the snapshot's position, if it is of every partition and still on the stream.
+
+    Raises DatasetError and OffsetOutOfRangeError.
+    """
+    position = positions(what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps)
+    oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
+    for ssp, offset in position.items():
+        try:
+            source.system.compare(offset, offset)
+        except OffsetOutOfRangeError as error:
+            raise no_offset(OffsetOutOfRangeError, what, ssp, offset) from error
+        if source.system.compare(offset, oldest[ssp]) < 0:
+            raise OffsetOutOfRangeError(
+                f"{what} was taken at offset {offset} of {ssp}, and the stream holds nothing before {oldest[ssp]} any "
+                "more: the changes between the two are lost.",
+                "Take a new snapshot. A longer retention of the stream keeps this from happening.",
+            )
+        if source.system.compare(offset, upcoming[ssp]) > 0:
+            raise OffsetOutOfRangeError(
+                f"{what} was taken at offset {offset} of {ssp}, and the stream ends at {upcoming[ssp]}.",
+                "Correct the position: it is the offset of the first change that the snapshot may lack.",
+            )
+    return position
+
+
+def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
+    """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
+    from dagster_adjunct.resources.schemas.columns import column
+
+    found = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    names = rows.columns
+    wrong = [f"{name} is missing" for name in schema.names if name not in found]
+    wrong += [
+        f"{field.name} is {found[field.name]}, expected {field.type}"
+        for field in schema.fields
+        if field.name in found and not widens(found[field.name], field.type)
+    ]
+    wrong += [f"{name} stands twice" for name in schema.names if names.count(name) > 1]
+    if wrong:
+        raise DatasetError(
+            f"{what} has other columns than the dataset: {'; '.join(wrong)}.",
+            "Select, name and cast the columns of the snapshot as the dataset has them.",
+        )
+    return rows.select(*[column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
+
+
+@contextmanager
+def as_frame(
+    snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
+) -> Iterator[DataFrame]:
+    """Give the rows of a snapshot as a frame with these columns, while the context lasts.
+
+    Arrow tables are put in the lake meanwhile, where all of Spark's executors see them.
+    """
+    from pyspark.sql import DataFrame
+
+    if isinstance(snapshot.rows, DataFrame):
+        yield fitted(snapshot.rows, schema, what)
+        return
+    attempt = log.attempt()
+    folder = f"{attempt.folder}/{attempt.id}"
+    with AttemptRenewal(log.lake, log.name, attempt.id, by):
+        try:
+            rows = _staged(log.lake, folder, snapshot.rows, spark)
+            yield fitted(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
+        finally:
+            with suppress(AdjunctError):  # what can't be deleted now is garbage for discarding
+                log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
+    forget_attempt(log.lake, log.name, attempt.id)
+
+
+def _staged(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
+    """Write tables below a folder of the lake, and return them as a frame; None where there are none."""
+    import pyarrow.parquet as pq
+
+    path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
+    number, writer = 0, None
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            if path.stat().st_size >= _STAGED_BYTES:
+                number, writer = _uploaded(lake, folder, path, number, writer), None
+        if writer is not None:
+            number, writer = _uploaded(lake, folder, path, number, writer), None
+    finally:
+        if writer is not None:
+            writer.close()
+        path.unlink(missing_ok=True)
+    return spark.read.parquet(lake.store.spark_uri(folder)) if number else None
+
+
+def _uploaded(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
+    writer.close()
+    lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
+    path.unlink(missing_ok=True)
+    return number + 1

@@ -1,0 +1,1 @@
+"""What must hold of a version before anybody reads it."""

@@ -1,0 +1,188 @@
+"""What the validators look at: each check takes a candidate and its own numbers, and returns a Finding."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.assets.reading.stored_files import count_nulls, files_of
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.columns import quoted
+from dagster_adjunct.resources.spark.errors import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.assets.validation.validators import Candidate
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+Rule = Literal["exact", "additive", "any"]
+SAMPLED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found: whether it holds, in words, and the counts behind it."""
+
+    passed: bool
+    message: str = ""
+    facts: Mapping[str, Any] | None = None
+
+
+def unique_keys(candidate: Candidate) -> Finding:
+    counters = candidate.view.sealed.counters
+    superseded, read = counters.get("superseded", 0), counters.get("read", 0)
+    facts = {"superseded": superseded, "read": read}
+    if superseded:
+        key = ", ".join(candidate.view.sealed.key)
+        return Finding(
+            False, f"{superseded:,} of {read:,} records have a key ({key}) that a later record has too", facts
+        )
+    return Finding(True, f"{read:,} records, each with a key of its own", facts)
+
+
+def no_null_keys(candidate: Candidate) -> Finding:
+    return no_nulls(candidate, *candidate.view.sealed.key)
+
+
+def no_nulls(candidate: Candidate, *columns: str) -> Finding:
+    view = candidate.view
+    for column in columns:
+        view.schema.field(column, f"dataset {view.dataset!r}")
+    nulls = count_nulls(files_of(view.store, view.dataset, view.sealed), columns)
+    broken = [f"{count:,} of {view.rows:,} rows have no {column!r}" for column, count in nulls.items() if count]
+    facts = {"nulls": nulls, "rows": view.rows}
+    return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {_listed(columns)}", facts)
+
+
+def schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
+    if candidate.current is None:
+        return Finding(True, "the first version")
+    old, new = candidate.current.schema, candidate.view.schema
+    removed, retyped, added = _differences(old, new)
+    facts = {"removed": removed, "retyped": retyped, "added": added, "served": candidate.current.version}
+    parts = [f"{what} {', '.join(names)}" for what, names in facts.items() if isinstance(names, list) and names]
+    if not parts and old.names != new.names:
+        parts = [f"the order is {', '.join(new.names)}, was {', '.join(old.names)}"]
+    passed = {"exact": not parts, "additive": not removed and not retyped, "any": True}[rule]
+    if not parts:
+        return Finding(True, f"the same {len(new.names)} columns as version {candidate.current.version}", facts)
+    return Finding(passed, f"against version {candidate.current.version}: {'; '.join(parts)}", facts)
+
+
+def _differences(old: Schema, new: Schema) -> tuple[list[str], list[str], list[str]]:
+    before, after = ({field.name: field.type for field in schema.fields} for schema in (old, new))
+    removed = [name for name in before if name not in after]
+    retyped = [f"{n} ({before[n]} to {after[n]})" for n in before if n in after and before[n] != after[n]]
+    return removed, retyped, [f"{name} ({after[name]})" for name in after if name not in before]
+
+
+def row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
+    rows = candidate.view.rows or 0
+    if candidate.current is None:
+        return Finding(True, f"the first version, with {rows:,} rows", {"rows": rows})
+    served = candidate.current.rows or 0
+    facts: dict[str, Any] = {"rows": rows, "served_rows": served, "served": candidate.current.version}
+    if not served or served < minimum_rows:
+        return Finding(True, f"{rows:,} rows; version {candidate.current.version} has only {served:,}", facts)
+    change = (rows - served) / served
+    facts["change"] = round(change, 6)
+    said = f"{rows:,} rows, {change:+.1%} of the {served:,} of version {candidate.current.version}"
+    passed = abs(rows - served) <= fraction * served
+    return Finding(passed, said if passed else f"{said}: at most {fraction:.1%} is allowed", facts)
+
+
+def min_rows(candidate: Candidate, n: int) -> Finding:
+    rows = candidate.view.rows or 0
+    return Finding(rows >= n, f"{rows:,} rows" + ("" if rows >= n else f", expected {n:,} or more"), {"rows": rows})
+
+
+def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
+    from pyspark.errors import DateTimeException, NumberFormatException
+    from pyspark.sql import functions as F
+
+    field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
+    name = quoted(column)
+    others = candidate.view.frame(candidate.spark()).where(~F.col(name).isin(*values))
+    try:
+        counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
+    except (NumberFormatException, DateTimeException) as error:
+        # Nothing is cast but what is compared with values of another kind: the data is not to blame.
+        raise ConfigurationError(
+            f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
+            f"{first_line(error)}",
+            "List values of that type.",
+        ) from error
+    violations = sum(row["count"] for row in counted)
+    if not violations:
+        return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})
+    told = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLED])
+    facts = {
+        "violations": violations,
+        "values": len(counted),
+        "sample_of": column,
+        "sample": [[plain(row["value"]), row["count"]] for row in counted[:SAMPLED]],
+    }
+    more = f" and {len(counted) - SAMPLED:,} more" if len(counted) > SAMPLED else ""
+    return Finding(False, f"{violations:,} rows have other values of {column!r}: {told}{more}", facts)
+
+
+def sql(candidate: Candidate, sql: str) -> Finding:
+    broken = _broken_rows(candidate, sql)
+    violations = broken.count()
+    if not violations:
+        return Finding(True, "no row breaks it", {"violations": 0})
+    # A SELECT may return other columns than the key's: its own rows are told then.
+    key = [name for name in candidate.view.sealed.key if name in broken.columns]
+    wanted = [quoted(name) for name in key] or ["*"]
+    sample = [[plain(value) for value in row] for row in broken.select(*wanted).limit(SAMPLED).collect()]
+    what = ", ".join(key) or "rows"
+    told = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
+    more = " …" if violations > len(sample) else ""
+    facts = {"violations": violations, "sample_of": what, "sample": sample}
+    return Finding(False, f"{violations:,} rows break it: {what} {told}{more}", facts)
+
+
+def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
+    from uuid import uuid4
+
+    from pyspark.sql import functions as F
+
+    spark = candidate.spark()
+    version = candidate.view.frame(spark)
+    if not re.match(r"\(*\s*(select|with)\b", sql, re.IGNORECASE):
+        return version.where(~F.coalesce(F.expr(sql), F.lit(False)))
+    current = candidate.current.frame(spark) if candidate.current is not None else version.limit(0)
+    names = {"version": version, "current": current}
+    mark = uuid4().hex
+    try:
+        for name, frame in names.items():
+            frame.createOrReplaceTempView(f"{name}_{mark}")
+        # As common table expressions, so that no view of the user's session is in the way or overwritten.
+        tables = ", ".join(f"{name} AS (SELECT * FROM {name}_{mark})" for name in names)
+        return spark.sql(f"WITH {tables} SELECT * FROM (\n{sql}\n)")
+    finally:
+        for name in names:
+            spark.catalog.dropTempView(f"{name}_{mark}")
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(repr(column) for column in columns)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON holds it; what JSON has no word for, as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return plain(value.item())
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return str(value)

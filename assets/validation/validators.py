@@ -1,0 +1,320 @@
+"""Validators: what must hold of a version before anybody can read it (rule 12).
+
+A validator is a named function of a Candidate. Those here are frozen values, comparable and picklable, and can be
+called by themselves: `min_rows(1000)(candidate)` returns a Verdict. Validators with severity "warn" report and
+never refuse a version.
+
+What a validator raises about the data refuses the version. A mistake in the validator does not: it fails the run, and
+the version waits, for a version that is rejected is not judged again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.declaration.validator import NAME, Severity, Validator
+from dagster_adjunct.assets.validation import checks
+from dagster_adjunct.assets.validation.checks import Finding, Rule, plain
+from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    SchemaMismatchError,
+    TransientError,
+    ValidatorError,
+)
+from dagster_adjunct.resources.spark.errors import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.reading.view import DatasetView
+
+_MESSAGE_LENGTH = 2_000
+# What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.
+_MISTAKES = (
+    ConfigurationError,
+    SchemaMismatchError,
+    NameError,
+    AttributeError,
+    TypeError,
+    ImportError,
+    SyntaxError,
+    OSError,  # a file or service that the validator asks: the version is not to blame
+)
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A version that is built and not published, beside the one that is served now (None before the first).
+
+    `view` reads it whole or by key; `view.sealed.counters` has `read`, `superseded` (records that a later one of
+    the same key replaced) and `deleted`. `spark` starts the session where a validator needs one.
+    """
+
+    view: DatasetView
+    current: DatasetView | None
+    spark: Callable[[], SparkSession]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A validator: `function(candidate, *arguments)`, which returns a Finding, or only whether it holds.
+
+    `name` is the asset check's name in Dagster: letters, digits and underscores.
+    """
+
+    name: str
+    function: Callable[..., Finding | bool]
+    arguments: tuple[Any, ...] = ()
+    severity: Severity = "error"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"a validator has the name {self.name!r}: expected letters, digits and underscores, as Dagster's "
+                "asset checks have them.",
+                "Rename it.",
+            )
+        if self.severity not in ("error", "warn"):
+            raise ConfigurationError(
+                f'validator {self.name!r} has severity {self.severity!r}: expected "error" or "warn".', "Choose one."
+            )
+        if not callable(self.function):
+            raise ConfigurationError(f"validator {self.name!r} has no function to call.", "Pass one.")
+
+    def __call__(self, candidate: Candidate) -> Verdict:
+        """Return what this check says of the candidate. Raises what the function raises."""
+        found = self.function(candidate, *self.arguments)
+        if isinstance(found, Verdict):  # of another validator that the function called
+            found = Finding(found.passed, found.message, found.facts)
+        elif not isinstance(found, Finding):
+            # numpy and pandas answer with a truth value of their own.
+            if not isinstance(found, bool) and type(found).__name__ not in ("bool", "bool_"):
+                raise ConfigurationError(
+                    f"validator {self.name!r} returned {found!r}: expected True, False or a Finding.",
+                    "Let its function return one of them.",
+                )
+            found = Finding(bool(found), "it holds" if found else "it does not hold")
+        return Verdict(
+            name=self.name,
+            passed=found.passed,
+            severity=self.severity,
+            message=found.message[:_MESSAGE_LENGTH],
+            facts={str(key): plain(value) for key, value in (found.facts or {}).items()},
+        )
+
+
+def thresholds_of(validator: Validator) -> dict[str, Any]:
+    """Return what a validator was given, by its function's arguments: {"fraction": 0.2, "minimum_rows": 0}."""
+    if not isinstance(validator, Check) or not validator.arguments:
+        return {}
+    try:
+        bound = inspect.signature(validator.function).bind(None, *validator.arguments)
+    except (TypeError, ValueError):  # a function that tells nothing of its arguments, or takes others
+        return {"arguments": plain(validator.arguments)}
+    return {name: plain(value) for name, value in list(bound.arguments.items())[1:]}
+
+
+def rule_of(validator: Validator) -> str:
+    """Return a validator's rule in one line: "row_count_within(fraction=0.2, minimum_rows=0)"."""
+    if not isinstance(validator, Check):
+        return type(validator).__name__
+    name = getattr(validator.function, "__name__", type(validator.function).__name__)
+    given = ", ".join(f"{argument}={value!r}" for argument, value in thresholds_of(validator).items())
+    return f"{name}({given})"
+
+
+# -- declared on a dataset: validators=[unique_keys(), row_count_within(0.2), …]
+
+
+def unique_keys(*, severity: Severity = "error") -> Check:
+    """Every key was delivered once: no record was replaced by a later one of the same key."""
+    return Check("unique_keys", checks.unique_keys, severity=severity)
+
+
+def no_null_keys(*, severity: Severity = "error") -> Check:
+    """No key column of the stored files holds a null, by the counts in their footers.
+
+    A version with null keys is refused while it is built already; this shows it of the files that were stored.
+    """
+    return Check("no_null_keys", checks.no_null_keys, severity=severity)
+
+
+def no_nulls(*columns: str, severity: Severity = "error") -> Check:
+    """No entry has a null in these columns, by the counts in the files' footers."""
+    if not columns:
+        raise ConfigurationError("no_nulls() names no columns.", "Name those that must have a value in every entry.")
+    return Check(f"no_nulls_{_named(columns)}", checks.no_nulls, tuple(columns), severity)
+
+
+def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") -> Check:
+    """The columns fit those of the version served now; the first version always does.
+
+    "exact": the same columns with the same types in the same order. "additive": columns may be added, none is
+    removed or gets another type. "any": every difference passes, and is told.
+    """
+    if rule not in ("exact", "additive", "any"):
+        raise ConfigurationError(
+            f"schema_compatible has the rule {rule!r}: expected exact, additive or any.", "Choose one."
+        )
+    return Check("schema_compatible", checks.schema_compatible, (rule,), severity)
+
+
+def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severity = "error") -> Check:
+    """The number of rows differs from that of the version served now by at most this fraction of it (0.2 is 20 %).
+
+    The first version passes, and so does one after a version with fewer than `minimum_rows` rows (or none).
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        raise ConfigurationError(
+            f"row_count_within has the fraction {fraction!r}: expected 0 to 1.",
+            "It is a fraction, not a percentage: 0.2 is 20 %. A wider limit is a rule of your own: custom(NAME, …).",
+        )
+    _whole_number("row_count_within", "minimum_rows", minimum_rows)
+    return Check("row_count_within", checks.row_count_within, (float(fraction), minimum_rows), severity)
+
+
+def min_rows(n: int, *, severity: Severity = "error") -> Check:
+    """The version has at least `n` rows."""
+    _whole_number("min_rows", "n", n)
+    return Check("min_rows", checks.min_rows, (n,), severity)
+
+
+def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error") -> Check:
+    """Every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
+    if isinstance(values, str) or not values:
+        raise ConfigurationError(
+            f"values_in({column!r}) has the values {values!r}: expected a list of some.", "List them."
+        )
+    return Check(f"values_in_{_named((column,))}", checks.values_in, (column, tuple(values)), severity)
+
+
+def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
+    """A rule in Spark SQL. `sql` is a condition of every row, or a SELECT of the rows that break the rule.
+
+    A condition must be true: a row for which it is null breaks it. In a SELECT, the candidate is the table
+    `version`, and the version served now is `current` (empty before the first):
+    `sql_check("known", "SELECT v.* FROM version v ANTI JOIN current c USING (tailnum)")`. Broken rows are counted,
+    and the keys of some are told.
+    """
+    if not isinstance(sql, str) or not sql.strip():
+        raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.")
+    return Check(name, checks.sql, (sql.strip().rstrip(";"),), severity)
+
+
+def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severity: Severity = "error") -> Check:
+    """A rule in Python: returns True or False, or a Finding, which says more.
+
+    What the function raises about the data (an AssertionError, a ValueError) refuses the version, with the error's
+    text. A mistake of the code (a NameError, an AttributeError, a TypeError) and a TransientError end the run instead,
+    and the next one tries again. A function of a module (not a lambda) makes the validator picklable.
+    """
+    return Check(name, function, severity=severity)
+
+
+# -- evaluated between build and seal
+
+
+def evaluate(
+    validators: Sequence[Validator], candidate: Candidate, sensitive: Collection[str] = ()
+) -> tuple[Verdict, ...]:
+    """Return what each validator says of the candidate; all are asked. Samples of `sensitive` columns are left out.
+
+    One that raises has failed, with the error's text. Raises ValidatorError where that is a mistake in a validator,
+    which says nothing of the version; neither does what passes as it is: TransientError, MemoryError, and what py4j
+    raises. With severity "warn" only MemoryError and a JVM that breaks do not end in a failed verdict.
+    """
+    return tuple(_without_values(_ask(validator, candidate), sensitive) for validator in validators)
+
+
+def _without_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
+    """Return the verdict without the values that it tells of sensitive columns; what a rule in Python says stays."""
+    of = verdict.facts.get("sample_of")
+    if of is None or "sample" not in verdict.facts:
+        return verdict
+    hidden = {name.lower() for name in sensitive}
+    if not hidden or (of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}):
+        return verdict
+    facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
+    said = verdict.message.partition(": ")[0]
+    return verdict.model_copy(update={"facts": facts, "message": f"{said}: values of sensitive columns are not told"})
+
+
+def _ask(validator: Validator, candidate: Candidate) -> Verdict:
+    warns = validator.severity == "warn"
+    try:
+        verdict = _verdict(validator, candidate)
+    except Exception as error:  # code of users: whatever it raises is the verdict, with its text
+        if _passes(error, warns):
+            raise
+        if _is_mistake(error) and not warns:
+            raise _mistake(validator, candidate, error) from error
+        _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
+        sparks = _package(error) in ("pyspark", "py4j")
+        said = first_line(error) if sparks else str(error)  # Spark goes on with its whole plan
+        message = f"{type(error).__name__}: {said}"[:_MESSAGE_LENGTH]
+        return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
+    return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
+
+
+def _verdict(validator: Validator, candidate: Candidate) -> Verdict:
+    verdict: object = validator(candidate)
+    if not isinstance(verdict, Verdict):
+        raise ConfigurationError(
+            f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.", "Let its call return one."
+        )
+    return verdict
+
+
+def _passes(error: Exception, warns: bool) -> bool:
+    """Whether an error is of neither the version nor the validator. Only a broken process stops for a warning."""
+    if _package(error) == "py4j":
+        from py4j.protocol import Py4JJavaError
+
+        return not (warns and isinstance(error, Py4JJavaError))
+    return isinstance(error, MemoryError) or (isinstance(error, TransientError) and not warns)
+
+
+def _is_mistake(error: Exception) -> bool:
+    if isinstance(error, _MISTAKES):
+        return True
+    if _package(error) != "pyspark":
+        return False
+    from pyspark.errors import AnalysisException
+
+    return isinstance(error, AnalysisException)
+
+
+def _package(error: Exception) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> ValidatorError:
+    view = candidate.view
+    version = view.sealed.name or view.version
+    said = error.problem if isinstance(error, AdjunctError) else first_line(error)
+    return ValidatorError(
+        f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be evaluated: "
+        f"{type(error).__name__}: {said[:_MESSAGE_LENGTH]}",
+        "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or end "
+        f"this version: adjunct dataset abandon {view.dataset} {version} --reason ….",
+        dataset=view.dataset,
+        validator=validator.name,
+    )
+
+
+def _whole_number(what: str, argument: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(f"{what} has {argument}={value!r}: expected a whole number, 0 or more.", "Change it.")
+
+
+def _named(columns: Sequence[str]) -> str:
+    """Return column names as part of a check's name; what is not safe in one is written as its code point."""
+    return "_".join(re.sub(r"[^A-Za-z0-9_]", lambda found: f"x{ord(found[0]):x}", column) for column in columns)

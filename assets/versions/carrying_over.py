@@ -1,0 +1,73 @@
+"""Carries a dataset over to its stream as it was rewritten into other partitions (`repartition_stream`).
+
+Only where it had read all of the old partitions: what it has not read, and what came after the rewriting, then are the
+same. A table ordered by offset goes on with positions above all that it holds, for offsets begin anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest
+from dagster_adjunct.resources.errors import DatasetNotFoundError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.resources.streams.interface.system import StreamInfo
+
+CARRY = "carry"
+
+
+def carried_over(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
+    """Return the manifest at the same place of its stream as that is partitioned now; None where there is none.
+
+    That is so unless the stream was rewritten just when the dataset had read all of it, and nothing was under way.
+    """
+    rewritten, stream = info.repartitioned, manifest.declaration.input
+    if rewritten is None or info.identity is None or manifest.stream != rewritten.identity:
+        return None
+    if not has_read_all(manifest, rewritten.identity, rewritten.ended):
+        return None
+    now = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.went_on)}
+    awaited, bootstrap = manifest.awaited, manifest.bootstrap
+    if awaited is not None:  # of its version set: this member has delivered nothing of it
+        awaited = awaited.model_copy(update={"missing": tuple(now)})
+    if bootstrap is not None:
+        bootstrap = bootstrap.model_copy(update={"start": now, "target": now})
+    told = f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
+    return manifest.after(
+        declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
+        offsets=now,
+        stream=info.identity,
+        awaited=awaited,
+        bootstrap=bootstrap,
+        # The counts of its markers were those of the old partitions: they contradict nothing.
+        delivered=tuple(done.model_copy(update={"markers": {}}) for done in manifest.delivered),
+        positions_from=manifest.positions_from + max(map(int, rewritten.ended), default=0),
+        change=Change(action=CARRY, version=manifest.version.id if manifest.version else None, reason=told),
+    )
+
+
+def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]) -> bool:
+    """Whether a dataset has read its stream up to these ends, and nothing of it is under way."""
+    stream, bootstrap = manifest.declaration.input, manifest.bootstrap
+    if bootstrap is not None and (bootstrap.state == "running" or manifest.quarantining is not None):
+        return False
+    return manifest.stream == identity and manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
+
+
+def carry_over(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
+    """Commit that a dataset goes on in its stream as it is partitioned now; return whether it did."""
+    done = False
+
+    def carry(manifest: DatasetManifest) -> DatasetManifest | None:
+        nonlocal done
+        after = carried_over(manifest, info) if manifest.declaration.input == stream else None
+        done = after is not None
+        return after
+
+    try:
+        log.transact(carry, by=by)
+    except DatasetNotFoundError:  # deleted meanwhile
+        return False
+    return done

@@ -1,0 +1,177 @@
+"""Readers' leases: a version that somebody holds is not deleted (design, rule 4).
+
+    datasets/{name}/leases/{id}.json     which versions, who holds them, for how long
+
+The holder writes the lease first and looks then whether its versions are doomed; whoever discards dooms first and
+reads the leases then. So one of the two always sees the other. A lease lives until its modification time, by the
+store's clock, is older than its time to live; its holder renews it by rewriting it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import version_number
+from dagster_adjunct.resources.errors import (
+    DatasetNotFoundError,
+    LeaseLostError,
+    ObjectNotFoundError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.objects.renewal import Renewal
+from dagster_adjunct.resources.objects.store import time_of_store
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.store import ObjectInfo
+
+TTL = timedelta(minutes=10)
+_log = logging.getLogger("adjunct.dataset")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease as it stands in the lake; `expires_at` is by the store's clock."""
+
+    key: str
+    holder: str
+    versions: tuple[str, ...]
+    expires_at: datetime
+
+
+class Lease:
+    """Versions of one dataset that are held. Renewed by a thread of its own until `release`; a context manager."""
+
+    def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str, ttl: timedelta) -> None:
+        self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, ttl
+        self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
+        # Nobody else writes it, so what is found there is a renewal of ours whose reply was lost.
+        self._renewal = Renewal(lake.store, self._key, self._body, ttl, not_ours=lambda data: "", log=_log)
+
+    @classmethod
+    def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str, ttl: timedelta = TTL) -> Lease:
+        """Hold these versions, by id. Raises VersionDiscardedError where one is not retained any more."""
+        lease = cls(lake, dataset, versions, holder, ttl)
+        lease._renewal.write(partial(lake.store.put_if_absent, lease._key))
+        try:
+            check_retained(lake, dataset, versions)
+        except BaseException:
+            lease.release()
+            raise
+        lease._renewal.start()
+        return lease
+
+    @property
+    def lost(self) -> bool:
+        """Whether what is held may have been deleted meanwhile."""
+        return bool(self._renewal.lost)
+
+    def check(self) -> None:
+        """Raise LeaseLostError if the lease was lost."""
+        if self.lost:
+            raise LeaseLostError(
+                f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
+                f"{self._renewal.lost}.",
+                "Nothing may be built on what was read under it. Run again: it reads what is served then.",
+            )
+
+    def renew(self) -> None:
+        """Write the lease anew, which moves its expiry. One that was removed meanwhile is lost, not made again."""
+        self._renewal.renew()
+
+    def release(self) -> None:
+        """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
+        self._renewal.end(lambda etag: self._lake.store.delete(self._key))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _body(self) -> bytes:
+        return lease_body(self.versions, self.holder, self.ttl)
+
+
+def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:
+    """Return what a lease's object holds, with a nonce, so that a renewal is a new object with a new ETag."""
+    return json.dumps(
+        {"versions": list(versions), "holder": holder, "ttl": ttl.total_seconds(), "nonce": uuid.uuid4().hex}
+    ).encode()
+
+
+def lease_folder(lake: Lake, dataset: str) -> str:
+    """Return where a dataset's leases are."""
+    return f"{lake.dataset_prefix(dataset)}/leases"
+
+
+def live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]:
+    """Return the leases that have not expired; `now` is by the store's clock."""
+    return [lease for lease in all_leases(lake, dataset) if lease.expires_at > now]
+
+
+def all_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
+    """Return all leases in the lake, expired or not. One that can't be read holds whatever it may hold: ("*",)."""
+    found = []
+    for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
+        with suppress(ObjectNotFoundError):  # released in between
+            found.append(_parse(item, lake.store.get(item.key).data))
+    return found
+
+
+def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
+    try:
+        body = json.loads(data)
+        versions, holder = body["versions"], str(body["holder"])
+        if not isinstance(versions, list) or not all(isinstance(version, str) and version for version in versions):
+            raise ValueError
+        expires_at = item.modified + timedelta(seconds=float(body["ttl"]))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return LeaseInfo(item.key, f"a malformed lease, {item.key}", ("*",), item.modified + TTL)
+    return LeaseInfo(item.key, holder, tuple(versions), expires_at)
+
+
+def store_now(lake: Lake, dataset: str) -> datetime:
+    """Return the time by the store's clock: that of an object written just now."""
+    return time_of_store(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
+
+
+def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
+    """Refuse a version that is not retained, or that is being deleted."""
+    if manifest.declaration.kind == "unbounded" and version_number(version) < manifest.retained_from:
+        raise VersionDiscardedError(
+            f"dataset {manifest.name!r}: version {version} has been discarded; those from number "
+            f"{manifest.retained_from} on can be read.",
+            f"See adjunct dataset history {manifest.name}. A policy that keeps more keeps earlier versions longer: "
+            "discard=DiscardPolicy(keep=…, grace=…).",
+        )
+    ref = manifest.ref(version)
+    gone = ref is None if manifest.declaration.kind == "bounded" else False
+    if gone or (ref is not None and set(ref.folders) & set(manifest.doomed)):
+        served = manifest.version.id if manifest.version else "none"
+        raise VersionDiscardedError(
+            f"dataset {manifest.name!r}: version {version} has been discarded; the one served is {served}.",
+            "Open the dataset again, or pin the versions that must stay: adjunct dataset pin.",
+        )
+
+
+def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
+    """Refuse versions that are not retained any more, with VersionDiscardedError. To be asked once they are held."""
+    manifest = DatasetLog(lake, dataset).read()[1]
+    if manifest is None:
+        raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
+    for version in versions:
+        check_not_doomed(manifest, version)

@@ -1,0 +1,313 @@
+"""What operators do to versions: pin, unpin, roll back, withdraw, force, drop. Each is one commit.
+
+Decisions are made on manifests alone and repeated when somebody else commits between. In a version set an
+operation moves all members to the version of the same name, in the same commit (rule 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.versions.choosing import (
+    choose_versions,
+    comes_after_head,
+    heads_without,
+    names_of,
+)
+from dagster_adjunct.assets.versions.manifest import (
+    Change,
+    DatasetManifest,
+    Delivered,
+    Pin,
+    SealedVersion,
+    VersionRef,
+)
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.log import DatasetLog, Manifests
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One commit of a dataset: what was done to which version, by whom, when and why, and what was served after.
+
+    `readable` says whether that version is retained.
+    """
+
+    number: int
+    at: datetime
+    by: str
+    action: str
+    version: str | None
+    reason: str
+    served: str | None
+    readable: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON-able values."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"at": self.at.isoformat()}
+
+
+def pin_version(
+    log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
+) -> DatasetManifest:
+    """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
+    explained("pin", version, reason, by)
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise ConfigurationError(f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.")
+    if expires_at is not None and expires_at <= (now := datetime.now(UTC)):
+        raise ConfigurationError(
+            f"a pin of {log.name!r} expires at {expires_at}, which has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC.",
+            "Give a later time, or none for a pin that lasts until unpin.",
+        )
+
+    def pin(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+        held = Pin(version=ref.id, reason=reason, by=by, at=datetime.now(UTC), expires_at=expires_at)
+        return serve(log_of(log, manifest), manifest, pin=held, change=_change("pin", ref, reason))
+
+    return _on_each(log, version, pin, by=by, sealed=True)
+
+
+def unpin_version(log: DatasetLog, *, reason: str, by: str) -> DatasetManifest:
+    """Serve again what the last switch chose. Without a pin nothing is done."""
+    explained("unpin", "", reason, by)
+
+    def unpin(manifests: Manifests) -> Manifests | None:
+        pinned = {name: m for name, m in manifests.items() if m.pin is not None}
+        return {name: _unpinned(log_of(log, m), m, reason) for name, m in pinned.items()} or None
+
+    return log.transact_all(unpin, by=by)[log.name]
+
+
+def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
+    """Return the manifest without its pin if that has expired, else the manifest itself; commits nothing."""
+    return _unpinned(log, manifest, "expired") if _expired(manifest, now) else manifest
+
+
+def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
+    """Take away the pins that have expired, of all members of a version set in one commit; return whether any had.
+
+    `manifests` are those read last: where no pin of them has expired, no request is made.
+    """
+    if not any(_expired(manifest, now) for manifest in manifests.values()):
+        return False
+
+    def expire(fresh: Manifests) -> Manifests | None:
+        after = {name: expire_pin(log_of(log, m), m, now) for name, m in fresh.items()}
+        return {name: m for name, m in after.items() if m is not fresh[name]} or None
+
+    log.transact_all(expire, by=by)
+    return True
+
+
+def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> DatasetManifest:
+    """Serve an earlier version from now on (None: the sealed one before), until the next one seals."""
+    explained("rollback", to or "", reason, by)
+
+    def back(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+        if manifest.pin is not None:
+            raise DatasetError(
+                f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
+                f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
+                f"Unpin it first: adjunct dataset unpin {manifest.name}.",
+            )
+        return serve(log_of(log, manifest), manifest, back_to=ref.id, change=_change("rollback", ref, reason))
+
+    return _on_each(log, to, back, by=by, sealed=True)
+
+
+def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
+    """Never serve this version again. What was served before it takes its place; a pin to it ends.
+
+    That is what the switch to it has replaced, not what a rollback had left before; see `heads_without`.
+    Of the other members of a version set goes what was delivered under this name and no other.
+    """
+    explained("withdraw", version, reason, by)
+
+    def withdraw(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        gone = {
+            name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
+            for name, ref in chosen.items()
+            if ref.state != "withdrawn" and (name == log.name or len(names_of(manifests[name], ref)) < 2)
+        }
+        without = {name: _with(m, gone.get(name)) for name, m in manifests.items()}
+        heads = heads_without(manifests, without, log.name)
+        unpinned = any(
+            m.pin is not None and name in gone and m.pin.version == gone[name].id for name, m in manifests.items()
+        )
+        after = {
+            name: serve(
+                log_of(log, m), m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
+                change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
+            )
+            for name, m in manifests.items()
+            if name in gone or heads[name] != m.head or (unpinned and m.pin is not None)
+        }  # fmt: skip
+        return after or None
+
+    return log.transact_all(withdraw, by=by)[log.name]
+
+
+def force_version(
+    log: DatasetLog, version: str, *, reason: str, by: str, make_current: bool = False
+) -> DatasetManifest:
+    """Publish a rejected version after all, on the word of whoever gives the reason.
+
+    One that does not come after what the last switch chose is kept beside it, unless `make_current`; then
+    `kept_beside` of what this returns says so. In a version set it is the same for all members.
+    """
+    explained("force", version, reason, by)
+
+    def force(manifest: DatasetManifest, ref: VersionRef, switches: bool) -> DatasetManifest:
+        if ref.state != "rejected":
+            raise DatasetError(
+                f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
+                f"See adjunct dataset versions {manifest.name}; an older sealed one is served again with rollback.",
+            )
+        log_of(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
+        forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
+        head = {"head": ref.id} if switches else {}
+        why = reason if switches else f"{reason} (kept beside {manifest.head})"
+        return serve(
+            log_of(log, manifest), manifest, versions=_with(manifest, forced), **head,
+            change=_change("force", ref, why),
+        )  # fmt: skip
+
+    def force_all(manifests: Manifests) -> Manifests:
+        chosen = choose_versions(manifests, log.name, version)
+        switches = make_current or all(comes_after_head(manifests[name], ref) for name, ref in chosen.items())
+        return {name: force(manifests[name], ref, switches) for name, ref in chosen.items()}
+
+    return log.transact_all(force_all, by=by)[log.name]
+
+
+def kept_beside(after: DatasetManifest) -> str:
+    """Return what to know of a version that was forced and is not served, with the next step; "" for all else."""
+    change = after.change
+    if change is None or change.action != "force" or change.version in (None, after.head):
+        return ""
+    forced, head = after.ref(change.version or ""), after.ref(after.head or "")
+    if forced is None or head is None:
+        return ""
+    return (
+        f"version {forced.id} ({forced.name}) is sealed and kept beside {head.id} ({head.name}), which it does not "
+        f"come after. To serve it: adjunct dataset rollback {after.name} {forced.id} --reason …"
+    )
+
+
+def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
+    """Forget a rejected or withdrawn version; the next discard deletes its files."""
+    explained("drop", version, reason, by)
+
+    def drop(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, present=True)
+        ref = chosen[log.name]
+        if ref.state == "sealed":
+            raise DatasetError(
+                f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
+                "Withdraw it first if it must not be served; sealed versions go by the discard policy.",
+            )
+        return {
+            name: _dropped(manifests[name], each, reason) for name, each in chosen.items() if each.state != "sealed"
+        }
+
+    return log.transact_all(drop, by=by)[log.name]
+
+
+# -- what they share
+
+
+def serve(log: DatasetLog, manifest: DatasetManifest, **changes: Any) -> DatasetManifest:
+    """Return the manifest with these changes and, in it, the version that follows from its pin and head.
+
+    `head` is a switch: the version remembers what it replaces. `back_to` goes back, and nothing is replaced by it.
+    """
+    if "back_to" in changes:
+        changes["head"] = changes.pop("back_to")
+    elif changes.get("head", manifest.head) != manifest.head:
+        changes["versions"] = tuple(
+            ref.model_copy(update={"replaced": manifest.head}) if ref.id == changes["head"] else ref
+            for ref in changes.get("versions", manifest.versions)
+        )
+    pin: Pin | None = changes.get("pin", manifest.pin)
+    wanted: str | None = pin.version if pin is not None else changes.get("head", manifest.head)
+    known: SealedVersion | None = changes.pop("built", None)
+    version = next((each for each in (manifest.version, known) if each is not None and each.id == wanted), None)
+    if version is None and wanted is not None:
+        refs = changes.get("versions", manifest.versions)
+        version = log.read_version(next(ref for ref in refs if ref.id == wanted))
+    return manifest.after(version=version, **changes)
+
+
+def log_of(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
+    """Return the log of another member of the same version set."""
+    return type(log)(log.lake, manifest.name)
+
+
+def _on_each(
+    log: DatasetLog,
+    version: str | None,
+    change: Callable[[DatasetManifest, VersionRef], DatasetManifest],
+    *,
+    by: str,
+    sealed: bool = False,
+) -> DatasetManifest:
+    """Change the named version of this dataset, and the one of the same name in each other member of its set."""
+
+    def change_all(manifests: Manifests) -> Manifests | None:
+        chosen = choose_versions(manifests, log.name, version, sealed=sealed)
+        after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
+        return {name: m for name, m in after.items() if m is not manifests[name]} or None
+
+    return log.transact_all(change_all, by=by)[log.name]
+
+
+def _expired(manifest: DatasetManifest, now: datetime) -> bool:
+    pin = manifest.pin
+    return pin is not None and pin.expires_at is not None and pin.expires_at <= now
+
+
+def _unpinned(log: DatasetLog, manifest: DatasetManifest, reason: str) -> DatasetManifest:
+    pinned = manifest.pin.version if manifest.pin else None
+    return serve(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
+
+
+def _with(manifest: DatasetManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
+    """Return the retained versions with this one in the place of the one with its id."""
+    return tuple(new if new is not None and each.id == new.id else each for each in manifest.versions)
+
+
+def _dropped(manifest: DatasetManifest, ref: VersionRef, reason: str) -> DatasetManifest:
+    """Return the manifest without this version. The name of a rejected one is free: it can be delivered anew."""
+    kept = tuple(each for each in manifest.versions if each.id != ref.id)
+    doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
+    freed: dict[str, Any] = {}
+    if ref.state == "rejected" and any(done.version == ref.id for done in manifest.delivered):
+        freed["delivered"] = tuple(
+            done.model_copy(update={"freed": ref.sealed_at}) if done.version == ref.id else done
+            for done in manifest.delivered
+        )
+    elif ref.state == "rejected" and ref.name in manifest.known:  # delivered long ago: of its markers nothing is known
+        at = manifest.known.index(ref.name)
+        freed["known"] = manifest.known[:at] + manifest.known[at + 1 :]
+        done = Delivered(name=ref.name, version=ref.id, markers={}, freed=ref.sealed_at)
+        freed["delivered"] = (done, *manifest.delivered)
+    return manifest.after(versions=kept, doomed=doomed, **freed, change=_change("drop", ref, reason))
+
+
+def _change(action: str, ref: VersionRef, reason: str) -> Change:
+    return Change(action=action, version=ref.id, reason=reason)
+
+
+def explained(action: str, version: str, reason: str, by: str) -> None:
+    """Refuse a change that does not say why, or by whom."""
+    for what, given in (("a reason", reason), ("who does it", by)):
+        if not given.strip():
+            raise ConfigurationError(
+                f"{action} {version} does not say {what}.".replace("  ", " "), "Pass reason=… and by=…: both are kept."
+            )

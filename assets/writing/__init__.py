@@ -1,0 +1,1 @@
+"""Writing the sealed files of one generation."""

@@ -1,0 +1,1 @@
+"""What users describe: streams, tables, and the operators between them."""

@@ -1,0 +1,337 @@
+"""`Application`: a user's description of streams, tables and what happens between them.
+
+Describing reads and writes nothing: every call adds a node to a graph, which the planner proves and
+the Spark step compiles later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.application.arguments import column_names, partition_count, plain_column
+from dagster_adjunct.orchestration.application.graph import (
+    Input,
+    Join,
+    KeyedTable,
+    Operator,
+    SendToStream,
+    SendToTable,
+    Spec,
+)
+from dagster_adjunct.orchestration.application.message_stream import (
+    DatasetTable,
+    MessageStream,
+    OutputStream,
+    RemoteTableHandle,
+)
+from dagster_adjunct.resources.declared import caller
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.names import check_name, split_stream_name
+
+if TYPE_CHECKING:
+    from typing import overload
+
+    from dagster_adjunct.orchestration.application.graph import DefaultOffset, OnLost
+
+T = TypeVar("T")
+
+
+class Application:
+    """One job: its inputs, outputs, tables and operators.
+
+    `auto_repartition` lets the planner insert the exchanges that joins lack, instead of refusing.
+    `intermediate_partitions` is the count of intermediate streams that nothing else decides.
+    `max_batch_records` bounds how many input records the step reads in one batch, over all inputs. Requests for
+    startpoints that no run has taken up `startpoints_expire_after` they were made are not followed any more. With
+    `startpoints=False` there are none: requests are refused, runs leave those alone that are stored, and say so.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        owners: str | Sequence[str] = (),
+        auto_repartition: bool = False,
+        intermediate_partitions: int | None = None,
+        max_batch_records: int = 100_000,
+        startpoints: bool = True,
+        startpoints_expire_after: timedelta = timedelta(hours=12),
+    ) -> None:
+        self.name = check_name("application", name)
+        self.declared_at = caller()
+        self.description = description
+        self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
+        self.auto_repartition = auto_repartition
+        self.intermediate_partitions = partition_count(
+            f"application {name!r}: intermediate_partitions", intermediate_partitions
+        )
+        if isinstance(max_batch_records, bool) or not isinstance(max_batch_records, int) or max_batch_records < 1:
+            raise ConfigurationError(
+                f"application {name!r}: max_batch_records is {max_batch_records!r}: expected 1 or more.",
+                "Change it.",
+            )
+        self.max_batch_records = max_batch_records
+        if not isinstance(startpoints, bool):
+            raise ConfigurationError(
+                f"application {self.name!r} has startpoints={startpoints!r}: expected True or False.",
+                "Leave it out for True.",
+            )
+        self.startpoints = startpoints
+        if startpoints_expire_after < timedelta(milliseconds=1):
+            raise ConfigurationError(
+                f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "
+                "a millisecond.",
+                "Leave it out for 12 hours.",
+            )
+        self.startpoints_expire_after = startpoints_expire_after
+        self._operators: dict[str, Operator] = {}
+        self._outputs: dict[str, OutputStream] = {}
+        self._datasets: dict[str, DatasetTable] = {}
+        self._remote_tables: dict[str, RemoteTableHandle] = {}
+
+    def __repr__(self) -> str:
+        return f"Application({self.name!r}, {len(self._operators)} operators)"
+
+    # -- declaring streams and tables
+
+    def input_stream(
+        self,
+        name: str,
+        *,
+        default_offset: DefaultOffset | None = None,
+        reset_offset: bool = False,
+        on_lost: OnLost = "fail",
+        broadcast: bool | str = False,
+    ) -> MessageStream:
+        """Return the records of the stream "system.stream".
+
+        `default_offset` is where to begin when neither a checkpoint nor a startpoint says so; None
+        leaves that to the stream. With `reset_offset`, every run forgets its checkpoint of this stream and begins
+        there. `on_lost` says what to do where retention has passed the checkpoint: "fail" (OffsetOutOfRangeError), or
+        go on from the "oldest" offset that is left, and count what is lost.
+
+        With `broadcast`, every task of the plan reads the whole stream: each record is there once for each task, with
+        the task's number, from 0, in the column "task", or in the one that `broadcast` names. It is read with one
+        position for all tasks.
+        """
+        split_stream_name(name)
+        if default_offset not in (None, "oldest", "upcoming"):
+            raise ConfigurationError(
+                f"input stream {name!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
+                "Choose one, or leave it out.",
+            )
+        if on_lost not in ("fail", "oldest"):
+            raise ConfigurationError(
+                f"input stream {name!r} has on_lost={on_lost!r}: expected fail or oldest.",
+                "Choose one, or leave it out to fail.",
+            )
+        if name in self.inputs:
+            raise PlanningError(
+                f"application {self.name!r} declares the input stream {name!r} twice.",
+                "Keep what the first input_stream() returned, and use it in both places.",
+            )
+        self._refuse_reading(name)
+        column = _task_column(name, broadcast)
+        return self._add(Input(name, default_offset, bool(reset_offset), on_lost, column), ())
+
+    def output_stream(self, name: str, *, partitions: int, key: str | Sequence[str] | None = None) -> OutputStream:
+        """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
+
+        Without a key, records keep whatever partitioning they have, and count as unpartitioned after.
+        """
+        split_stream_name(name)
+        what = f"output stream {name!r}"
+        if partition_count(f"{what}: partitions", partitions) is None:
+            raise ConfigurationError(f"{what} has no partitions.", "Write partitions=N.")
+        if name in self._outputs:
+            raise PlanningError(
+                f"application {self.name!r} declares the {what} twice.", "Keep what the first call returned."
+            )
+        output = OutputStream(self, name, partitions, column_names(f"{what}: key", key))
+        self._refuse_writing(name, "an output stream")
+        self._outputs[name] = output
+        self._refuse_two_ways()
+        return output
+
+    if TYPE_CHECKING:
+
+        @overload
+        def table(  # type: ignore[overload-overlap]
+            self, table: AdjunctDataset, *, max_staleness: timedelta | None = None
+        ) -> DatasetTable: ...
+        @overload
+        def table(self, table: KeyedTable) -> RemoteTableHandle: ...
+
+    def table(
+        self, table: AdjunctDataset | KeyedTable, *, max_staleness: timedelta | None = None
+    ) -> DatasetTable | RemoteTableHandle:
+        """Declare a table: an adjunct dataset can be joined, a remote table can be sent to.
+
+        With `max_staleness`, of an unbounded dataset, no batch begins while the table lacks a change that is older: the
+        step fails with StaleDatasetError.
+        """
+        name = getattr(table, "name", None)
+        if name is None or not hasattr(table, "key"):
+            raise ConfigurationError(
+                f"application {self.name!r}: {table!r} is no table.",
+                "Pass a dataset (bounded_dataset, unbounded_dataset) or a RemoteTable.",
+            )
+        check_name("table", name)
+        if name in self._datasets or name in self._remote_tables:
+            raise PlanningError(
+                f"application {self.name!r} declares the table {name!r} twice.",
+                "Keep what the first table() returned; two different tables need different names.",
+            )
+        self._check_staleness(table, name, max_staleness)
+        if isinstance(table, AdjunctDataset):
+            dataset = DatasetTable(self, table, max_staleness)
+            self._datasets[name] = dataset
+            self._refuse_two_ways()
+            return dataset
+        remote = RemoteTableHandle(self, table, column_names(f"remote table {name!r}: key", table.key))
+        if not remote.key:
+            raise ConfigurationError(f"remote table {name!r} has no key.", "Name its key columns.")
+        self._remote_tables[name] = remote
+        return remote
+
+    # -- what was declared, in the order of declaration
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """All operators as they were defined; an operator stands after its inputs."""
+        return tuple(self._operators.values())
+
+    def operator(self, operator_id: str) -> Operator:
+        """Return the operator of this id."""
+        return self._declared(self._operators, "operator", operator_id)
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """The input streams by name, each with its default offset."""
+        specs = [operator.spec for operator in self._operators.values()]
+        return {spec.stream: spec for spec in specs if isinstance(spec, Input)}
+
+    @property
+    def outputs(self) -> dict[str, OutputStream]:
+        """The output streams by name."""
+        return dict(self._outputs)
+
+    @property
+    def datasets(self) -> tuple[AdjunctDataset, ...]:
+        return tuple(table.dataset for table in self._datasets.values())
+
+    def dataset(self, name: str) -> AdjunctDataset:
+        """Return the declared dataset of this name."""
+        return self._declared(self._datasets, "dataset", name).dataset
+
+    @property
+    def max_staleness(self) -> dict[str, timedelta]:
+        """How stale a dataset may be at most when a batch begins, of those that a limit is declared for."""
+        limits = {name: table.max_staleness for name, table in self._datasets.items()}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    @property
+    def tables(self) -> dict[str, KeyedTable]:
+        """The remote tables by name, as they were declared."""
+        return {name: handle.table for name, handle in self._remote_tables.items()}
+
+    def table_key(self, name: str) -> tuple[str, ...]:
+        """Return the key columns of a declared remote table."""
+        return self._declared(self._remote_tables, "remote table", name).key
+
+    def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
+        if name not in declared:
+            raise ConfigurationError(
+                f"application {self.name!r} has no {kind} {name!r}; it has: {', '.join(declared) or 'none'}.",
+                "Correct the name.",
+            )
+        return declared[name]
+
+    # -- for MessageStream
+
+    def _next_id(self, kind: str, name: str = "") -> str:
+        return f"{kind}-{len(self._operators) + 1}" + (f"-{name}" if name else "")
+
+    def _add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> MessageStream:
+        if isinstance(spec, SendToTable) and spec.dataset:
+            stream = self._datasets[spec.table].dataset.stream
+            assert stream is not None  # MessageStream.send_to refuses others
+            self._refuse_writing(stream, f"the input of dataset {spec.table!r}")
+        operator = Operator(self._next_id(spec.kind, name), inputs, spec)
+        self._operators[operator.id] = operator
+        return MessageStream(self, operator.id)
+
+    def _named_joins(self) -> Iterator[tuple[str, Join]]:
+        for operator in self._operators.values():
+            if isinstance(operator.spec, Join):
+                yield operator.id, operator.spec
+
+    def _writes_to(self, stream: str) -> str | None:
+        """The id of the operator that sends to this output stream, if one does."""
+        for operator in self._operators.values():
+            if isinstance(operator.spec, SendToStream) and operator.spec.stream == stream:
+                return operator.id
+        return None
+
+    def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
+        if limit is None:
+            return
+        found = limit if isinstance(limit, timedelta) else repr(limit)
+        what = f"application {self.name!r}: table {name!r} has max_staleness={found}"
+        if not isinstance(table, AdjunctDataset) or table.kind != "unbounded":
+            raise ConfigurationError(
+                f"{what}, and follows no change stream.", "Leave it out: it is for unbounded datasets."
+            )
+        if not isinstance(limit, timedelta) or limit <= timedelta(0):
+            raise ConfigurationError(
+                f"{what}: expected a timedelta of more than nothing.",
+                "Write how old a missing change may be: max_staleness=timedelta(minutes=10), say.",
+            )
+
+    def _refuse_reading(self, stream: str) -> None:
+        """Refuse an input stream that this application writes: its records would come back for ever."""
+        fed = [
+            self.dataset(spec.table).stream
+            for spec in (operator.spec for operator in self._operators.values())
+            if isinstance(spec, SendToTable) and spec.dataset
+        ]
+        if stream in self._outputs or stream in fed:
+            what = "an output stream" if stream in self._outputs else "fed to a dataset"
+            raise self._loop(stream, what)
+
+    def _refuse_writing(self, stream: str, what: str) -> None:
+        if stream in self.inputs:
+            raise self._loop(stream, what)
+
+    def _loop(self, stream: str, what: str) -> PlanningError:
+        return PlanningError(
+            f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
+            "would come back for ever.",
+            "Go on with what send_to() returns instead of reading the stream again.",
+        )
+
+    def _refuse_two_ways(self) -> None:
+        """Refuse an output stream that feeds a declared dataset: sending to the dataset's table is the way."""
+        for dataset in self.datasets:
+            if dataset.stream in self._outputs:
+                raise PlanningError(
+                    f"application {self.name!r}: stream {dataset.stream!r} is an output stream and the input of "
+                    f"dataset {dataset.name!r}.",
+                    "Send to the dataset's table instead of declaring its input as an output stream.",
+                )
+
+
+def _task_column(stream: str, broadcast: bool | str) -> str | None:
+    """Return the name of the column with the task's number, None for an input that tasks share."""
+    if isinstance(broadcast, bool):
+        return "task" if broadcast else None
+    if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or the name of a column.",
+            'Write broadcast=True for the column "task", or a plain name for another one.',
+        )
+    return broadcast

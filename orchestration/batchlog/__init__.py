@@ -1,0 +1,1 @@
+"""What an application has done: intents, checkpoints, positions, and who runs it."""

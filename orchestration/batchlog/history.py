@@ -1,0 +1,239 @@
+"""CheckpointManager: the checkpoint of an application, and how it came to be where it is, from the batch log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from dagster_adjunct.orchestration.batchlog.known_applications import check_known
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.log import Intent
+    from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, Replay, ResolvedStartpoint
+    from dagster_adjunct.resources.objects import Commit, Lake
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where an application goes on: the next offset to read of each partition.
+
+    Commit `number` of its batch log left it so, `at` this time, `by` this run or person; `batch` is the last one that
+    ended. `streams` are the identities of the streams that it is of, and `epochs` those of its partitions, without
+    zeros. `resolved` are startpoints whose offsets are stored and not applied yet: the next run begins there instead.
+    `open` is a batch that has begun and not ended: a run is in it, or the next run repeats it as it is written.
+    """
+
+    offsets: Mapping[SystemStreamPartition, str]
+    streams: Mapping[str, str]
+    epochs: Mapping[SystemStreamPartition, int]
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint]
+    batch: int
+    number: int
+    at: datetime
+    by: str
+    open: Intent | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the checkpoint as JSON-able values."""
+        return {
+            **{name: getattr(self, name) for name in ("streams", "batch", "number", "at", "by")},
+            "offsets": _texts(self.offsets),
+            "epochs": _texts(self.epochs),
+            "resolved": {str(ssp): each.model_dump(mode="json") for ssp, each in self.resolved.items()},
+            "open": None if self.open is None else self.open.model_dump(mode="json"),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayChange:
+    """What became of one bounded replay in one commit: it came from the offset `before` to `after`."""
+
+    ssp: str
+    position: str
+    epoch: int
+    before: str
+    after: str
+    until: str
+    what: Literal["began", "moved", "ended", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChange:
+    """One commit that changed where an application goes on.
+
+    `moved` has the offsets before (None: the partition is new) and after, also of partitions that a startpoint led back
+    and that have come to where they were. `batch` is the one that ended with it;
+    where it was no batch, `note` may say what it was. `resolved` are startpoints whose offsets it stored, and
+    `applied` those that it put into force, each with the epoch that it opened.
+    """
+
+    number: int
+    at: datetime
+    by: str
+    batch: int | None
+    note: str | None
+    moved: Mapping[SystemStreamPartition, tuple[str | None, str | None]] = field(default_factory=dict)
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
+    applied: Mapping[SystemStreamPartition, AppliedStartpoint] = field(default_factory=dict)
+    replays: tuple[ReplayChange, ...] = ()
+
+    def concerns(self, ssp: SystemStreamPartition) -> bool:
+        """Whether anything changed for this partition."""
+        said = {*self.moved, *self.resolved, *self.applied}
+        return ssp in said or any(each.ssp == str(ssp) for each in self.replays)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the change as JSON-able values."""
+        return {
+            **{name: getattr(self, name) for name in ("number", "at", "by", "batch", "note")},
+            "moved": {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()},
+            "resolved": {str(ssp): each.model_dump(mode="json") for ssp, each in self.resolved.items()},
+            "applied": {str(ssp): each.model_dump(mode="json") for ssp, each in self.applied.items()},
+            "replays": [asdict(each) for each in self.replays],
+        }
+
+
+class CheckpointManager:
+    """The checkpoint of one application, or of that of a name, in one lake. It is moved by startpoints.
+
+    A name that the lake does not know, where it knows others, raises ConfigurationError, which says what is near.
+    """
+
+    def __init__(self, lake: Lake, application: Application | str) -> None:
+        self._lake, self._name = lake, application if isinstance(application, str) else application.name
+        self._is_known = not isinstance(application, str)
+        self._log = BatchLog(lake, self._name)
+
+    def read_last_checkpoint(self) -> Checkpoint | None:
+        """Return where the application goes on, or None where it never ran. Raises MalformedDocumentError."""
+        commit, state = self._log.read()
+        if commit is None:
+            self._check_name()
+            return None
+        last = next(self.history(1), None)
+        number, at, by = (last.number, last.at, last.by) if last else (commit.number, commit.created_at, commit.by)
+        offsets = state.offsets
+        return Checkpoint(
+            offsets=_parsed(state.checkpoint),
+            streams=offsets.streams,
+            epochs=_parsed(offsets.epochs),
+            resolved=_parsed(offsets.resolved),
+            batch=state.batch,
+            number=number,
+            at=at,
+            by=by,
+            open=state.open,
+        )
+
+    def history(
+        self, limit: int | None = None, partition: SystemStreamPartition | None = None
+    ) -> Iterator[CheckpointChange]:
+        """Yield the newest changes first, at most `limit`; with a partition, only those that concern it.
+
+        Reads one commit after the other, as far as it has to. Raises MalformedDocumentError.
+        """
+        count = 0
+        if self._log.read()[0] is None:
+            self._check_name()
+        for (commit, after), before in _steps(self._log.history(None)):
+            change = _change(commit, before, after)
+            if change is None or (partition is not None and not change.concerns(partition)):
+                continue
+            yield change
+            count += 1
+            if count == limit:
+                return
+
+    def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
+        """Give up the open batch, so that the next run plans anew; return what it was going to do.
+
+        Outputs that hold records of it already get those that are read again, under another number, so twice. With
+        `skip`, its ranges count as read, and what no output has yet is passed over. Raises ConfigurationError where no
+        batch is open, and CommitConflict.
+        """
+        if self._log.read()[0] is None:
+            self._check_name()
+        return self._log.abandon(reason=reason, by=by, skip=skip)
+
+    def _check_name(self) -> None:
+        if not self._is_known:
+            check_known(self._lake, self._name)
+
+
+def _steps(
+    commits: Iterator[tuple[Commit, ApplicationState]],
+) -> Iterator[tuple[tuple[Commit, ApplicationState], ApplicationState]]:
+    """Yield each commit with the state before it, except the oldest where those before it are collected."""
+    after = next(commits, None)
+    while after is not None:
+        before = next(commits, None)
+        if before is not None:
+            yield after, before[1]
+        elif after[0].number == 1:
+            yield after, ApplicationState()
+        after = before
+
+
+def _change(commit: Commit, before: ApplicationState, after: ApplicationState) -> CheckpointChange | None:
+    """Return what a commit changed; None for one that has only begun a batch."""
+    ended = after.last is not None and after.last != before.last
+    old, new = before.offsets, after.offsets
+    applied = _added(old.applied, new.applied)
+    moved = {
+        ssp: (before.checkpoint.get(ssp), after.checkpoint.get(ssp))
+        for ssp in {*before.checkpoint, *after.checkpoint}
+        if ssp in applied or before.checkpoint.get(ssp) != after.checkpoint.get(ssp)
+    }
+    change = CheckpointChange(
+        number=commit.number,
+        at=commit.created_at,
+        by=commit.by,
+        batch=after.last.intent.batch if ended and after.last else None,
+        note=after.note,
+        moved=_parsed(moved),
+        resolved=_parsed(_added(old.resolved, new.resolved)),
+        applied=_parsed(applied),
+        replays=tuple(_replay_changes(old.replays, new.replays, after.note)),
+    )
+    if ended or change.note or change.moved or change.resolved or change.applied or change.replays:
+        return change
+    return None
+
+
+def _replay_changes(
+    before: Mapping[str, Replay], after: Mapping[str, Replay], note: str | None
+) -> Iterator[ReplayChange]:
+    for key, replay in sorted({**before, **after}.items()):
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        what: Literal["began", "moved", "ended", "cancelled"]
+        if old is None:
+            what, start, end = "began", replay.start, replay.next
+        elif new is not None:
+            what, start, end = "moved", old.next, new.next
+        elif note is not None and note.startswith("replays cancelled"):
+            what, start, end = "cancelled", old.next, old.next
+        else:
+            what, start, end = "ended", old.next, old.until
+        yield ReplayChange(replay.ssp, replay.position, replay.epoch, start, end, replay.until, what)
+
+
+def _added(before: Mapping[str, T], after: Mapping[str, T]) -> dict[str, T]:
+    return {ssp: each for ssp, each in after.items() if before.get(ssp) != each}
+
+
+def _parsed(by_name: Mapping[str, T]) -> dict[SystemStreamPartition, T]:
+    found = {SystemStreamPartition.parse(ssp): each for ssp, each in by_name.items()}
+    return dict(sorted(found.items()))
+
+
+def _texts(by_ssp: Mapping[SystemStreamPartition, T]) -> dict[str, T]:
+    return {str(ssp): each for ssp, each in by_ssp.items()}

@@ -1,0 +1,34 @@
+"""Which applications a lake knows, for errors about names that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.batchlog.log import list_applications
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.lake import Lake
+
+_SHOWN = 5
+
+
+def check_known(lake: Lake, name: str) -> None:
+    """Raise ConfigurationError for a name that no application of the lake has, where any has run."""
+    known = list_applications(lake)
+    if known and name not in known:
+        raise ConfigurationError(
+            f"application {name!r} has never run in {lake.url}; {nearest(name, known)}.",
+            "Correct the name; for an application that has not run yet, pass the Application itself.",
+        )
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return in words which of the known applications are called like `name`, else which there are."""
+    near = get_close_matches(name, known, n=3)
+    if near:
+        return f"called like it: {', '.join(near)}"
+    more = ", …" if len(known) > _SHOWN else ""
+    return f"there are: {', '.join(known[:_SHOWN]) or 'none'}{more}"

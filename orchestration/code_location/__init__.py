@@ -1,0 +1,1 @@
+"""What Dagster loads: assets, checks, jobs, sensors and resources of applications."""

@@ -1,0 +1,70 @@
+"""The asset checks of an application's joins: how many of the records met an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec
+
+from dagster_adjunct.orchestration.application.graph import Join
+from dagster_adjunct.orchestration.application.lineage import joins_of
+
+if TYPE_CHECKING:
+    from dagster import AssetExecutionContext, AssetSpec
+
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.lineage import Node
+
+
+def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:
+    """Return the check of each join, by the join's id: on the first output that its records reach."""
+    checks = {}
+    joins = joins_of(app)
+    for operator, node in joins.items():
+        spec = app.operator(operator).spec
+        assert isinstance(spec, Join)
+        least = spec.min_match_rate
+        demanded = "no rate is demanded" if least is None else f"at least {least:.1%} must"
+        named = operator.split("-", 2)[2]
+        twice = [each for each in joins if each.split("-", 2)[2] == named][1:]
+        checks[operator] = AssetCheckSpec(
+            f"match_rate_{operator if operator in twice else named}".replace("-", "_").replace(".", "_"),
+            asset=outputs[node].key,
+            description=f"How many of a run's records meet an entry of {spec.dataset} ({operator}): {demanded}.",
+            metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
+        )
+    return checks
+
+
+def join_check_results(
+    context: AssetExecutionContext,
+    app: Application,
+    checks: Mapping[str, AssetCheckSpec],
+    counters: Mapping[str, Mapping[str, int]],
+) -> Iterator[AssetCheckResult]:
+    """Yield the result of each selected check whose join has seen records in this run."""
+    selected = set(context.selected_asset_check_keys)
+    for operator, check in checks.items():
+        rows, unmatched = (counters.get(operator, {}).get(name, 0) for name in ("rows", "unmatched"))
+        spec = app.operator(operator).spec
+        if not rows or check.key not in selected or not isinstance(spec, Join):
+            continue
+        rate = (rows - unmatched) / rows
+        metadata: dict[str, Any] = {
+            "adjunct/match_rate": rate,
+            "adjunct/unmatched": unmatched,
+            "adjunct/rows": rows,
+            "adjunct/dataset": spec.dataset,
+        }
+        if spec.min_match_rate is not None:
+            metadata["adjunct/min_match_rate"] = float(spec.min_match_rate)
+        demanded = "" if spec.min_match_rate is None else f"; at least {spec.min_match_rate:.1%} is demanded"
+        yield AssetCheckResult(
+            asset_key=check.asset_key,
+            check_name=check.name,
+            passed=spec.min_match_rate is None or rate >= spec.min_match_rate,
+            severity=AssetCheckSeverity.ERROR,
+            description=f"{rate:.2%} of {rows:,} records met an entry of {spec.dataset}{demanded}",
+            metadata=metadata,
+        )

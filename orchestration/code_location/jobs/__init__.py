@@ -1,0 +1,1 @@
+"""Jobs for operators: versions, compaction, Iceberg, startpoints."""

@@ -1,0 +1,251 @@
+"""What stands in Dagster about a dataset, a stream or a table: before, and after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster import MetadataValue, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
+
+from dagster_adjunct.resources.backends import describe
+from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+
+if TYPE_CHECKING:
+    from dagster import AssetKey
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.unbounded.freshness import PartitionLag
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.orchestration.application.graph import KeyedTable
+    from dagster_adjunct.orchestration.application.lineage import Node
+    from dagster_adjunct.orchestration.application.message_stream import OutputStream
+    from dagster_adjunct.orchestration.code_location.shared.column_lineage import Made
+    from dagster_adjunct.orchestration.step.step import StepReport
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+
+
+# The tag by which Dagster knows a materialisation's data version; results have a field for it.
+DATA_VERSION_TAG = "dagster/data_version"
+
+
+def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None) -> MetadataValue:
+    """Return a schema as Dagster shows it, with Spark's type names and what was said of its columns."""
+    return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
+
+
+def lineage_metadata(made: Made, key_of: Callable[[Node], AssetKey | None]) -> dict[str, Any]:
+    """Return which columns of other assets each column is made of, nothing where that is not known."""
+    deps = {
+        name: [TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
+        for name, sources in made.items()
+    }
+    known = {name: each for name, each in deps.items() if each}
+    return {"dagster/column_lineage": TableColumnLineage(known)} if known else {}
+
+
+def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
+    """Return the metadata of a dataset: version, rows, schema, offsets, what was decided and done, what it waits for.
+
+    Rows are left out where deltas would have to be merged to know them.
+    """
+    metadata: dict[str, Any] = {
+        "adjunct/action": report.action,
+        "adjunct/version": report.version or "none",
+        "adjunct/offsets": MetadataValue.json(dict(report.offsets)),
+        "adjunct/counters": MetadataValue.json(dict(report.counters)),
+        **{f"adjunct/records_{name}": count for name, count in report.counters.items()},
+        **_seconds(report.seconds),
+        "dagster/uri": uri,
+        "dagster/storage_kind": "parquet",
+    }
+    if report.rows is not None:
+        metadata["dagster/row_count"] = report.rows
+    if report.waiting:
+        metadata["adjunct/waiting"] = MetadataValue.json(list(report.waiting))
+    if report.waiting_since is not None:
+        metadata["adjunct/waiting_since"] = MetadataValue.timestamp(report.waiting_since)
+    if report.decision is not None:
+        metadata["adjunct/decision"] = MetadataValue.json(report.decision.model_dump(mode="json"))
+    if report.note:
+        metadata["adjunct/note"] = report.note
+    if report.warnings:
+        metadata["adjunct/warnings"] = MetadataValue.json(list(report.warnings))
+    if report.schema is not None:
+        metadata["dagster/column_schema"] = column_schema(report.schema)
+    return metadata
+
+
+def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
+    """Return what stands about a bounded dataset's versions: kept, pinned, rejected, and which one would be served."""
+    sealed = [ref for ref in manifest.versions if ref.state == "sealed"]
+    rejected = [ref for ref in manifest.versions if ref.state == "rejected"]
+    metadata: dict[str, Any] = {"adjunct/retained": len(sealed)}
+    served = manifest.ref(manifest.version.id) if manifest.version else None
+    if served is not None and served.name is not None:
+        metadata["adjunct/name"] = served.name
+    if manifest.pin is not None:
+        metadata["adjunct/pin"] = MetadataValue.json(manifest.pin.model_dump(mode="json"))
+    if manifest.head is not None and (served is None or manifest.head != served.id):
+        metadata["adjunct/head"] = manifest.head
+    if rejected:
+        listed = [{"id": ref.id, "name": ref.name, "reason": ref.reason} for ref in rejected]
+        metadata["adjunct/rejected"] = MetadataValue.json(listed)
+    return metadata
+
+
+def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
+    """Return how far a change stream's table is behind: by partition, and in all as numbers that Dagster plots."""
+    seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
+    metadata: dict[str, Any] = {
+        "adjunct/lag": MetadataValue.json({str(ssp): lag.to_json() for ssp, lag in lags.items()}),
+        "adjunct/lag_records": sum(lag.records for lag in lags.values()),
+    }
+    if lost := sum(lag.lost for lag in lags.values()):
+        metadata["adjunct/lost_offsets"] = lost
+    return metadata | ({"adjunct/lag_seconds": round(max(seconds), 1)} if len(seconds) == len(lags) else {})
+
+
+def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
+    """Return the metadata of the version that a dataset serves now, for whoever did not advance it."""
+    version = manifest.version
+    metadata: dict[str, Any] = {"adjunct/version": version.id if version else "none", "dagster/uri": uri}
+    if version is not None:
+        metadata["dagster/column_schema"] = column_schema(version.columns)
+        if version.rows is not None:
+            metadata["dagster/row_count"] = version.rows
+    if manifest.change is not None:
+        metadata["adjunct/change"] = MetadataValue.json(manifest.change.model_dump(mode="json"))
+    return metadata | (version_metadata(manifest) if manifest.declaration.kind == "bounded" else {})
+
+
+def stream_metadata(
+    lake: Lake, systems: Mapping[str, StreamSystem], name: str, descriptions: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """Return what the stream "system.stream" holds now, None while there is none of this name."""
+    system_name, _, stream = name.partition(".")
+    system = systems[system_name]
+    try:
+        info = system.info(stream)
+    except StreamNotFoundError:
+        return None
+    ssps = system.partitions(stream)
+    oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+    metadata: dict[str, Any] = {
+        "adjunct/oldest": MetadataValue.json({str(ssp): offset for ssp, offset in oldest.items()}),
+        "adjunct/upcoming": MetadataValue.json({str(ssp): offset for ssp, offset in upcoming.items()}),
+    }
+    if system.counts_unread:
+        whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
+        metadata["dagster/row_count"] = system.records_between(whole)
+    if system_name == "lake":
+        metadata["dagster/uri"] = f"{lake.url}/{lake.stream_prefix(stream)}"
+    if info.schema is not None:
+        metadata["dagster/column_schema"] = column_schema(info.schema, descriptions)
+    return metadata
+
+
+def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
+    """Return what a dataset's declaration says, for before the first run: key, input, and how it is spread."""
+    by = ", ".join(dataset.partition_by)
+    spread = "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}"
+    metadata: dict[str, Any] = {
+        "adjunct/kind": dataset.kind,
+        "adjunct/key": MetadataValue.json(list(dataset.key)),
+        "adjunct/input": str(dataset.input),
+        "adjunct/partitioning": spread,
+        "adjunct/holds_back": dataset.bootstrap,
+    }
+    if dataset.partitions is not None:
+        metadata["adjunct/partitions"] = dataset.partitions
+    if dataset.columns is not None:
+        metadata["adjunct/columns"] = MetadataValue.json(list(dataset.columns))
+    if dataset.version_set is not None:
+        metadata["adjunct/version_set"] = dataset.version_set
+    return metadata
+
+
+def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
+    """Return what the declaration of an output stream says: its key and partitions."""
+    return {"adjunct/key": MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
+
+
+def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what a remote table declares of itself: where it is, and its columns if they are declared."""
+    declared = _declared(table)
+    metadata: dict[str, Any] = {"adjunct/key": MetadataValue.json(list(table.key))}
+    if declared.get("columns"):
+        metadata["dagster/column_schema"] = _table_schema(declared["columns"], descriptions or {})
+    if declared.get("table"):
+        metadata["dagster/table_name"] = ".".join(filter(None, [declared.get("schema"), declared["table"]]))
+    if declared.get("backend"):
+        metadata["dagster/storage_kind"] = declared["backend"]
+    return metadata
+
+
+def storage_of(table: KeyedTable) -> str:
+    """Return the registered name of a remote table's backend ("sqlite"), "" when it is not registered."""
+    return str(_declared(table).get("backend", ""))
+
+
+def step_metadata(report: StepReport) -> dict[str, Any]:
+    """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins, startpoints."""
+    joins = {name: counts for name, counts in report.counters.items() if "unmatched" in counts}
+    lost = sum(counts.get("lost_offsets", 0) for counts in report.counters.values())
+    return {
+        "adjunct/batches": report.batches,
+        "adjunct/last_batch": report.state.batch,
+        "adjunct/caught_up": report.caught_up,
+        "adjunct/versions": MetadataValue.json(report.versions),
+        "adjunct/checkpoint": MetadataValue.json(report.state.checkpoint),
+        "adjunct/joins": MetadataValue.json(joins),
+        **{f"adjunct/unmatched/{name}": counts["unmatched"] for name, counts in joins.items()},
+        **_seconds(report.seconds),
+        **({"adjunct/lost_offsets": lost} if lost else {}),
+        **startpoint_metadata(report),
+    }
+
+
+def startpoint_metadata(report: StepReport) -> dict[str, Any]:
+    """Return what startpoints did in this run, the epochs that they have opened, and the replays still under way."""
+    offsets = report.state.offsets
+    replays = [each.model_dump(mode="json") for each in offsets.replays.values()]
+    values: dict[str, list[Any] | dict[str, int]] = {
+        "startpoints": list(report.startpoints),
+        "epochs": dict(offsets.epochs),
+        "replays": replays,
+    }
+    return {f"adjunct/{name}": MetadataValue.json(value) for name, value in values.items() if value}
+
+
+def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
+    """Return one output's counters: of this run, each under a name of its own, and of all runs."""
+    counters = report.counters.get(name, {})
+    metadata: dict[str, Any] = {f"adjunct/{counter}": value for counter, value in counters.items()}
+    return metadata | {"adjunct/totals": MetadataValue.json(dict(report.state.totals.get(name, {})))}
+
+
+def _declared(table: KeyedTable) -> dict[str, Any]:
+    function = getattr(table, "write_function", None) or getattr(table, "read_function", None)
+    try:
+        return describe(function)
+    except ConfigurationError:
+        columns = getattr(function, "columns", None)
+        return {"columns": columns} if isinstance(columns, Mapping) else {}
+
+
+def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -> MetadataValue:
+    said = {name.lower(): text for name, text in descriptions.items()}
+    shown = [TableColumn(name, kind, said.get(name.lower())) for name, kind in columns.items()]
+    return MetadataValue.table_schema(TableSchema(shown))
+
+
+def _seconds(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return wall time by stage: all in one, and each as a number that Dagster plots."""
+    rounded = {stage: round(value, 3) for stage, value in seconds.items()}
+    each = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
+    return {"adjunct/seconds": MetadataValue.json(rounded), **each}

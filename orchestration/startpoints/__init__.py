@@ -1,0 +1,1 @@
+"""Where reading starts: requested by people, handed to tasks, resolved, applied by a commit of offsets."""

@@ -1,0 +1,200 @@
+"""Startpoints on the streams of datasets: what is asked of a dataset's table, and applied before it advances.
+
+To a fan-out a dataset is a task, "dataset NAME", that reads the partitions of its stream. A request for all tasks that
+read a partition is for the dataset where the application does not read the stream itself; where it does, only requests
+that name the dataset's task are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
+from dagster_adjunct.orchestration.startpoints.resolving import Unresolved
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    MalformedDocumentError,
+    PermanentError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.interface.startpoint import resolve_startpoint_to_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests
+    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOutcome:
+    """What became of the requests for datasets.
+
+    `failed` are the datasets that refused theirs or could not follow them, by name: these requests stay, and the
+    dataset should not advance before somebody has looked. `unresolved` are requests without an offset that say to go on
+    without them; they stay too.
+    """
+
+    reports: tuple[AdvanceReport, ...] = ()
+    failed: Mapping[str, AdjunctError] = field(default_factory=dict)
+    unresolved: tuple[Unresolved, ...] = ()
+
+    def raise_failed(self) -> None:
+        """Raise the first error, if there is one, with the others as its notes."""
+        if self.failed:
+            first, *others = self.failed.values()
+            for other in others:
+                first.add_note(f"Also: {other}")
+            raise first
+
+
+def dataset_task(name: str) -> str:
+    """Return the name of a dataset's task, for requests that name it."""
+    return f"dataset {name}"
+
+
+def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, frozenset[SystemStreamPartition]]:
+    """Return the partitions of the stream of each unbounded dataset, by the dataset's task, as a fan-out wants them.
+
+    Bounded datasets go back by versions, and tables of one run have nothing to go back in: they have no task, so that
+    requests for their streams alone are unknown to the fan-out.
+    """
+    tasks = {}
+    for dataset in followed(app):
+        system, stream = split_stream_name(str(dataset.stream))
+        with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
+            tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
+    return tasks
+
+
+def named_only(app: Application) -> frozenset[str]:
+    """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
+    return frozenset(dataset_task(dataset.name) for dataset in followed(app) if dataset.stream in app.inputs)
+
+
+def apply_dataset_startpoints(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    startpoints: StartpointManager,
+    handed: FanOut,
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    only: Collection[str] | None = None,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+) -> DatasetOutcome:
+    """Rewind, or build anew, the datasets that startpoints are fanned out to; all those of a dataset in one commit.
+
+    `handed` is what a fan-out left; a dataset that was handed what can't be read fails. `only` names the datasets to
+    look at, all of them when None. What was applied is removed from the fan-outs after its commit, by id: a run that
+    dies between the two finds it applied. A dataset that fails keeps no other from being rewound. To be called before
+    the datasets advance.
+    """
+    reports: list[AdvanceReport] = []
+    failed: dict[str, AdjunctError] = {}
+    unresolved: list[Unresolved] = []
+    for text in handed.gone():
+        _log.warning("%s", text)
+    for dataset in followed(app, only):
+        task = dataset_task(dataset.name)
+        if task in handed.held:
+            failed[dataset.name] = _unreadable(dataset.name, task, handed)
+            continue
+        requests, without = _resolvable(systems, handed.tasks.get(task, {}))
+        unresolved += without
+        for each in without:
+            _log.warning(
+                "%s: dataset %s goes on without its startpoint: %s", each.request.ssp, dataset.name, each.error
+            )
+        if not requests:
+            continue
+        try:
+            reports.append(_apply(lake, systems, dataset, requests, spark, by))
+        except AdjunctError as error:
+            failed[dataset.name] = error
+        else:
+            startpoints.remove_fan_outs({task: {ssp: each.id for ssp, each in requests.items()}})
+            on_report(reports[-1])
+    return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
+
+
+def _apply(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    dataset: AdjunctDataset,
+    requests: Requests,
+    spark: Callable[[], SparkSession],
+    by: str,
+) -> AdvanceReport:
+    bounded = [ssp for ssp, request in requests.items() if request.until is not None]
+    if bounded:
+        raise DatasetError(
+            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} is to be followed up to an end (until), and a "
+            "table is what its stream says up to where it has read: there is nothing to replay beside it.",
+            "Take the request back, and ask for the startpoint without an end.",
+        )
+    return rewind_dataset(
+        lake,
+        systems,
+        dataset,
+        spark,
+        positions={ssp: positioned(request) for ssp, request in requests.items()},
+        reason="; ".join(dict.fromkeys(f"{each.reason} (asked for by {each.by})" for each in requests.values())),
+        by=by,
+        force={ssp for ssp, request in requests.items() if request.force},
+    )
+
+
+def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
+    """Return why a dataset can't go on: nobody knows where it was to be rewound to."""
+    ssps = handed.held[task]
+    why = [each.error for each in handed.unreadable if each.at is not None and (each.at == task or each.ssp in ssps)]
+    return MalformedDocumentError(
+        f"dataset {name!r} was handed a startpoint that can't be read, and is left as it is. {why[0] if why else ''}",
+        f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
+    )
+
+
+def positioned(request: StartpointRequest) -> Startpoint:
+    """Return where a request starts, under the request's id: by that a table knows what it has applied."""
+    return replace(request.startpoint, id=request.id)
+
+
+def _resolvable(
+    systems: Mapping[str, StreamSystem], requests: Requests
+) -> tuple[dict[SystemStreamPartition, StartpointRequest], list[Unresolved]]:
+    """Return the requests without those that have no offset and say to go on without them; and these."""
+    found: dict[SystemStreamPartition, StartpointRequest] = {}
+    without: list[Unresolved] = []
+    for ssp, request in requests.items():
+        try:
+            if request.on_unresolved == "checkpoint":
+                resolve_startpoint_to_offset(systems[ssp.system], ssp, request.startpoint)
+        except PermanentError as error:
+            without.append(Unresolved(request, str(error)))
+        else:
+            found[ssp] = request
+    return found, without
+
+
+def followed(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
+    """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
+    tables = [dataset for dataset in app.datasets if dataset.kind == "unbounded" and dataset.following.persistent]
+    return [dataset for dataset in tables if only is None or dataset.name in only]

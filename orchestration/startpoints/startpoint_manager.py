@@ -1,0 +1,445 @@
+"""StartpointManager: writes requests for startpoints, and hands them to the tasks that are to start there.
+
+    metadata/startpoints/APPLICATION            requests, by partition, or by partition and task
+    metadata/startpoints-fan-out/APPLICATION    what each task has to apply, and which requests that came from
+
+A fan-out reads what is fanned out first and the requests after it, commits the new fan-outs at once, and then
+deletes the requests, each by its sequence. If another coordinator commits in between, it begins again from what is
+there then. If it dies in between, the next one finds the requests settled and only deletes them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.orchestration.startpoints.fan_out import (
+    Decision,
+    FanOut,
+    Requests,
+    Taken,
+    decide_fan_out,
+    without,
+)
+from dagster_adjunct.orchestration.startpoints.request import (
+    OnUnresolved,
+    StartpointRequest,
+    Target,
+    check_partition,
+    check_task,
+)
+from dagster_adjunct.orchestration.startpoints.stored_requests import (
+    Stored,
+    difference,
+    equal_requests,
+    request_key,
+    sequence_of,
+    settled_key,
+    task_json,
+    task_key,
+)
+from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable, partition_of
+from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
+    from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
+
+REQUESTS = "startpoints"
+FAN_OUTS = "startpoints-fan-out"
+EXPIRES_AFTER = timedelta(hours=12)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+class StartpointManager:
+    """The startpoints of one application, as they are stored: nothing here looks whether they can be followed.
+
+    Whoever asks for startpoints uses `Startpoints`, which does. Safe to use from threads and from many processes.
+    A request expires `expires_after` its startpoint was created, by `clock`; what was fanned out does not expire. With
+    the Application, that is as it says (12 hours for a name). A name that the lake does not know, where it knows
+    others, raises ConfigurationError when it is first used.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        application: Application | str,
+        *,
+        clock: Callable[[], datetime] | None = None,
+        expires_after: timedelta | None = None,
+    ) -> None:
+        name = application if isinstance(application, str) else application.name
+        if expires_after is None:
+            expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
+        if not isinstance(expires_after, timedelta) or expires_after < _MS:
+            raise ConfigurationError(
+                f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
+                "millisecond.",
+                f"Leave it out for {EXPIRES_AFTER}.",
+            )
+        self.application, self.lake = name, store.lake
+        self._is_known = not isinstance(application, str)
+        self._stored = Stored(name)
+        self._is_on = isinstance(application, str) or application.startpoints
+        self._requests = store.namespace(REQUESTS, name)
+        self._fan_outs = store.namespace(FAN_OUTS, name)
+        self._clock = clock or _now
+        self._expiry_ms = expires_after // _MS
+
+    # -- requests
+
+    def write_startpoint(
+        self,
+        ssp: SystemStreamPartition,
+        startpoint: Startpoint,
+        *,
+        task: str | None = None,
+        by: str,
+        reason: str,
+        on_unresolved: OnUnresolved = "fail",
+    ) -> None:
+        """Ask that reading of `ssp` starts at `startpoint`, at every task that reads it or at one.
+
+        Replaces an earlier request for the same partition and task, whatever the clocks said. An equal one changes
+        nothing while it waits. Each is a request of its own, with an id of its own: of a startpoint that was handed to
+        its task before, or applied, it is applied as well. Whoever has to repeat a write without knowing what became of
+        the first one writes the same `StartpointRequest` again (`write_startpoints`), which is applied once. Raises
+        ConfigurationError for what can't be followed, such as a text in place of the partition.
+        """
+        request = StartpointRequest(
+            ssp=ssp,
+            startpoint=startpoint,
+            task=task,
+            by=by,
+            reason=reason,
+            on_unresolved=on_unresolved,
+            id=uuid.uuid4().hex,
+        )
+        self.write_startpoints([request])
+
+    def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
+        """Write many requests in one commit: all of them or none. Of two for one target, the last counts.
+
+        Each is applied once, by its id, however often it is written. Raises ConfigurationError, also where one waits at
+        a target that this version can't read: it would be lost.
+        """
+        self.check_on()
+        wanted = {request_key(request.target): request for request in map(_request, requests)}
+        if not wanted:
+            return
+        writers = sorted({request.by for request in wanted.values()})
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+            changes = {}
+            self._checked(snapshot)
+            for key, request in wanted.items():
+                before = snapshot.get(key)
+                self._check_readable(key, before)
+                stored = replace(request, sequence=snapshot.version + 1).to_json()
+                if not equal_requests(before, stored):
+                    changes[key] = stored
+            return changes, None
+
+        self._requests.transact(decide, by=", ".join(writers[:3]))
+
+    def _check_readable(self, key: str, found: object) -> None:
+        try:
+            if found is not None:
+                self._stored.request(key, found)
+        except MalformedDocumentError as error:
+            raise ConfigurationError(
+                f"nothing is written: what waits there can't be read, and would be lost. {error.problem}",
+                "Take it back first (adjunct startpoint clear MODULE:APP PARTITION --reason …; in Python "
+                "delete_startpoint), or upgrade where a newer version wrote it.",
+            ) from error
+
+    def check_on(self) -> None:
+        """Raise ConfigurationError where the application says that there are no startpoints."""
+        if not self._is_on:
+            raise ConfigurationError(
+                f"application {self.application!r} has startpoints switched off (startpoints=False): nothing is "
+                "written, and no run would follow it.",
+                "Switch them on in the Application; what is stored can be listed and taken back.",
+            )
+
+    def read_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
+        """Return the startpoint asked for at exactly this target; None if there is none, or it has expired."""
+        key = request_key((check_partition(ssp, "the startpoint to be read"), task))
+        found = self._checked(self._requests.read()).get(key)
+        if found is None:
+            return None
+        request = self._stored.request(key, found)
+        return None if request.expired(self._now_ms(), self._expiry_ms) else request.startpoint
+
+    def requests(self) -> list[StartpointRequest]:
+        """Return the requests that have not expired, in the order in which the store took them.
+
+        Those that this version can't read are left out: see `unreadable`.
+        """
+        return self._by_expiry(expired=False)
+
+    def has_any(self) -> bool:
+        """Return whether anything is stored that a fan-out would have to look at."""
+        return bool(len(self._requests.read()) or len(self._fan_outs.read()))
+
+    def expired(self) -> list[StartpointRequest]:
+        """Return the requests that are too old to be followed and are still there: the next fan-out deletes them."""
+        return self._by_expiry(expired=True)
+
+    def unreadable(self) -> list[Unreadable]:
+        """Return what this version of Adjunct can't read, of requests and of what was handed to tasks.
+
+        It stays, and is left alone, until `delete_unreadable` takes it back.
+        """
+        handed = self._stored.state(self._checked(self._fan_outs.read()).items()).all_unreadable()
+        return [*self._stored.requests(self._requests.read().items())[1], *handed]
+
+    def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
+        """Take back the request for exactly this target, also one that can't be read; return whether there was one.
+
+        The target of one that can't be read may be no partition: it is given as the text that `unreadable` shows.
+        What is fanned out already stays so: see `remove_fan_out_for_task`.
+        """
+        known = partition_of(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
+        key = request_key((known or ssp, task))
+        found = self._checked(self._requests.read()).get(key)
+        if found is None:
+            return False
+        sequence = sequence_of(found)
+        if known is None or sequence is None:
+            return self._delete_as_it_is(key, found, by="delete")
+        return bool(self._take_back({(known, task): sequence}, by="delete"))
+
+    def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
+        """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
+        gone: list[Unreadable] = []
+        for each in unreadable:
+            ssp, sequence = each.ssp, sequence_of(each.value)
+            if each.kind == "fan-out":
+                taken = self._remove_unreadable(each, by)
+            elif ssp is not None and sequence is not None and request_key((ssp, each.task)) == each.key:
+                taken = bool(self._take_back({(ssp, each.task): sequence}, by=by))
+            else:
+                taken = self._delete_as_it_is(each.key, each.value, by=by)
+            gone += [each] if taken else []
+        return gone
+
+    def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
+        """Take these requests back, each only where it is still the one there; return those that nobody was handed.
+
+        They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
+        """
+        wanted = {request.target: request for request in requests}
+        taken = self._take_back({target: request.sequence for target, request in wanted.items()}, by=by)
+        return [request for target, request in wanted.items() if target in taken]
+
+    # -- fan-outs
+
+    def fan_out(
+        self,
+        tasks: Mapping[str, Iterable[SystemStreamPartition]],
+        *,
+        named_only: Iterable[str] = (),
+        taken: Taken | None = None,
+        complete: bool = False,
+    ) -> FanOut:
+        """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
+
+        `tasks` holds tasks of the application, with all partitions that each reads; whoever names one that reads a
+        partition names all that do. A task that is not named keeps what it was handed, unless others read that now and
+        take it over. With `complete`, these are all tasks, and what the others held and all readers got is gone. A
+        startpoint joins what its
+        task has not committed yet and replaces that of the same partition if it is newer. What was pending at a
+        task that is gone, or reads the partition no more, goes to those who read it now, if it was for all tasks; else
+        it stays there. Tasks of `named_only` get the requests that name them, and none that are for all tasks. What is
+        `taken` in by a commit, and still there, is removed first: the application's own commits, unless told.
+        May be repeated, and run by several coordinators at once.
+        """
+        if not tasks:
+            raise ConfigurationError(
+                f"a fan-out for application {self.application!r} names no tasks, and would drop all that is pending.",
+                "Pass every task of the plan with the partitions it reads.",
+            )
+        reading = {
+            check_task(task): frozenset(check_partition(ssp, f"what {task!r} reads") for ssp in ssps)
+            for task, ssps in tasks.items()
+        }
+        reserved = frozenset(named_only)
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
+            before = self._stored.state(snapshot.items())
+            # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
+            # before they were read. The swap then makes sure that they have not changed since.
+            requests, unreadable = self._stored.requests(self._checked(self._requests.read()).items())
+            decision = decide_fan_out(
+                before, requests, reading, self._now_ms(), self._expiry_ms, reserved, taken or self._applied(), complete
+            )
+            report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
+            return difference(before, decision.state), replace(decision, report=report)
+
+        decision = self._fan_outs.transact(decide, by="fan-out")
+        self._delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
+        return decision.report
+
+    def get_fan_out_for_task(self, task: str) -> Requests:
+        """Return what the task has to apply, by partition. Raises MalformedDocumentError for what can't be read."""
+        key = task_key(task)
+        held = self._stored.task(key, self._checked(self._fan_outs.read()).get(key))
+        if held.unread:
+            raise MalformedDocumentError(held.unread[0].error, "See `unreadable`, and `delete_unreadable`.")
+        return held.pending
+
+    def get_fan_outs(self) -> dict[str, Requests]:
+        """Return what every task has to apply, by task and partition: all of it in one look.
+
+        Without what can't be read: see `unreadable`.
+        """
+        tasks = self._stored.state(self._checked(self._fan_outs.read()).items()).tasks
+        return {task: held.pending for task, held in tasks.items() if held.pending}
+
+    def remove_fan_out_for_task(
+        self,
+        task: str,
+        ssps: Iterable[SystemStreamPartition] | Literal["all"] = "all",
+        *,
+        ids: Mapping[SystemStreamPartition, str] | None = None,
+    ) -> None:
+        """Remove what the task has to apply: all of it when given the task alone, else that of these partitions.
+
+        With `ids`, only where the request, or its startpoint, is still the one with this id. Whoever has applied
+        startpoints names them so: one that joined meanwhile stays. What can't be read stays, too: `delete_unreadable`
+        takes that back.
+        """
+        if ssps is None or (isinstance(ssps, str) and ssps != "all"):
+            raise ConfigurationError(
+                f"the partitions to remove from task {task!r} of application {self.application!r} are {ssps!r}: "
+                "expected SystemStreamPartitions.",
+                'Name them; or leave them out (or write "all") to remove all that the task has to apply.',
+            )
+        self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
+
+    def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
+        """Remove the startpoints that were applied, given by task and partition with the ids of the requests."""
+        self._remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
+
+    # -- inside
+
+    def _checked(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot; an empty one may be that of a mistyped name."""
+        if not self._is_known and snapshot.version == 0:
+            from dagster_adjunct.orchestration.batchlog.known_applications import check_known
+
+            if self._requests.read().version == 0:
+                check_known(self.lake, self.application)
+            self._is_known = True
+        return snapshot
+
+    def _remove(
+        self,
+        chosen: Mapping[
+            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
+        ],
+    ) -> None:
+        if not chosen:
+            return
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+            changes: dict[str, Any] = {}
+            for task, (ssps, ids) in chosen.items():
+                key = task_key(task)
+                try:
+                    held = self._stored.task(key, snapshot.get(key))
+                except MalformedDocumentError:
+                    continue  # it stays as it is
+                changes[key] = task_json(without(held, ssps, ids))
+            return changes, None
+
+        self._fan_outs.transact(decide, by="applied")
+
+    def _take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], set[Target]]:
+            state = self._stored.state(snapshot.items())
+            handed = {(each.target, each.sequence) for held in state.tasks.values() for each in held.pending.values()}
+            handed |= set(state.settled.items())
+            ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
+            return {settled_key(target): wanted[target] for target in ours}, ours
+
+        if not wanted:
+            return set()
+        taken = self._fan_outs.transact(decide, by=by)
+        self._delete(wanted, by=by)
+        return taken
+
+    def _delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+            there = snapshot.get(key) == value
+            return {key: None} if there else {}, there
+
+        return self._requests.transact(decide, by=by)
+
+    def _remove_unreadable(self, unread: Unreadable, by: str) -> bool:
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
+            found = snapshot.get(unread.key)
+            if found is not None and found == unread.value:
+                return {unread.key: None}, True
+            try:
+                held = self._stored.task(unread.key, found)
+            except MalformedDocumentError:
+                return {}, False
+            kept = tuple(each for each in held.unread if each.value != unread.value)
+            return {unread.key: task_json(replace(held, unread=kept))}, kept != held.unread
+
+        return self._fan_outs.transact(decide, by=by)
+
+    def _applied(self) -> Taken:
+        """Return whether a commit of the application's has taken in a request; looks when first asked."""
+        from dagster_adjunct.orchestration.batchlog.log import application_state
+
+        look = cache(lambda: application_state(self.lake, self.application).offsets)
+        return lambda task, request: look().has_taken(str(request.ssp), request.id)
+
+    def _by_expiry(self, *, expired: bool) -> list[StartpointRequest]:
+        now, found = self._now_ms(), self._stored.requests(self._checked(self._requests.read()).items())[0]
+        chosen = [each for each in found if each.expired(now, self._expiry_ms) is expired]
+        return sorted(chosen, key=lambda each: (each.sequence, each.ssp, each.task or ""))
+
+    def _delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
+        """Delete requests, each only where it still is the one of this sequence."""
+        sequences = {request_key(target): sequence for target, sequence in wanted.items()}
+        if not sequences:
+            return
+
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
+            there = {key: snapshot.get(key) for key in sequences}
+            return {key: None for key, found in there.items() if found and sequence_of(found) == sequences[key]}, None
+
+        self._requests.transact(decide, by=by)
+
+    def _now_ms(self) -> int:
+        now = self._clock()
+        if now.tzinfo is None:
+            raise ConfigurationError(
+                f"the clock of application {self.application!r}'s startpoints says {now}, which names no zone.",
+                "Give one that does: clock=lambda: datetime.now(UTC).",
+            )
+        return (now - _EPOCH) // _MS
+
+
+def _request(request: object) -> StartpointRequest:
+    if isinstance(request, StartpointRequest):
+        return request
+    raise ConfigurationError(
+        f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
+        "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,1 @@
+"""Running an application: its datasets first, then batch after batch of its operators on Spark."""

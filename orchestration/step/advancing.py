@@ -1,0 +1,151 @@
+"""Brings datasets up to date: all members of a version set in one go, independent ones at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.report import StageEvent, ignore
+from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
+from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.spark.errors import adjunct_error, first_line
+from dagster_adjunct.resources.times import before
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+
+# More at once would share the same cores, and hold more of the cluster's memory.
+_AT_ONCE = 4
+
+
+def advance_units(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    units: Sequence[Unit],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+    on_stage: OnStage = ignore,
+) -> list[AdvanceReport]:
+    """Bring several units up to date at once, in threads of one Spark session; reports in order of declaration.
+
+    A unit that fails keeps no other from advancing: the first error is raised in the end, and names the rest.
+    `on_report` is called in order by this thread, `on_stage` by one thread at a time.
+    """
+    starting, telling = threading.Lock(), threading.Lock()
+
+    def session() -> SparkSession:
+        with starting:
+            return spark()
+
+    def tell(event: StageEvent) -> None:
+        with telling:
+            on_stage(event)
+
+    def advance(unit: Unit) -> list[AdvanceReport]:
+        return advance_together(lake, systems, unit, session, by=by, on_stage=tell)
+
+    reports: list[AdvanceReport] = []
+    errors: list[Exception] = []
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="adjunct-advance")
+    try:
+        futures: list[Future[list[AdvanceReport]]] = [pool.submit(advance, unit) for unit in units]
+        for future in futures:
+            try:
+                done = future.result()
+            except Exception as error:  # noqa: BLE001 - told when the others have ended
+                errors.append(adjunct_error(error) or error)
+            else:
+                for report in done:
+                    on_report(report)
+                reports += done
+    finally:
+        # After Ctrl-C nobody waits for the others: they end with the session.
+        pool.shutdown(wait=False, cancel_futures=True)
+    if errors:
+        first, *others = errors
+        for other in others:
+            first.add_note(f"Also: {first_line(other)}")
+        raise first
+    return reports
+
+
+def follow_meanwhile(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    datasets: Iterable[AdjunctDataset],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_report: Callable[[AdvanceReport], None] = lambda report: None,
+    on_stage: OnStage = ignore,
+) -> None:
+    """Advance those of the datasets that are not marked for bootstrap: they are followed while batches run.
+
+    Nothing is reported where nothing has come, nor where somebody else follows one too: the next batch meets what they
+    have committed.
+    """
+    for dataset in datasets:
+        if dataset.kind == "unbounded" and not dataset.bootstrap and advances_alone(dataset):
+            with suppress(CommitConflict):
+                for report in advance_together(lake, systems, [dataset], spark, by=by, on_stage=on_stage):
+                    if report.changed:
+                        on_report(report)
+
+
+def advance_together(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    unit: Sequence[AdjunctDataset],
+    spark: Callable[[], SparkSession],
+    *,
+    by: str,
+    on_stage: OnStage = ignore,
+) -> list[AdvanceReport]:
+    """Bring one dataset, or the members of one version set, up to date with their input; a report for each.
+
+    Where a version was published, what the policy lets go by then is discarded: the last stage of its cycle.
+    """
+    from dagster_adjunct.assets.advancing.advance import advance_dataset
+    from dagster_adjunct.assets.bounded.advance import advance_version_set
+
+    if unit[0].version_set is not None:
+        reports = advance_version_set(lake, systems, unit, spark, by=by, on_stage=on_stage)
+    else:
+        reports = [advance_dataset(lake, systems, unit[0], spark, by=by, on_stage=on_stage)]
+    return [discard_after(lake, dataset, report, by, on_stage) for dataset, report in zip(unit, reports, strict=True)]
+
+
+def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
+    """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
+    manifest = DatasetLog(lake, dataset.name).read()[1]
+    limit = before(datetime.now(UTC), dataset.discard.grace)
+    return manifest is not None and any(each.at <= limit for each in manifest.retired)
+
+
+def discard_after(
+    lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
+) -> AdvanceReport:
+    """Discard what a new version has made needless; return the report with the time that this took."""
+    from dagster_adjunct.orchestration.upkeep.discarding import discard_all
+
+    if not report.sealed or (dataset.kind == "unbounded" and not _may_go(lake, dataset)):
+        return report
+    began = time.perf_counter()
+    discard_all(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)
+    took = time.perf_counter() - began
+    on_stage(StageEvent(dataset.name, None, "discard", took))
+    return replace(report, seconds={**report.seconds, "discard": took})

@@ -1,0 +1,228 @@
+"""How far an application has come: the lag of its inputs, from the batch log and the streams alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.startpoints.resolving import default_offset
+from dagster_adjunct.resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.graph import Input
+    from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """How far an application has come in one of its input streams.
+
+    `unread` has the next offset of each partition that holds more; `lag` counts these offsets, and those of replays
+    under way. `due` says what a run is needed for, however little waits; "" for nothing.
+    """
+
+    lag: int = 0
+    unread: Mapping[SystemStreamPartition, str] = field(default_factory=dict)
+    due: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InputProgress:
+    """`lag` counts the offsets that are to be read, over all input partitions and replays under way.
+
+    `position` is where the application stands, in JSON-able values: it changes when a run gets on, or when what feeds
+    its datasets does. `due` says what a run is needed for, however little waits: positions to be stored before records
+    come, a batch or a replay to be finished, a stream that is not what it was.
+    """
+
+    lag: int
+    position: Mapping[str, object]
+    due: tuple[str, ...] = ()
+
+
+def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> InputProgress:
+    """Return how far the application has come; a stream that does not exist yet counts for nothing."""
+    state = followed_state(app, BatchLog(lake, app.name).read()[1])
+    found = [stream_progress(looked_at(systems, name), source, state) for name, source in app.inputs.items()]
+    ends = {name: stream_ends(looked_at(systems, name), name) for name in feeding_streams(app)}
+    due = (*unfinished(state), *(each.due for each in found if each.due))
+    return InputProgress(sum(each.lag for each in found), {**position_of(app, state), "ends": ends}, due)
+
+
+def followed_state(app: Application, state: ApplicationState) -> ApplicationState:
+    """Return what a run follows of an application's state: without startpoints where they are switched off."""
+    if app.startpoints:
+        return state
+    return state.model_copy(update={"offsets": state.offsets.model_copy(update={"resolved": {}, "replays": {}})})
+
+
+def looked_at(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
+    """Return the system of the stream "system.stream" as it answers questions about that stream now."""
+    name, short = split_stream_name(stream)
+    return systems[name].snapshot(short)
+
+
+def stream_progress(system: StreamSystem, source: Input, state: ApplicationState) -> StreamProgress:
+    """Return how far the application has come in one input stream, which `system` has been opened for."""
+    name, stream = split_stream_name(source.stream)
+    try:
+        info = system.info(stream)
+    except StreamNotFoundError:
+        return StreamProgress()
+    ssps = [SystemStreamPartition(name, stream, number) for number in range(info.partitions)]
+    upcoming = system.upcoming(ssps)
+    starts = {ssp: start for ssp in ssps if (start := _next_offset(state, ssp)) is not None}
+    fresh = [ssp for ssp in ssps if ssp not in starts]
+    due = _not_what_it_was(source, system, info, state, starts, upcoming)
+    if fresh and default_offset(source, info, system) == "upcoming":
+        due = due or f"{source.stream}: no position is stored yet"
+    elif fresh:
+        starts |= system.oldest(fresh)
+    lags = {ssp: system.distance(ssp, start, upcoming[ssp]) for ssp, start in starts.items()}
+    replays = [each for each in state.offsets.replays.values() if each.ssp.rpartition(".")[0] == source.stream]
+    again = sum(system.distance(SystemStreamPartition.parse(each.ssp), each.next, each.until) for each in replays)
+    return StreamProgress(sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due)
+
+
+def position_of(app: Application, state: ApplicationState) -> dict[str, object]:
+    """Return where the application stands by its batch log, in JSON-able values.
+
+    Another one after every batch, and after a startpoint also where it leads back to offsets that were passed before.
+    """
+    offsets = state.offsets
+    return {
+        "checkpoint": {ssp: each for ssp, each in state.checkpoint.items() if ssp.rpartition(".")[0] in app.inputs},
+        "resolved": {ssp: start.id for ssp, start in offsets.resolved.items()},
+        "replays": {key: replay.next for key, replay in offsets.replays.items()},
+        "opened": offsets.opened,
+    }
+
+
+def unfinished(state: ApplicationState) -> tuple[str, ...]:
+    """Return what of the application a run has begun and not finished, a text each."""
+    open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
+    replays = sorted({replay.ssp for replay in state.offsets.replays.values()})
+    return (*open_batch, *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []))
+
+
+def delivered_to_all(
+    lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[AdjunctDataset]
+) -> tuple[str | None, str]:
+    """Return the version that a dataset, or all members of a version set, have next and whole; else what is awaited.
+
+    A member that has published the version already, before it joined the set, is not waited for.
+    """
+    from dagster_adjunct.assets.reading.store import DatasetStore
+
+    found = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
+    for version in dict.fromkeys(version for version, _ in found.values() if version is not None):
+        without = [dataset for dataset in datasets if found[dataset.name][0] != version]
+        manifests = [DatasetStore(lake, dataset).manifest() for dataset in without]
+        if all(manifest is not None and version in manifest.taken for manifest in manifests):
+            return version, ""
+    if len(datasets) == 1:
+        return None, found[datasets[0].name][1]
+    said = (f"{name}: {awaited or f'version {version} is there'}" for name, (version, awaited) in found.items())
+    return None, "; ".join(said)
+
+
+def feeding_streams(app: Application) -> tuple[str, ...]:
+    """Return the streams that the application's datasets are made from, each once."""
+    return tuple(dict.fromkeys(dataset.stream for dataset in app.datasets if dataset.stream is not None))
+
+
+def stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
+    """Return the end of each partition of a stream, nothing where there is none of this name."""
+    try:
+        return {str(ssp): end for ssp, end in system.upcoming(system.partitions(stream.partition(".")[2])).items()}
+    except StreamNotFoundError:
+        return {}
+
+
+def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
+    """Return, for each dataset that holds the input back and can't be made yet, what it waits for.
+
+    A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
+    """
+    from dagster_adjunct.assets.reading.store import DatasetStore
+
+    waiting = []
+    for dataset in app.datasets:
+        if not dataset.bootstrap:
+            continue
+        store = DatasetStore(lake, dataset)
+        try:
+            manifest = store.manifest()
+        except MalformedDocumentError:
+            if dataset.kind != "unbounded":
+                raise
+            manifest = None  # a run builds the table anew
+        if manifest is not None and manifest.version is not None:
+            continue
+        try:
+            # What is delivered whole is sealed by the run, and an unbounded dataset bootstraps in it.
+            if dataset.kind == "unbounded":
+                system, stream = split_stream_name(str(dataset.stream))
+                systems[system].info(stream)
+            elif dataset.versions is not None:
+                waiting.append(f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset")
+            elif store.awaiting(systems) is not None:
+                store.require_current(systems)
+        except (NoSealedVersionError, StreamNotFoundError) as error:
+            waiting.append(error.problem)
+    return tuple(waiting)
+
+
+def delivered_version(
+    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
+) -> tuple[str | None, str]:
+    """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
+    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.sources.delivery import Awaiting
+    from dagster_adjunct.assets.sources.opening import open_source
+    from dagster_adjunct.assets.sources.stream_source import StreamSource
+    from dagster_adjunct.assets.versions.carrying_over import carried_over
+
+    try:
+        source = open_source(systems, dataset, lake)
+    except StreamNotFoundError as error:
+        return None, error.problem.rstrip(".")
+    manifest = DatasetStore(lake, dataset).manifest() or source.first_manifest()
+    if isinstance(source, StreamSource):
+        manifest = carried_over(manifest, source.info) or manifest
+    found = source.next(manifest)
+    if not isinstance(found, Awaiting):
+        return found.version, ""
+    named = f"version {found.version}" if found.version else "the next one"
+    return None, f"{named} waits for {', '.join(found.missing)}" if found.missing else "nothing was delivered"
+
+
+def _next_offset(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
+    resolved = state.offsets.resolved.get(str(ssp))
+    return state.checkpoint.get(str(ssp)) if resolved is None else resolved.offset
+
+
+def _not_what_it_was(
+    source: Input,
+    system: StreamSystem,
+    info: StreamInfo,
+    state: ApplicationState,
+    starts: Mapping[SystemStreamPartition, str],
+    upcoming: Mapping[SystemStreamPartition, str],
+) -> str:
+    """Say what of the stream does not fit its checkpoint: a run then fails, and says what to do."""
+    if source.reset_offset:
+        return ""
+    before = state.offsets.streams.get(source.stream)
+    if before is not None and info.identity is not None and before != info.identity:
+        return f"{source.stream} was deleted and made anew"
+    behind = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
+    return f"{behind[0]} ends before the offset that comes next" if behind else ""

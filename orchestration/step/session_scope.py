@@ -1,0 +1,29 @@
+"""A Spark session for one block of code: started when first asked for, stopped at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def session_scope(*, master: str | None = None, lake_url: str | None = None) -> Iterator[Callable[[], SparkSession]]:
+    """Yield a function that returns the session; what never calls it never waits for Spark."""
+    started: list[SparkSession] = []
+
+    def spark() -> SparkSession:
+        if not started:
+            from dagster_adjunct.resources.spark.session import new_session
+
+            started.append(new_session(master=master, lake_url=lake_url))
+        return started[0]
+
+    try:
+        yield spark
+    finally:
+        for session in started:
+            session.stop()

@@ -1,0 +1,1 @@
+"""What operators do to streams and datasets as a whole: delete, repartition, discard."""

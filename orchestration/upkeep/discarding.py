@@ -1,0 +1,81 @@
+"""Discards what datasets do not need any more, sparing what open batches of applications will read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.store import list_datasets
+from dagster_adjunct.assets.retention.discard import DiscardReport
+from dagster_adjunct.assets.retention.discard import discard as discard_sparing
+from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applications
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.metadata import MetadataStore
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+    from dagster_adjunct.resources.objects import Lake
+
+
+def discard(
+    lake: Lake, dataset: str, policy: DiscardPolicy | None = None, *, by: str, dry_run: bool = False
+) -> DiscardReport:
+    """Discard the versions of one dataset that the policy lets go, and what failed attempts left; safe to repeat.
+
+    Without `policy` it goes by the one that was declared at the last advance. What is served, pinned, leased, or
+    needed by an open batch of an application stays. With `dry_run` the report says what would go. Raises
+    DatasetNotFoundError.
+    """
+    return discard_sparing(lake, dataset, policy, by=by, roots=partial(_needed, lake, dataset), dry_run=dry_run)
+
+
+def discard_all(
+    lake: Lake,
+    specs: Mapping[str, AdjunctDataset] | None = None,
+    *,
+    by: str,
+    datasets: Sequence[str] | None = None,
+    dry_run: bool = False,
+) -> list[DiscardReport]:
+    """Discard in these datasets (None: all of the lake), by the policies of `specs`, else by those declared last.
+
+    An open batch is run again with the versions that it was begun with, so these stay however old they are. A
+    dataset that fails keeps no other from being discarded in: the first error is raised in the end, and names the rest.
+    What the lake's metadata (requests for startpoints, for one) does not reach any more is deleted, too.
+    """
+    policies = {name: spec.discard for name, spec in (specs or {}).items()}
+    reports: list[DiscardReport] = []
+    errors: list[AdjunctError] = []
+    for name in datasets if datasets is not None else list_datasets(lake):
+        try:
+            reports.append(discard(lake, name, policies.get(name), by=by, dry_run=dry_run))
+        except AdjunctError as error:
+            errors.append(error)
+    if not dry_run:
+        MetadataStore(lake).collect()
+    if errors:
+        first, *others = errors
+        for other in others:
+            first.add_note(f"Also: {other}")
+        raise first
+    return reports
+
+
+def open_batches(lake: Lake) -> dict[str, dict[str, str]]:
+    """Return, by dataset and version id, which open batch needs the version."""
+    needed: dict[str, dict[str, str]] = {}
+    for application in list_applications(lake):
+        intent = BatchLog(lake, application).read()[1].open
+        if intent is not None:
+            for dataset, version in intent.versions.items():
+                if version is not None and not is_transient(version):
+                    why = f"open batch {intent.batch} of application {application}"
+                    needed.setdefault(dataset, {})[version] = why
+    return needed
+
+
+def _needed(lake: Lake, dataset: str) -> dict[str, str]:
+    return open_batches(lake).get(dataset, {})

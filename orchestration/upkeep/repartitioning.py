@@ -1,0 +1,210 @@
+"""Rewrites a stream into another number of partitions, once everybody who follows it has read all of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.store import list_datasets, open_dataset
+from dagster_adjunct.assets.rebucketing.report import RebucketReport
+from dagster_adjunct.assets.rebucketing.table import repartition_table
+from dagster_adjunct.assets.rebucketing.versions import repartition_versions
+from dagster_adjunct.assets.versions.carrying_over import carry_over, has_read_all
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applications
+from dagster_adjunct.orchestration.startpoints.repartitioned import (
+    carried_note,
+    carried_over,
+    is_of,
+    waiting_in,
+)
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS, REQUESTS
+from dagster_adjunct.orchestration.startpoints.stored_requests import waits_on
+from dagster_adjunct.orchestration.upkeep.discarding import open_batches
+from dagster_adjunct.resources.errors import (
+    CommitConflict,
+    ConfigurationError,
+    MalformedDocumentError,
+    StillReadError,
+)
+from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.lake.readers import list_readers
+from dagster_adjunct.resources.streams.lake.repartition import repartition
+from dagster_adjunct.resources.streams.lake.system import LakeStreams
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.lake.document import StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class RepartitionReport:
+    """What a rewriting did, or (`dry_run`) would do. `rows` are records.
+
+    `carried` are the applications and `datasets` the datasets that go on where they were; `told` find at their next
+    run that the stream is another one, which only a forced rewriting accepts; `holding` are those that no rewriting
+    accepts.
+    """
+
+    name: str
+    before: int
+    partitions: int
+    rows: int
+    carried: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    dry_run: bool = False
+    datasets: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Return the report in one line."""
+        said = "would be rewritten" if self.dry_run else "rewritten"
+        return (
+            f"stream {self.name}: {self.rows:,} records {said} from {self.before} into {self.partitions} partitions; "
+            f"declare partitions={self.partitions} where it is declared"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        return asdict(self)
+
+
+def repartition_stream(
+    lake: Lake, name: str, partitions: int, *, reason: str, by: str, force: bool = False, dry_run: bool = False
+) -> RepartitionReport:
+    """Rewrite a keyed stream of the lake into another number of partitions, in one commit; a crash leaves the old one.
+
+    The order of each key's records stays, and markers stay between the same records. Offsets begin anew: applications,
+    datasets and named readers who had read all of it go on at what comes after. Raises StillReadError while an open
+    batch reads or writes it or a startpoint waits on it, and, unless `force`, while a reader or dataset has not read
+    all of it: these are refused by their next run then, which says what to do. Raises ConfigurationError for a stream
+    without key, or with markers that do not stand in all partitions alike.
+    """
+    streams = LakeStreams(lake)
+    if not reason.strip():
+        raise ConfigurationError(f"stream {name!r} can't be repartitioned without a reason.", "Say why: it is kept.")
+    _, seen = streams.state(name)
+    rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
+    if dry_run:
+        carried, datasets, told, holding = _readers(lake, name, seen)
+        return RepartitionReport(name, before, partitions, rows, carried, told, holding, dry_run, datasets)
+
+    def check(state: StreamState) -> None:
+        _, _, told, holding = _readers(lake, name, state)
+        if holding or (told and not force):
+            step = (
+                "Let them end, give up their batches (adjunct checkpoint abandon), or take startpoints back (adjunct "
+                "startpoint clear), and repeat it."
+            )
+            if not holding:
+                step = (
+                    "Run what has not read all, and repeat it. Or force it (--force, force=True): nothing is lost or "
+                    "doubled by that; they are refused by their next run, which says what to do."
+                )
+            raise StillReadError(f"stream {name!r} can't be repartitioned now: {'; '.join((*holding, *told))}.", step)
+
+    after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
+    _, _, told, _ = _readers(lake, name, seen)
+    rows = sum(entry.rows for entry in after.entries())
+    carried, datasets = _carry(lake, name, by)
+    return RepartitionReport(name, before, partitions, rows, carried, told, datasets=datasets)
+
+
+def repartition_dataset(
+    lake: Lake, name: str, partitions: int, *, reason: str, by: str, dry_run: bool = False
+) -> RebucketReport:
+    """Rewrite a dataset into another number of partitions, in one commit; `dry_run` says what would be done.
+
+    Of a bounded one every retained version, under a new id; of an unbounded one the served table, while versions before
+    it keep their partitions until they are discarded. Entries, names and offsets stay. A crash leaves the dataset as it
+    was. Readers by lease keep what they read until they leave. Raises StillReadError while an open batch of an
+    application needs a version, DatasetError while a bootstrap is not finished, and ConfigurationError for a broadcast
+    dataset.
+    """
+    manifest = DatasetLog(lake, name).read()[1]
+    unbounded = manifest is not None and manifest.declaration.kind == "unbounded"
+    rewrite = repartition_table if unbounded else repartition_versions
+    return rewrite(
+        lake,
+        name,
+        partitions,
+        reason=reason,
+        by=by,
+        roots=lambda: open_batches(lake).get(name, {}),
+        dry_run=dry_run,
+    )
+
+
+def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], ...]:
+    """Return the applications and the datasets that go on at its end, who would be told, and who must end first."""
+    stream = f"lake.{name}"
+    carried: list[str] = []
+    told: list[str] = []
+    holding: list[str] = []
+    ends = {f"{stream}.{p}": str(offset) for p, offset in enumerate(state.next)}
+    for application in list_applications(lake):
+        known = BatchLog(lake, application).read()[1]
+        mine = {ssp: offset for ssp, offset in known.checkpoint.items() if is_of(ssp, stream)}
+        batch = known.open
+        if batch is not None and (application in state.producers or any(is_of(ssp, stream) for ssp in batch.ranges)):
+            holding.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
+        elif waiting_in(known, stream):
+            holding.append(f"a startpoint of application {application} is being followed in it")
+        elif mine and (mine != ends or known.offsets.streams.get(stream) != state.id):
+            told.append(f"application {application} has not read all of it")
+        elif mine:
+            carried.append(application)
+        for namespace in (REQUESTS, FAN_OUTS):
+            waiting = MetadataStore(lake).namespace(namespace, application).read()
+            if any(waits_on(stream, key, value) for key, value in waiting.items()):
+                # Its offset would be found among other records than those that it was asked for.
+                holding.append(f"a startpoint of application {application} waits on it")
+                break
+    for reader in list_readers(lake, name):
+        if reader.problem or reader.behind or reader.lost:
+            told.append(f"reader {reader.name} has not read all of it")
+    datasets, behind = _following(lake, stream, state)
+    return tuple(carried), datasets, (*told, *behind), tuple(holding)
+
+
+def _following(lake: Lake, stream: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the datasets that go on at its end, and in words those that would be told."""
+    datasets: list[str] = []
+    told: list[str] = []
+    for dataset in list_datasets(lake):
+        try:
+            manifest = open_dataset(lake, dataset).manifest()
+        except MalformedDocumentError as error:
+            told.append(f"dataset {dataset} may follow it: {error.problem}")
+            continue
+        if manifest is None or manifest.declaration.input != stream:
+            continue
+        if has_read_all(manifest, state.id, tuple(map(str, state.next))):
+            datasets.append(dataset)
+        else:
+            told.append(f"dataset {dataset} follows it and has not read all of it, or is being built")
+    return tuple(datasets), tuple(told)
+
+
+def _carry(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Commit the positions of those who had read all, and return them; who is missed here does so at its next run."""
+    info = LakeStreams(lake).info(name)
+    carried = []
+    for application in list_applications(lake):
+        log = BatchLog(lake, application)
+        commit, state = log.read()
+        after = carried_over(state, f"lake.{name}", info) if state.open is None else None
+        if after is None:
+            continue
+        try:
+            log.start(commit, after, after.checkpoint, by, after.offsets, carried_note(f"lake.{name}", info))
+        except CommitConflict:
+            continue
+        carried.append(application)
+    datasets = []
+    for dataset in list_datasets(lake):
+        with suppress(CommitConflict, MalformedDocumentError):
+            if carry_over(DatasetLog(lake, dataset), f"lake.{name}", info, by=by):
+                datasets.append(dataset)
+    return tuple(carried), tuple(datasets)

@@ -1,0 +1,1 @@
+"""Columns and their types, as plain values, and how they may change."""

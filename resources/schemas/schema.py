@@ -1,0 +1,312 @@
+"""Schemas by Spark's simple type names, translated to Arrow and Spark only when asked.
+
+A schema is stored as a list of {"name", "type"}; neither Spark nor Arrow is imported to read one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.columns import quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
+_COLUMN = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s+([A-Za-z]+(?:\s*\(\s*\d+\s*,\s*\d+\s*\))?)\s*(?:,(?=\s*\S)|$)"
+)
+_ALIASES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint", "bool": "boolean"}
+TYPES = (
+    "string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "binary",
+)  # fmt: skip
+_KEY_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary"})
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …)."""
+
+    name: str
+    type: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
+            raise SchemaMismatchError(
+                f"column name {self.name!r} can't be used: expected a name that does not begin with '__', "
+                "which is kept for the record's own position and marks.",
+                "Rename the column.",
+            )
+        normal = _ALIASES.get(self.type.strip().lower(), self.type.strip().lower()).replace(" ", "")
+        if normal not in TYPES and not _DECIMAL.fullmatch(normal):
+            raise SchemaMismatchError(
+                f"column {self.name!r} has type {self.type!r}: expected one of {', '.join(TYPES)} or decimal(p,s).",
+                "Flatten nested values, or store them as a JSON string.",
+            )
+        object.__setattr__(self, "type", normal)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of records or entries, in order."""
+
+    fields: tuple[Field, ...]
+
+    def __post_init__(self) -> None:
+        names = [field.name.lower() for field in self.fields]  # Spark's names ignore case
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SchemaMismatchError(f"columns {twice} stand twice in a schema.", "Rename one of each.")
+
+    @classmethod
+    def of(cls, columns: Mapping[str, str] | None = None, /, **more: str) -> Schema:
+        """Return a schema from names and types: `Schema.of(tailnum="string", seats="int")`."""
+        return cls(tuple(Field(name, kind) for name, kind in {**(columns or {}), **more}.items()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields)
+
+    def field(self, name: str, what: str = "schema") -> Field:
+        """Return the field of this name; `what` says in the error whose schema it is."""
+        for field in self.fields:
+            if field.name == name:
+                return field
+        raise SchemaMismatchError(f"{what} has no column {name!r}: it has {', '.join(self.names)}.", "Check the name.")
+
+    def select(self, names: Iterable[str], what: str = "schema") -> Schema:
+        """Return the schema with only these columns, in this order."""
+        return Schema(tuple(self.field(name, what) for name in names))
+
+    @classmethod
+    def from_ddl(cls, text: str, what: str = "schema") -> Schema:
+        """Return the columns of DDL like Spark's: "tailnum STRING, `seats` INT"; `what` says in errors whose."""
+        fields, at = [], 0
+        while at < len(text.rstrip()):
+            found = _COLUMN.match(text, at)
+            if found is None:
+                raise SchemaMismatchError(
+                    f"{what}: the columns {text!r} can't be read at {text[at : at + 30].strip()!r}: expected name and "
+                    "type, separated by commas.",
+                    'Write them like "tailnum STRING, seats INT, price DECIMAL(10,2)".',
+                )
+            fields.append(Field((found[1] or "").replace("``", "`") or found[2], found[3]))
+            at = found.end()
+        if not fields:
+            raise SchemaMismatchError(f"{what} names no columns.", 'Write them like "tailnum STRING, seats INT".')
+        return cls(tuple(fields))
+
+    def to_json(self) -> list[dict[str, str]]:
+        return [{"name": field.name, "type": field.type} for field in self.fields]
+
+    @classmethod
+    def from_json(cls, items: Any) -> Schema:
+        try:
+            return cls(tuple(Field(item["name"], item["type"]) for item in items))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise MalformedDocumentError(
+                f"a stored schema reads {str(items)[:200]!r}: expected a list of name and type ({error}).",
+                "Restore the document from a backup, or roll back to the commit before.",
+            ) from error
+
+    def ddl(self) -> str:
+        """Return the columns as Spark DDL with quoted names."""
+        return ", ".join(f"{quoted(field.name)} {field.type.upper()}" for field in self.fields)
+
+    def difference(self, other: Schema) -> str:
+        """Return in words what `other` has otherwise ("" when the two are equal)."""
+        mine = {field.name: field.type for field in self.fields}
+        theirs = {field.name: field.type for field in other.fields}
+        parts = [f"{name} is missing" for name in mine if name not in theirs]
+        parts += [f"{name} ({theirs[name]}) is not expected" for name in theirs if name not in mine]
+        parts += [
+            f"{name} is {theirs[name]}, expected {mine[name]}"
+            for name in mine
+            if name in theirs and theirs[name] != mine[name]
+        ]
+        if not parts and self.names != other.names:
+            parts.append(f"the order is {', '.join(other.names)}, expected {', '.join(self.names)}")
+        return "; ".join(parts)
+
+    def to_arrow(self) -> pa.Schema:
+        """Return the Arrow schema; timestamps are in microseconds, UTC."""
+        import pyarrow as pa
+
+        return pa.schema([pa.field(field.name, arrow_type(field.type)) for field in self.fields])
+
+    @classmethod
+    def from_arrow(cls, schema: pa.Schema) -> Schema:
+        return cls(tuple(Field(field.name, _type_from_arrow(field)) for field in schema))
+
+    @classmethod
+    def from_spark(cls, schema: StructType) -> Schema:
+        return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))
+
+
+_WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+
+
+def widens(narrow: str, wide: str) -> bool:
+    """Whether every value of the first type is exactly one of the second, and Spark reads files of it as the second.
+
+    Whole numbers into longer ones, float into double, decimals into ones with as many or more digits on both sides
+    of the point; whole numbers up to int also into double, and into decimals with room for them: 10 digits before
+    the point, 20 for bigint, as Spark asks for.
+    """
+    if narrow == wide:
+        return True
+    from_decimal, to_decimal = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    room = int(to_decimal[1]) - int(to_decimal[2]) if to_decimal else 0
+    if from_decimal:
+        more = room >= int(from_decimal[1]) - int(from_decimal[2])
+        return to_decimal is not None and more and int(to_decimal[2]) >= int(from_decimal[2])
+    if narrow in _WHOLE:
+        if to_decimal:
+            return room >= (20 if narrow == "bigint" else 10)
+        return _WHOLE.get(wide, 0) > _WHOLE[narrow] or (wide == "double" and narrow != "bigint")
+    return (narrow, wide) == ("float", "double")
+
+
+def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
+    """Refuse key columns that can't be compared exactly (design section 5 and rule 11)."""
+    for name in columns:
+        kind = schema.field(name, what).type
+        if kind not in _KEY_TYPES and not _DECIMAL.fullmatch(kind):
+            raise SchemaMismatchError(
+                f"{what}: key column {name!r} is {kind}: expected a string, integer, date, timestamp, decimal "
+                "or binary column.",
+                f"Cast {name!r} before it becomes a key.",
+            )
+
+
+@lru_cache(maxsize=256)
+def arrow_type(kind: str) -> Any:
+    """Return the Arrow type of a Spark simple type name."""
+    import pyarrow as pa
+
+    decimal = _DECIMAL.fullmatch(kind)
+    if decimal:
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    return {
+        "string": pa.string(),
+        "boolean": pa.bool_(),
+        "tinyint": pa.int8(),
+        "smallint": pa.int16(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "binary": pa.binary(),
+    }[kind]
+
+
+def _type_from_arrow(field: pa.Field) -> str:
+    import pyarrow as pa
+
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_large_string(kind):
+        kind = pa.string()
+    if pa.types.is_large_binary(kind):
+        kind = pa.binary()
+    if pa.types.is_timestamp(kind):
+        if kind.tz is None:
+            raise SchemaMismatchError(f"column {field.name!r} is a timestamp without a time zone.", _zoned(field.name))
+        return "timestamp"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    for name in TYPES:
+        if arrow_type(name).equals(kind):
+            return name
+    return str(kind)
+
+
+def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
+    """Return `table` with exactly the schema's columns and Arrow types, or say what does not fit.
+
+    Widening and dictionary decoding are done; anything that would lose a value is refused, and so is text where
+    numbers belong (Arrow would parse it) and a timestamp without a zone (Arrow would take it for UTC).
+    """
+    import pyarrow as pa
+
+    missing = [name for name in schema.names if name not in table.column_names]
+    extra = [name for name in table.column_names if name not in schema.names]
+    if missing or extra:
+        raise SchemaMismatchError(
+            f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
+            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
+            "Send records with exactly these columns.",
+        )
+    columns = []
+    for field in schema.fields:
+        column = table.column(field.name)
+        if not same_family(column.type, arrow_type(field.type)):
+            raise SchemaMismatchError(
+                f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}.",
+                _zoned(field.name)
+                if pa.types.is_timestamp(column.type) and field.type == "timestamp"
+                else "Cast the column before, so that it is seen what becomes of odd values.",
+            )
+        try:
+            columns.append(column.cast(arrow_type(field.type), safe=True))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SchemaMismatchError(
+                f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type} "
+                f"({str(error).splitlines()[0]}).",
+                _coarser(field.name)
+                if _is_ns(column.type)
+                else "Cast the column, or mend the record that does not fit.",
+            ) from error
+    return pa.table(columns, schema=schema.to_arrow())
+
+
+def same_family(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether values of the first type may become ones of the second, as far as each of them fits."""
+    import pyarrow.types as t
+
+    if t.is_dictionary(found):
+        found = found.value_type
+    if t.is_null(found):
+        return True
+    if t.is_timestamp(expected):
+        return bool(t.is_timestamp(found) and found.tz is not None)
+    if t.is_floating(expected):
+        return bool(t.is_floating(found) or t.is_integer(found))
+    if t.is_string(expected):
+        return bool(t.is_string(found) or t.is_large_string(found) or t.is_string_view(found))
+    if t.is_binary(expected):
+        kinds = (t.is_binary, t.is_large_binary, t.is_binary_view, t.is_fixed_size_binary)
+        return any(kind(found) for kind in kinds)
+    for family in (t.is_integer, t.is_decimal, t.is_date, t.is_boolean):
+        if family(expected):
+            return bool(family(found))
+    return False
+
+
+def _is_ns(kind: pa.DataType) -> bool:
+    import pyarrow.types as t
+
+    return bool(t.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _coarser(name: str) -> str:
+    return (
+        f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in Arrow "
+        f"pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a bigint column."
+    )
+
+
+def _zoned(name: str) -> str:
+    return (
+        f"A time without its zone could be any of a day's: say which, as in pandas df[{name!r}].dt.tz_localize('UTC'), "
+        f"or in Arrow pyarrow.compute.assume_timezone(table[{name!r}], 'UTC')."
+    )

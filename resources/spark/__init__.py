@@ -1,0 +1,1 @@
+"""The Spark session, its settings, and errors as Spark tells them."""

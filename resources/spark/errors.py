@@ -1,0 +1,141 @@
+"""Adjunct's errors on their way through Spark: raised in a task or by a plan, met again where the job was started.
+
+Spark wraps what a task raises into errors of its own, with the text of the first. So the error travels as a text
+within that text, and `unwrapped` finds it there. What Spark says of a damaged file becomes an error of ours too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+T = TypeVar("T")
+# How an error travels: readable, because Spark's executors log the whole text of what a task raises.
+_FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [adjunct-error]"
+_TEXT = re.compile(r"adjunct-error\[(\w+)\] (.*?) \[next step\] (.*?) \[adjunct-error\]", re.S)
+# How a Python worker's traceback ends when a task raised one of our errors: the class, then its message.
+_RAISED = re.compile(r"^resources\.errors\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
+# How Spark names a file that it can't read, and what says that the file is to blame and not the way to it.
+_UNREAD = re.compile(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s")
+# What the network, or the store's server, does to a request of Spark's; S3A wraps it into errors of its own.
+_CUT_OFF = re.compile(
+    r"^(?:Caused by: |: )(?:java\.net\.\w+Exception|javax\.net\.ssl\.\w+Exception|java\.io\.InterruptedIOException"
+    r"|org\.apache\.http\.[\w.]*(?:ConnectionClosed|NoHttpResponse|ConnectTimeout|TruncatedChunk|HttpHostConnect|"
+    r"ConnectionPoolTimeout|MalformedChunkCoding)Exception|org\.apache\.hadoop\.net\.ConnectTimeoutException"
+    r"|org\.apache\.hadoop\.fs\.s3a\.AWS(?:Status500|ServiceThrottled|NoResponse|ApiCallTimeout)Exception"
+    r"|software\.amazon\.awssdk\.core\.exception\.(?:ApiCall\w*Timeout|Retryable)Exception"
+    r"|software\.amazon\.awssdk\.core\.exception\.SdkClientException(?=: Unable to execute HTTP request)"
+    r"): (?P<cause>[^\n]*)",
+    re.MULTILINE,
+)
+_DAMAGED = re.compile(
+    r"^Caused by: (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
+    r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
+    re.MULTILINE,
+)
+
+
+def wrapped(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items in a Spark task; what they raise can be found again by `unwrapped`."""
+    try:
+        yield from items
+    except AdjunctError as error:
+        said = _FORM.format(kind=kind_of(error), problem=error.problem, next_step=error.next_step)
+        raise RuntimeError(said) from None
+
+
+def kind_of(error: AdjunctError) -> str:
+    """Return the name by which an error is known again on the other side: its class's, or the nearest public one's."""
+    known = (kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return str(next(known).__name__)
+
+
+def refusal(kind: type[AdjunctError], problem: Column, next_step: str) -> Column:
+    """Return a column whose evaluation fails with this error, for rows that must not be there."""
+    from pyspark.sql import functions as F
+
+    before, after = _FORM.format(kind=kind.__name__, problem="\0", next_step=next_step).split("\0")
+    text = F.concat(F.lit(before), problem, F.lit(after))
+    return F.raise_error(text)
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise the error of Adjunct's that made a Spark job fail, instead of Spark's; others pass as they are.
+
+    Also a decorator, of the functions that users call.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = adjunct_error(error)
+        if found is None or found is error:
+            raise
+        raise found from error
+
+
+def adjunct_error(error: BaseException) -> AdjunctError | None:
+    """Return the error of ours that this is, that a Spark task raised, or that a damaged file is; None for others."""
+    if isinstance(error, AdjunctError):
+        return error
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return None
+    text = str(error)
+    return find(text) or _cut_off(text) or _damaged(text) or _raised(text)
+
+
+def _cut_off(text: str) -> AdjunctError | None:
+    """Return the error of a read that the way to the store broke off, which says nothing of the object."""
+    cut, unread = _CUT_OFF.search(text), _UNREAD.search(text)
+    if not cut:
+        return None
+    what = f"Spark's read of {unread['file']}" if unread else "Spark's request to the store"
+    return StoreUnavailableError(f"{what} was broken off: {cut['cause'].rstrip('.')}.", "Run it again.")
+
+
+def _damaged(text: str) -> AdjunctError | None:
+    unread, damaged = _UNREAD.search(text), _DAMAGED.search(text)
+    if not unread or not damaged:
+        return None
+    return ManifestMismatchError(
+        f"Spark can't read {unread['file']}: {damaged['cause']}.",
+        "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
+        "rollback). adjunct dataset verify names every such object of a version.",
+    )
+
+
+def _raised(text: str) -> AdjunctError | None:
+    found = _RAISED.search(text)
+    kind = getattr(errors, found["name"], None) if found else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, AdjunctError)):
+        return None
+    # Spark's text goes on with the JVM's own stack after ours.
+    message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", found["message"], maxsplit=1)[0]
+    return kind(message.strip())
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of Spark's says first. Its parser's begin with an empty line, py4j's with its own call."""
+    lines = (line.strip().removeprefix(": ") for line in str(error).splitlines())
+    said = (line for line in lines if line and not line.startswith("An error occurred while calling "))
+    return next(said, type(error).__name__)
+
+
+def find(text: str) -> AdjunctError | None:
+    """Return the error that is in the text of another one."""
+    if match := _TEXT.search(text):
+        return _error(match[1])(match[2], match[3])
+    return None
+
+
+def _error(name: str) -> Callable[[str, str], AdjunctError]:
+    found: Callable[[str, str], AdjunctError] = getattr(errors, name, AdjunctError)
+    return found

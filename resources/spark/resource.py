@@ -1,0 +1,53 @@
+"""The Spark session as a Dagster resource: started when first asked for, stopped when the run ends."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import Field, PrivateAttr
+
+from dagster_adjunct.resources.spark.session import prepare_environment, session_config
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
+    """One session a run, on dagster-pyspark's resource.
+
+    That resource imports pyspark where it is defined, and never stops its session; here the import waits for
+    the first use, so that loading a code location and ticking sensors stay light, and the session ends with
+    the run. One that this process had before the run is used, and left running. `master` takes any Spark
+    master (default: `ADJUNCT_SPARK_MASTER`, else all cores of this machine).
+    """
+
+    master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
+    spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
+    lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
+
+    _session: Any = PrivateAttr(default=None)
+    _ours: bool = PrivateAttr(default=False)
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """Return the run's session, starting it on first use (6-10 s)."""
+        if self._session is None:
+            prepare_environment()
+            from dagster_pyspark import LazyPySparkResource
+            from pyspark.sql import SparkSession
+
+            lake = self.lake or os.environ.get("ADJUNCT_LAKE")
+            config = session_config(self.spark_config, master=self.master, lake_url=lake)
+            running = SparkSession.getActiveSession()
+            self._session = LazyPySparkResource(spark_config=config).spark_session
+            self._ours = running is None
+        session: SparkSession = self._session
+        return session
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Stop the session, if the run started one: it leaves no executors behind."""
+        session, self._session = self._session, None
+        if session is not None and self._ours:
+            session.stop()

@@ -1,0 +1,1 @@
+"""What Spark's Python workers are forked from."""

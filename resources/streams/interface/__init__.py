@@ -1,0 +1,1 @@
+"""What a stream system is: partitions, offsets, ranges, startpoints; nothing of any one system."""

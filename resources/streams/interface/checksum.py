@@ -1,0 +1,71 @@
+"""A checksum over records that does not depend on their order, so that a producer can promise it in a marker."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.schemas.columns import column, row_hash
+from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.streams.interface.system import PARTITION
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+_FORM = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
+_FIRST_FORM = re.compile(r"[0-9a-f]{16}", re.IGNORECASE)
+NOTHING = f"r2-{0:016x}"
+
+
+def records_checksum(df: DataFrame, schema: Schema) -> str:
+    """Return the checksum of the records: `r2-` and 16 hex digits, as in r2-51d0bd7a9c5e0f6b.
+
+    They are the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the places and values of the columns of
+    `schema` that are not null, in its order. Whatever else the frame has does not count. Equal records in any order and
+    partitioning have equal checksums. Runs one Spark job.
+    """
+    with unwrapped():
+        found = df.agg(*_halves(schema)).first()
+    assert found is not None
+    return _told(found[0], found[1])
+
+
+def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
+    """Return the checksum of each partition's records, by the number in `__partition`; one Spark job."""
+    with unwrapped():
+        found = df.groupBy(PARTITION).agg(*_halves(schema)).collect()
+    return {row[0]: _told(row[1], row[2]) for row in found}
+
+
+def promised_checksum(text: str | None, what: str) -> str | None:
+    """Return the checksum over records that `what` promises, None where it has none or one of its producer's own form.
+
+    Raises MarkerConflictError for bare 16 hex digits: so `records_checksum` looked before it told where nulls stand.
+    """
+    if text is None or not (_FORM.fullmatch(text) or _FIRST_FORM.fullmatch(text)):
+        return None
+    if _FIRST_FORM.fullmatch(text):
+        raise MarkerConflictError(
+            f"{what} gives the checksum {text}, in the first form of records_checksum, which does not tell where nulls "
+            f"stand: expected {NOTHING[:3]} before 16 hex digits.",
+            "The version is not published and what is served stays. Compute the checksum with records_checksum(df, "
+            "schema) of this release and deliver under a new version name. For a checksum of your own, that only you "
+            "compare, write its kind before it (crc64:…).",
+        )
+    return text.lower()
+
+
+def _halves(schema: Schema) -> tuple[Column, Column]:
+    """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
+    from pyspark.sql import functions as F
+
+    hashed = row_hash([column(name) for name in schema.names])
+    high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
+    return F.sum(high), F.sum(low)
+
+
+def _told(high: int | None, low: int | None) -> str:
+    return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"

@@ -1,0 +1,253 @@
+"""What every kind of stream can do, in plain values; and the registry of systems by name.
+
+Offsets are strings that only their system orders: compare them with `StreamSystem.compare`, never as text.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+# Columns that a read adds to the record's own. Those of META go on with what is made of records: a dataset's entries
+# have them, too. The epoch is a stream's alone: 0, and more in what a replay wrote.
+PARTITION = "__partition"
+OFFSET = "__offset"
+TIMESTAMP = "__timestamp"
+TOMBSTONE = "__tombstone"
+EPOCH = "__epoch"
+# What a stream's partitions begin at: a later oldest offset says that records were dropped.
+FIRST_OFFSET = "0"
+META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
+RECORD_META = (*META, EPOCH)
+# What tells a record made by an application where it was made from: the input's partition ("lake.orders.3"), offset and
+# epoch there, and who read it. Reads add these only where they are asked for; null where the producer gave none.
+SOURCE = "__source"
+SOURCE_OFFSET = "__source_offset"
+SOURCE_EPOCH = "__source_epoch"
+READER = "__source_reader"
+POSITION = (SOURCE, SOURCE_OFFSET, SOURCE_EPOCH, READER)
+RECORD_META_DDL = (
+    f"`{PARTITION}` INT, `{OFFSET}` BIGINT, `{TIMESTAMP}` TIMESTAMP, `{TOMBSTONE}` BOOLEAN, `{EPOCH}` INT NOT NULL"
+)
+
+# Which records of a replayed output a read gives: all, or the latest results of each source record.
+Epochs = Literal["all", "latest"]
+Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repartitioned:
+    """That a stream was rewritten into other partitions: those of the stream `identity` ended at the offsets `ended`,
+    by number, and who had read to there goes on at `went_on` in these."""
+
+    identity: str
+    ended: tuple[str, ...]
+    went_on: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What a stream says of itself.
+
+    `partitioner` is the hash that gave records to partitions: equal counts prove nothing when two streams hash
+    differently. `schema` is None where records are raw. `default_offset` says where a reader without a
+    checkpoint begins; None leaves that to the system. `compacted` says that the stream keeps the newest record of
+    every key, and `tombstones_kept` for how long it then keeps deletions. `identity`, where the system has one, is
+    another one after the stream was deleted and made anew, or `repartitioned`.
+    """
+
+    name: str
+    partitions: int
+    key: tuple[str, ...]
+    partitioner: Partitioner
+    schema: Schema | None
+    default_offset: Literal["oldest", "upcoming"] | None = None
+    compacted: bool = False
+    tombstones_kept: timedelta | None = None
+    identity: str | None = None
+    repartitioned: Repartitioned | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The offsets from `start` up to, but without, `end`."""
+
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """An end-of-dataset marker: the records of `version` in this partition end before `offset`.
+
+    It takes one offset and is no record. `rows` counts the partition's records of the version where the producer
+    told, or since the marker before where the stream `counted` them itself. A `checksum` as `records_checksum`
+    gives it (r2-…) is that of the partition's records, and is compared with them; one of any other form is the
+    producer's own, compared only when the marker comes again.
+    """
+
+    ssp: SystemStreamPartition
+    offset: str
+    version: str
+    rows: int | None = None
+    checksum: str | None = None
+    counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where an append stands: by partition number, its first offset and the offset after its last.
+
+    `rows` counts records without markers. `duplicate` says that this producer's sequence was in already and
+    nothing was added; the offsets then are those of the first time, and empty if that is too long ago to know.
+    """
+
+    first: Mapping[int, str]
+    next: Mapping[int, str]
+    rows: int
+    duplicate: bool = False
+
+
+class StreamSystem(ABC):
+    """A system of streams: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
+
+    Reads are of exact, bounded ranges, so a batch can be read again as it was. All methods raise
+    StreamNotFoundError for a stream that is not there. What a system need not have, it need not define: creating and
+    appending, markers, positions by time (then `unsupported_startpoints` names "timestamp").
+    """
+
+    name: str
+    default_offset: Literal["oldest", "upcoming"] | None = None
+    # Whether the offsets of an append hold its records and no others, so that reading them gives it back.
+    appends_alone: bool = False
+    # Whether `create` takes columns that are added or widened.
+    evolves: bool = False
+    # Whether `append` takes the columns of POSITION and `sources`; they are not handed to a system that does not.
+    keeps_positions = False
+    # Whether `records_between` answers without reading the records.
+    counts_unread: bool = False
+    # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
+    unsupported_startpoints: Collection[str] = ()
+
+    @abstractmethod
+    def list_streams(self) -> list[str]:
+        """Return the names of all streams, sorted."""
+
+    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+        """Create a stream, or do nothing if it is there and declared equally. Raises StreamExistsError.
+
+        A system that `evolves` gives a stream that is there the columns that the declaration adds or widens.
+        """
+        raise self._unable("create streams", "Create it with the system's own tools, or send to another system.")
+
+    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+        """Raise what `create` would raise for this declaration, where that can be told without changing anything."""
+        return
+
+    @abstractmethod
+    def info(self, stream: str) -> StreamInfo: ...
+
+    @abstractmethod
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        """Return the first offset that can be read of each partition (`upcoming` where it is empty)."""
+
+    @abstractmethod
+    def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        """Return the offset that the next record of each partition will have."""
+
+    def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
+        """Return the offset of the first record, in offset order, at or after this time (ms since the epoch).
+
+        `upcoming` where there is none.
+        """
+        raise self._unable("find records by their time", "Start at an offset, or at the oldest or the next record.")
+
+    @abstractmethod
+    def compare(self, left: str, right: str) -> int:
+        """Return -1, 0 or 1 as `left` comes before, is, or comes after `right`."""
+
+    @abstractmethod
+    def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
+        """Return how many offsets lie in [start, end): an upper bound of its records, found without reading."""
+
+    @abstractmethod
+    def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
+        """Return the offset `count` offsets after `start`."""
+
+    @abstractmethod
+    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
+        """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
+
+        `__epoch` is 0 where the producer gave none, never null.
+        Raises OffsetOutOfRangeError for a range that the stream does not hold whole.
+        """
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | pa.Table,
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+    ) -> AppendResult:
+        """Add records, all or none, once per producer and sequence.
+
+        `consumed` has the input's offsets after this batch: a system that can, commits them with the records, for
+        its own tools to show. Nothing of Adjunct's reads them back. One that `keeps_positions` takes `sources` as
+        well: the ranges that the records were made of (`resources.streams.sources`).
+        """
+        raise self._unable("append", "Send to a stream of another system.")
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        """Return the result of an append that is in already, or None."""
+        raise self._unable("tell what was appended", "Append again with the same producer and sequence.")
+
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        """Return the end-of-dataset markers at or after these offsets (of all partitions when None), in order.
+
+        A system without markers has none: no version of a bounded dataset is ever whole on its streams.
+        """
+        return []
+
+    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
+        """Return how many records the ranges hold; markers take offsets but are no records.
+
+        Every offset counts as a record unless the system says better: one with markers or holes has to.
+        """
+        return sum(self.distance(ssp, span.start, span.end) for ssp, span in ranges.items())
+
+    def tells_all(self, stream: str) -> bool:
+        """Whether reading the stream from its oldest offset gives the newest record of every key it ever held."""
+        ssps = self.partitions(stream)
+        oldest = self.oldest(ssps)
+        return self.info(stream).compacted or all(oldest[ssp] == FIRST_OFFSET for ssp in ssps)
+
+    def snapshot(self, stream: str) -> StreamSystem:
+        """Return this system as it answers questions about one stream now, for a reader that asks several.
+
+        Where looking costs requests, its answers are all of one moment and found once. Not for writing.
+        """
+        return self
+
+    def partitions(self, stream: str) -> list[SystemStreamPartition]:
+        """Return the stream's partitions, in order."""
+        return [SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)]
+
+    def _unable(self, what: str, next_step: str) -> ConfigurationError:
+        return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step)

@@ -1,0 +1,127 @@
+"""Writes a stream's records into Parquet files of the machine's own, piece by piece; whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_GROUP = 65_536
+
+
+def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file: int | None = None) -> tuple[int, int]:
+    """Write tables of one schema to `target`; return how many records in how many files.
+
+    `target` is one new .parquet file, or with `records_per_file` a new folder of files with that many records at most.
+    It is there only when it is whole: until then all is written beside it under a name that begins with a dot, which
+    is removed when this fails, and stays when the process is killed. Raises ConfigurationError where `target` exists.
+    """
+    check_target(target, records_per_file)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        if records_per_file is None:
+            counts = _write(parts, iter([partial]), None)
+            _publish_file(partial, target)
+        else:
+            partial.mkdir()
+            counts = _write(parts, _numbered(partial), records_per_file)
+            _publish_folder(partial, target)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        partial.unlink(missing_ok=True)
+    return counts
+
+
+def check_target(target: Path, records_per_file: int | None) -> None:
+    """Raise ConfigurationError where nothing can be written to `target`."""
+    if records_per_file is None and target.suffix != ".parquet":
+        raise ConfigurationError(
+            f"--to {target} is no .parquet file.",
+            "Choose a name that ends in .parquet; or give --records-per-file for a folder of files.",
+        )
+    if records_per_file is not None and records_per_file < 1:
+        raise ConfigurationError(f"--records-per-file {records_per_file}: expected 1 or more.", "Give a larger number.")
+    if target.exists() or target.is_symlink():
+        raise _exists(target)
+    if not target.absolute().parent.is_dir():
+        raise ConfigurationError(f"--to {target}: there is no folder {target.parent}.", "Create it first.")
+
+
+def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None) -> tuple[int, int]:
+    """Write at most `limit` records a file; one file at least, so that the columns are known."""
+    import pyarrow.parquet as pq
+
+    rows = files = room = 0
+    writer: pq.ParquetWriter | None = None
+    try:
+        for part in parts:
+            left = part
+            while writer is None or left.num_rows:
+                if writer is None or (limit is not None and room == 0):
+                    _close(writer)
+                    writer, room = pq.ParquetWriter(next(paths), part.schema, compression="zstd"), limit or 0
+                    files += 1
+                now = left if limit is None else left.slice(0, room)
+                writer.write_table(now, row_group_size=_GROUP)
+                left, rows, room = left.slice(now.num_rows), rows + now.num_rows, room - now.num_rows
+    finally:
+        _close(writer)
+    return rows, files
+
+
+def _close(writer: object) -> None:
+    if writer is not None:
+        writer.close()  # type: ignore[attr-defined]
+
+
+def _numbered(folder: Path) -> Iterator[Path]:
+    number = 0
+    while True:
+        yield folder / f"part-{number:05d}.parquet"
+        number += 1
+
+
+def _publish_file(partial: Path, target: Path) -> None:
+    _sync(partial)
+    try:
+        os.link(partial, target)  # unlike a rename, this replaces nothing that came meanwhile
+    except FileExistsError:
+        raise _exists(target) from None
+    except OSError:  # a file system without links
+        partial.rename(target)
+    _sync(target.parent)
+
+
+def _publish_folder(partial: Path, target: Path) -> None:
+    for path in partial.iterdir():
+        _sync(path)
+    try:
+        partial.rename(target)  # replaces an empty folder at most
+    except OSError:
+        if target.exists():
+            raise _exists(target) from None
+        raise
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    with suppress(PermissionError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _exists(target: Path) -> ConfigurationError:
+    return ConfigurationError(f"{target} exists already.", "Remove it, or choose another name.")

@@ -1,0 +1,261 @@
+"""The latest results of each source record: which records of a stream are left out, and when nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import (
+    OFFSET,
+    PARTITION,
+    POSITION,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    OffsetRange,
+)
+from dagster_adjunct.resources.streams.lake.document import Segment, StreamState
+from dagster_adjunct.resources.streams.lake.lineage import EVERY_EPOCH, Lineage, replaced_by_rewritten
+from dagster_adjunct.resources.streams.lake.sources import Coverage, Superseded, superseded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.resources.streams.lake.reading import LakeReads
+
+WithoutPosition = Literal["refuse", "keep"]
+
+
+def replaced_results(
+    streams: LakeReads,
+    stream: str,
+    state: StreamState,
+    segments: Sequence[Segment],
+    without_position: WithoutPosition,
+) -> list[Superseded]:
+    """Return which results in these segments later epochs have replaced, here or in what they were made of.
+
+    Raises ConfigurationError where nobody can tell: for records without a source position, unless they are to be kept,
+    and for records made of such as were replayed themselves, where these do not tell.
+    """
+    if without_position not in ("refuse", "keep"):
+        raise ConfigurationError(
+            f"without_position={without_position!r}: expected 'refuse' or 'keep'.", "Choose one of the two."
+        )
+    unknown = sum(segment.rows for segment in segments if not segment.positioned)
+    if unknown and without_position == "refuse":
+        raise ConfigurationError(
+            f'stream {stream!r}: epochs="latest" can\'t tell of {unknown} records what they were made of: no '
+            "application of this version sent them.",
+            'Keep them all, as the latest of their kind (without_position="keep"), or read from the first record that '
+            "an application sent.",
+        )
+    return [*_upstream_replaced(streams, stream, state, segments), *superseded(state.read)]
+
+
+def _upstream_replaced(
+    streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
+) -> list[Superseded]:
+    """Return which results were made of records that are replaced themselves, in the stream that they came from, or
+    that were read again after that stream was rewritten.
+
+    Which these are is known there: it is asked, and read where it was replayed. Refused where that can't answer.
+    """
+    lineages = lineages_of(streams)
+    rewritten = replaced_by_rewritten(state.read, lineages)
+    if rewritten.unknown:
+        raise _untold_of_rewritten(stream, *rewritten.unknown[0])
+    found = list(rewritten.found)
+    unknown: set[str] = set()
+    for reader, partitions in sorted(state.read.items()):
+        for name in sorted({SystemStreamPartition.parse(source).qualified_stream for source in partitions}):
+            if (reader, name) in rewritten.readers:
+                continue
+            system, _, upstream = name.partition(".")
+            try:
+                above = streams.state(upstream)[1] if system == streams.name else None
+            except StreamNotFoundError:
+                above = None
+            identity = reader.partition("@")[2]
+            if above is None or Lineage.of(above).place(identity) is None:
+                unknown.add(name)
+            elif above.id != identity:
+                if _is_replayed(streams, upstream, above, set()):
+                    raise _untold_of_rewritten(stream, reader, name)
+            elif _is_replayed(streams, upstream, above, set()):
+                found += _gone_upstream(streams, stream, reader, upstream, above, partitions)
+    if unknown and any(segment.chained for segment in segments):
+        raise _untold(
+            stream,
+            f"some were made of records of {', '.join(sorted(unknown))} that a replay had made again, and which it "
+            "replaced is not known here",
+            "Tell the records by __epoch, which adds up along the chain.",
+        )
+    return found
+
+
+def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[str]) -> bool:
+    """Whether a stream, or one of the lake that it was made of, has replaced records."""
+    if superseded(state.read):
+        return True
+    sources = {source for read in state.read.values() for source in read}
+    for name in {SystemStreamPartition.parse(source).qualified_stream for source in sources}:
+        system, _, upstream = name.partition(".")
+        if system == streams.name and upstream not in {*seen, stream}:
+            try:
+                if _is_replayed(streams, upstream, streams.state(upstream)[1], {*seen, stream}):
+                    return True
+            except StreamNotFoundError:
+                continue
+    return False
+
+
+def _gone_upstream(
+    streams: LakeReads,
+    stream: str,
+    reader: str,
+    upstream: str,
+    above: StreamState,
+    partitions: Mapping[str, Coverage],
+) -> list[Superseded]:
+    """Return the offsets of replaced records of `upstream`, as ranges whose results are replaced in every epoch."""
+    behind = [
+        f"lake.{upstream}.{p}"
+        for p, end in enumerate(above.next)
+        if partitions.get(f"lake.{upstream}.{p}", Coverage()).until != end
+    ]
+    if behind:
+        raise _untold(
+            stream,
+            f"lake.{upstream} was replayed, and {reader.partition('@')[0]!r} has not read all of it yet (in "
+            f"{', '.join(behind[:3])}): earlier results would be gone before the later ones are there",
+            f"Run {reader.partition('@')[0]!r} until it has caught up, then read again.",
+        )
+    if any(above.oldest):
+        raise _untold(
+            stream,
+            f"lake.{upstream} was replayed, and retention has dropped records of it that would tell which are replaced",
+            f"Keep lake.{upstream} longer than its replays reach back, and replay its reader from its oldest record.",
+        )
+    import pyarrow.compute as pc
+
+    held: dict[int, list[Any]] = {}
+    for kept in streams.read_parts(_whole(streams, upstream, above), [], epochs="latest"):
+        for partition in kept.column(PARTITION).unique().to_pylist():
+            rows = kept.filter(pc.equal(kept.column(PARTITION), partition))
+            held.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
+    return [
+        Superseded(reader, f"lake.{upstream}.{p}", start, end, EVERY_EPOCH)
+        for p, until in enumerate(above.next)
+        for start, end in _missing(held.get(p, []), until)
+    ]
+
+
+def _whole(streams: LakeReads, stream: str, state: StreamState) -> dict[SystemStreamPartition, OffsetRange]:
+    return {
+        SystemStreamPartition(streams.name, stream, p): OffsetRange("0", str(end)) for p, end in enumerate(state.next)
+    }
+
+
+def _missing(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of [0, until) that are not among the offsets held, which are in order."""
+    import numpy as np
+
+    offsets = np.concatenate([[-1], *held, [until]])
+    for at in np.nonzero(np.diff(offsets) > 1)[0]:
+        yield int(offsets[at]) + 1, int(offsets[at + 1])
+
+
+def lineages_of(streams: LakeReads) -> Callable[[str], Lineage | None]:
+    """Return what tells, of a stream such as "lake.orders", which identities it has had. Each is looked up once."""
+
+    @cache
+    def lineage_of(name: str) -> Lineage | None:
+        system, _, stream = name.partition(".")
+        try:
+            return Lineage.of(streams.state(stream)[1]) if system == streams.name else None
+        except StreamNotFoundError:
+            return None
+
+    return lineage_of
+
+
+def _untold_of_rewritten(stream: str, reader: str, name: str) -> ConfigurationError:
+    application = reader.partition("@")[0]
+    return _untold(
+        stream,
+        f"{name} was repartitioned after {application!r} had made some of it, and records of it were replayed: which "
+        "of the earlier results that replaced is not known",
+        f"Let {application!r} read all of {name} again, which replaces them all: adjunct startpoint set MODULE:APP "
+        f"{name} --oldest --reason …, and a run. Or tell the records by __epoch.",
+    )
+
+
+def _untold(stream: str, why: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(
+        f'stream {stream!r}: epochs="latest" can\'t tell which records are the latest: {why}.', next_step
+    )
+
+
+def only_latest(table: pa.Table, replaced: Sequence[Superseded]) -> pa.Table:
+    """Return the records of a table with the columns of POSITION that nothing has replaced."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not replaced or not table.num_rows:
+        return table
+    offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()
+    epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
+    gone = np.zeros(table.num_rows, bool)
+    # Those of one group are in order and apart; what is replaced upstream may overlap with what is here.
+    spans: dict[tuple[str, str, bool], list[Superseded]] = {}
+    for span in replaced:
+        spans.setdefault((span.reader, span.source, span.epoch == EVERY_EPOCH), []).append(span)
+    for (reader, source, _), mine in spans.items():
+        of = pc.and_(pc.equal(table.column(READER), reader), pc.equal(table.column(SOURCE), source))
+        rows = np.nonzero(pc.fill_null(of, False).to_numpy())[0]
+        if not rows.size:
+            continue
+        starts, ends, highest = (np.array([getattr(s, name) for s in mine]) for name in ("start", "end", "epoch"))
+        at = np.searchsorted(starts, offsets[rows], side="right") - 1
+        inside = (at >= 0) & (offsets[rows] < ends[at])
+        gone[rows] |= inside & (epochs[rows] < highest[at])
+    return table.filter(pa.array(~gone))
+
+
+def only_latest_frame(frame: DataFrame, replaced: Sequence[Superseded]) -> DataFrame:
+    """Return the same of a frame, as a join with what is replaced: few rows, which every task gets."""
+    from pyspark.sql import functions as F
+
+    if not replaced:
+        return frame
+    names = [f"__replaced_{name}" for name in Superseded._fields]
+    kinds = ("string", "string", "bigint", "bigint", "int")
+    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True))
+    spans = frame.sparkSession.createDataFrame([tuple(span) for span in replaced], ddl)
+    reader, source, start, end, epoch = (F.col(name) for name in names)
+    condition = (
+        (F.col(READER) == reader)
+        & (F.col(SOURCE) == source)
+        & (F.col(SOURCE_OFFSET) >= start)
+        & (F.col(SOURCE_OFFSET) < end)
+        & (F.col(SOURCE_EPOCH) < epoch)
+    )
+    return frame.join(F.broadcast(spans), condition, "left_anti")
+
+
+def check_epochs(epochs: str) -> bool:
+    """Return whether the latest results are asked for."""
+    if epochs not in ("all", "latest"):
+        raise ConfigurationError(f"epochs={epochs!r}: expected 'all' or 'latest'.", "Choose one of the two.")
+    return epochs == "latest"
+
+
+def without_positions(table: pa.Table) -> pa.Table:
+    return table.drop_columns([name for name in POSITION if name in table.column_names])

@@ -1,0 +1,59 @@
+"""Checks offsets and ranges against what a lake stream holds, and turns them into numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.lake.document import StreamState
+from dagster_adjunct.resources.streams.lake.index import Span
+
+
+def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
+    """Return the stream to which all these partitions belong."""
+    streams = sorted({ssp.qualified_stream for ssp in ssps})
+    if len(streams) != 1 or not streams[0].startswith(f"{system}."):
+        raise ConfigurationError(
+            f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}.",
+            "Read each stream by itself; their columns differ.",
+        )
+    return streams[0].partition(".")[2]
+
+
+def no_partition(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}.", "Check the partition."
+    )
+
+
+def check_ranges(
+    stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
+) -> dict[int, Span]:
+    """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for what is not held whole."""
+    spans: dict[int, Span] = {}
+    for ssp, given in ranges.items():
+        if ssp.partition >= len(state.next):
+            raise no_partition(ssp, len(state.next))
+        start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
+        oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
+        if start > end:
+            raise OffsetOutOfRangeError(
+                f"{ssp}: the range begins at {start}, after its end {end}.", "Give the smaller offset first."
+            )
+        if start < oldest:
+            raise OffsetOutOfRangeError(
+                f"{ssp}: the range begins at offset {start}, the oldest that the stream still holds is {oldest}.",
+                "Records before it were dropped by retention: begin at the oldest (a startpoint does that), or "
+                "keep the stream longer.",
+            )
+        if end > upcoming:
+            raise OffsetOutOfRangeError(
+                f"{ssp}: the range ends at offset {end}, the stream's upcoming one is {upcoming}.",
+                f"End at {upcoming} or before; if the offset was valid once, stream {stream!r} was restored or "
+                "created again.",
+            )
+        spans[ssp.partition] = (start, end)
+    return spans

@@ -1,0 +1,322 @@
+"""Rewrites a stream into another number of partitions: every record once, each key's in their order, in one commit.
+
+What stands between two end-of-dataset markers stays between them, so a version that is whole stays whole: the new
+partitions get each marker when all of the old ones have had it. Offsets begin anew, and so does the stream's identity;
+its manifest says where the old partitions ended and where the new ones went on from there, so that a reader who had
+read to the end can go on.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.bucketing.evolved import as_laid_out
+from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError, ManifestMismatchError
+from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
+from dagster_adjunct.resources.streams.interface.system import EPOCH, TIMESTAMP
+from dagster_adjunct.resources.streams.lake.arrow_read import open_parquet
+from dagster_adjunct.resources.streams.lake.compaction import positions_in
+from dagster_adjunct.resources.streams.lake.document import (
+    ROW,
+    Declaration,
+    Dropped,
+    FileEntry,
+    MarkerEntry,
+    Rewritten,
+    Segment,
+    Sent,
+    StreamState,
+    data_folder,
+)
+from dagster_adjunct.resources.streams.lake.index import all_segments, page_keys, rebuilt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.streams.lake.system import LakeStreams
+
+_TRIES = 10
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The rows [low, high) of each old partition of a segment that lie between the same two markers."""
+
+    segment: Segment
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A version's markers, one in each old partition. `astray` is by how many records their counts are wrong, None
+    where one gave no count."""
+
+    version: str
+    checksum: str | None
+    astray: int | None
+    appended: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    attempt: str
+    files: tuple[FileEntry, ...]
+
+
+def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[Cut | Barrier]:
+    """Return the segments' rows and markers in the order in which they are written anew. No I/O.
+
+    Raises ConfigurationError for markers that do not stand in all partitions alike, or hold a checksum of records.
+    """
+    marked: list[list[tuple[MarkerEntry, int]]] = [[] for _ in range(partitions)]
+    for segment in segments:
+        for marker in segment.markers:
+            marked[marker.partition].append((marker, segment.appended))
+    _check_markers(stream, [[marker for marker, _ in each] for each in marked])
+    result: list[Cut | Barrier] = []
+    starts = [0] * partitions
+    for epoch in range(len(marked[0]) + 1):
+        last = epoch == len(marked[0])
+        ends = [segments[-1].next[p] if last and segments else 0 for p in range(partitions)]
+        if not last:
+            ends = [marked[p][epoch][0].offset for p in range(partitions)]
+        counts = [0] * partitions
+        for segment in segments:
+            ranges = tuple(
+                (max(starts[p] - segment.base[p], 0), min(ends[p], segment.next[p]) - segment.base[p])
+                for p in range(partitions)
+            )
+            filled = {file.partition for file in segment.files}
+            for p, (low, high) in enumerate(ranges):
+                counts[p] += max(high - low, 0)
+            if any(low < high for p, (low, high) in enumerate(ranges) if p in filled):
+                result.append(Cut(segment, ranges))
+        if not last:
+            markers = [each[epoch][0] for each in marked]
+            told = [marker.rows for marker in markers]
+            astray = sum(abs(rows - count) for rows, count in zip(told, counts, strict=True) if rows is not None)
+            appended = max(each[epoch][1] for each in marked)
+            barrier = Barrier(markers[0].version, markers[0].checksum, None if None in told else astray, appended)
+            result.append(barrier)
+            starts = [end + 1 for end in ends]
+    return result
+
+
+def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None:
+    sequences = [[marker.version for marker in each] for each in marked]
+    for p, versions in enumerate(sequences):
+        if versions != sequences[0]:
+            raise ConfigurationError(
+                f"stream {stream!r} can't be repartitioned now: partition 0 has the markers of "
+                f"{', '.join(sequences[0]) or 'no version'}, partition {p} those of "
+                f"{', '.join(versions) or 'no version'}, and what belongs to a version could not be told any more.",
+                "Send the markers that are missing (append_markers), or let retention drop what is uneven.",
+            )
+    for markers in zip(*marked, strict=True):
+        what = f"stream {stream!r}, version {markers[0].version!r}"
+        promised = [promised_checksum(marker.checksum, what) for marker in markers]
+        if any(promised) or len({marker.checksum for marker in markers}) > 1:
+            raise ConfigurationError(
+                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} hold "
+                "checksums of the records in each partition, which would not hold for other partitions.",
+                "Let retention drop the version first, or deliver it into a stream of another name.",
+            )
+
+
+def repartition(
+    streams: LakeStreams,
+    stream: str,
+    partitions: int,
+    *,
+    reason: str,
+    by: str,
+    check: Callable[[StreamState], None],
+) -> StreamState:
+    """Rewrite the stream and return its new state; `check` refuses by raising, and is asked before each try to commit.
+
+    What is appended meanwhile is rewritten, too. A crash leaves the stream as it was, and files that `maintain`
+    collects. Raises ConfigurationError for a stream without key, and CommitConflict where writers do not stop.
+    """
+    written: dict[tuple[int, Ranges], _Piece] = {}
+    for tried in range(_TRIES):
+        commit, state = streams.state(stream)
+        _check_count(stream, state.declaration, partitions)
+        declaration = state.declaration.model_copy(update={"partitions": partitions})
+        pages = streams.pages_of(stream)
+        old = all_segments(state, pages)
+        steps = cuts_of(stream, old, state.declaration.partitions)
+        check(state)
+        # What upkeep may have collected meanwhile, because it is listed nowhere, is written again.
+        written = {key: piece for key, piece in written.items() if int(piece.attempt[:13]) >= state.horizon}
+        for step in steps:
+            if isinstance(step, Cut) and (step.segment.id, step.ranges) not in written:
+                piece = _write(streams, stream, state.declaration, declaration, step)
+                written[step.segment.id, step.ranges] = piece
+        after = _after(streams, state, declaration, steps, written, reason)
+        kept = after.tail
+        gone = [segment.folder(pages.prefix) for segment in old if segment.files] + sorted(page_keys(state, pages))
+        at = streams.now_ms()
+        after = rebuilt(after.model_copy(update={"tail": ()}), kept, pages)
+        after = after.model_copy(update={"dropped": (*state.dropped, *(Dropped(key, at) for key in gone))})
+        check(state)  # once more: writing takes a while
+        try:
+            streams.log(stream).commit(commit, after.body(), by=by)
+        except CommitConflict:
+            if tried + 1 == _TRIES:
+                raise
+            continue
+        return after
+    raise AssertionError("unreachable")
+
+
+def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
+    if not stored.key:
+        raise ConfigurationError(
+            f"stream {stream!r} has no key: without one nothing says which partition a record belongs to.",
+            "Declare a stream with a key under another name, and append its records there.",
+        )
+    if partitions == stored.partitions:
+        raise ConfigurationError(f"stream {stream!r} has {partitions} partitions already.", "Nothing is to be done.")
+    if not 1 <= partitions <= 100_000:
+        raise ConfigurationError(f"stream {stream!r} can't have {partitions} partitions.", "Choose 1 to 100,000.")
+
+
+def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration, cut: Cut) -> _Piece:
+    """Write the rows of a cut, in the order of their old partitions and rows, into the new ones."""
+    import numpy as np
+
+    from dagster_adjunct.resources.bucketing.hashing import buckets
+
+    store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
+    attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
+    folder = data_folder(prefix, attempt)
+    options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
+    hidden = (EPOCH, *positions_in(store, prefix, [cut.segment]))
+    before, layout = old.layout_of(hidden), new.layout_of(hidden)
+    writers: dict[int, BucketFileWriter] = {}
+    expected = 0
+    try:
+        for file in cut.segment.files:
+            low, high = cut.ranges[file.partition]
+            expected += max(high - low, 0)
+            for rows in _rows(store, prefix, before, cut.segment, file, low, high) if low < high else ():
+                numbers = buckets([rows.column(name) for name in new.key], new.partitions)
+                for bucket in np.unique(numbers).tolist():
+                    if bucket not in writers:
+                        writers[bucket] = BucketFileWriter(store, folder, bucket, layout, options)
+                    writers[bucket].write(rows.take(np.nonzero(numbers == bucket)[0]))
+        done = [made for _, writer in sorted(writers.items()) if (made := writer.finish()) is not None]
+    finally:
+        for writer in writers.values():
+            writer.discard()
+    found = sum(file.rows for file in done)
+    if found != expected:
+        raise ManifestMismatchError(
+            f"{prefix}: repartitioning wrote {found} records of segment {cut.segment.id}, not the {expected} that are "
+            "listed.",
+            "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
+        )
+    return _Piece(attempt, tuple(FileEntry.of(file) for file in done))
+
+
+def _rows(
+    store: ObjectStore, prefix: str, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
+) -> Iterator[pa.Table]:
+    """Yield the file's rows [low, high) with the stream's columns of now and its marks, without their number."""
+    import numpy as np
+    import pyarrow as pa
+
+    parquet = open_parquet(store, prefix, segment, file)
+    for group in range(parquet.metadata.num_row_groups):
+        table = parquet.read_row_group(group)
+        first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
+        table = table.slice(first, last - first)
+        for name, kind in layout.hidden:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
+        yield as_laid_out(table, layout).drop_columns([ROW])
+
+
+def _after(
+    streams: LakeStreams,
+    state: StreamState,
+    declaration: Declaration,
+    steps: Iterable[Cut | Barrier],
+    written: dict[tuple[int, Ranges], _Piece],
+    reason: str,
+) -> StreamState:
+    """Return the state after the rewriting, its segments in `tail`."""
+    n = declaration.partitions
+    # Offsets from 0 on would say that nothing was ever dropped.
+    first = 1 if any(state.oldest) else 0
+    at = (first,) * n
+    whole = all(old <= marked for old, marked in zip(state.oldest, state.marked_until, strict=True))
+    marked = at if whole else (0,) * n
+    segments: list[Segment] = []
+    counted = [0] * n
+    for step in steps:
+        base, number = at, len(segments)
+        if isinstance(step, Cut):
+            piece = written[step.segment.id, step.ranges]
+            rows = {file.partition: file.rows for file in piece.files}
+            at = tuple(offset + rows.get(p, 0) for p, offset in enumerate(base))
+            counted = [count + rows.get(p, 0) for p, count in enumerate(counted)]
+            segment = Segment(
+                id=number,
+                attempt=piece.attempt,
+                base=base,
+                next=at,
+                appended=step.segment.appended,
+                files=piece.files,
+                positioned=step.segment.positioned,
+                chained=step.segment.chained,
+            )
+        else:
+            if step.astray is not None:
+                counted[0] += step.astray  # what was not whole does not become whole
+            told = counted if step.astray is not None else [None] * n
+            markers = tuple(MarkerEntry(p, base[p], step.version, told[p], step.checksum) for p in range(n))
+            at = marked = tuple(offset + 1 for offset in base)
+            counted = [0] * n
+            attempt = f"{streams.now_ms():013d}"
+            segment = Segment(
+                id=number,
+                attempt=attempt,
+                base=base,
+                next=at,
+                appended=step.appended,
+                markers=markers,
+                positioned=True,
+            )
+        segments.append(segment)
+    producers = {
+        # What was sent is known, and not where it is now, nor by which digest: a retry adds nothing.
+        name: tuple(Sent(sent.sequence, "", (), (), sent.rows, sent.columns) for sent in window)
+        for name, window in state.producers.items()
+    }
+    rewritten = Rewritten(
+        id=state.id, ended=state.next, next=at, at=streams.now_ms(), reason=reason, oldest=state.oldest
+    )
+    before = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))
+    update = {
+        "declaration": declaration,
+        "id": uuid.uuid4().hex,
+        "oldest": (first,) * n,
+        "next": at,
+        "marked_until": marked,
+        "tail": tuple(segments),
+        "levels": (),
+        "producers": producers,
+        "next_segment": len(segments),
+        "rewritten": rewritten,
+        "rewritten_before": before,
+    }
+    return state.model_copy(update=update)

@@ -1,0 +1,76 @@
+"""Writes the files of an append: with which of the stream's columns, and what they say of their content."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.streams.interface.system import POSITION
+from dagster_adjunct.resources.streams.lake.appending import Append, NewMarker
+from dagster_adjunct.resources.streams.lake.content import as_before, columns_sent, write_records
+from dagster_adjunct.resources.streams.lake.document import FileEntry, StreamState, data_folder
+from dagster_adjunct.resources.streams.lake.producers import content_digest, known
+from dagster_adjunct.resources.streams.lake.sources import Sources
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.resources.objects.lake import Lake
+
+
+def written(
+    lake: Lake,
+    stream: str,
+    state: StreamState,
+    data: DataFrame | pa.Table,
+    producer: str,
+    sequence: int,
+    end_of_dataset: str | None,
+    order_by: Sequence[str],
+    partitioned: bool,
+    started: int,
+    sources: Sources | None = None,
+) -> tuple[Append, list[str]]:
+    """Write records into an attempt's folder, begun at `started` (ms); return the append and its files' keys.
+
+    They are written with the newest of the stream's columns that they have. What was sent already is written with those
+    of then, whatever other columns it has by now: the only way to tell that it is the same.
+    """
+    data = _with_positions_or_without(data, sources, f"stream {stream!r}")
+    now = len(state.earlier)
+    sent = known(state.producers, producer, sequence)
+    columns = columns_sent(state, data, order_by) if sent is None else min(sent.columns, now)
+    declaration = state.declared_with(columns)
+    if sent is not None:
+        data = as_before(data, declaration.schema_, order_by)
+    attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
+    folder = data_folder(lake.stream_prefix(stream), attempt)
+    files = write_records(data, lake.store, folder, declaration, f"stream {stream!r}", tuple(order_by), partitioned)
+    partitions = tuple(range(declaration.partitions))
+    marker = NewMarker(end_of_dataset, partitions, "delivered") if end_of_dataset is not None else None
+    facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
+    digest = content_digest(facts, marker.content() if marker else ())
+    entries = tuple(FileEntry.of(file) for file in files)
+    chained = any(file.stats.get("differing") for file in files)
+    append = Append(
+        stream, producer, sequence, digest, attempt, started, entries, marker, state.id, columns, sources, chained
+    )
+    return append, [f"{folder}/{file.name}" for file in files]
+
+
+def _with_positions_or_without(data: Any, sources: Sources | None, what: str) -> Any:
+    """Return the records with the columns of POSITION where their sources are known, and else without."""
+    there = list(data.column_names if hasattr(data, "column_names") else data.columns)
+    missing = [name for name in POSITION if name not in there]
+    if sources is not None and missing:
+        raise SchemaMismatchError(
+            f"{what}: sources are given, and the records lack {', '.join(missing)}.",
+            "Add what each record was made of, or leave the sources out.",
+        )
+    if sources is not None or len(missing) == len(POSITION):
+        return data
+    names = [name for name in POSITION if name in there]
+    return data.drop_columns(names) if hasattr(data, "drop_columns") else data.drop(*names)
