@@ -22,7 +22,7 @@ T = TypeVar("T")
 _FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [adjunct-error]"
 _TEXT = re.compile(r"adjunct-error\[(\w+)\] (.*?) \[next step\] (.*?) \[adjunct-error\]", re.S)
 # How a Python worker's traceback ends when a task raised one of our errors: the class, then its message.
-_RAISED = re.compile(r"^resources\.errors\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
+_RAISED = re.compile(rf"^{re.escape(errors.__name__)}\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
 # How Spark names a file that it can't read, and what says that the file is to blame and not the way to it.
 _UNREAD = re.compile(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s")
 # What the network, or the store's server, does to a request of Spark's; S3A wraps it into errors of its own.
