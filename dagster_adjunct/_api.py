@@ -111,9 +111,9 @@ from dagster_adjunct.orchestration.planner.lake_catalog import (
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.orchestration.step.session_scope import session_scope
-from dagster_adjunct.orchestration.step.step import StepEvent, StepReport
 from dagster_adjunct.orchestration.upkeep.deletion import (
     DeletionReport,
     delete_dataset,

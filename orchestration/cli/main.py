@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.step import StepEvent
+    from dagster_adjunct.orchestration.step.report import StepEvent
     from dagster_adjunct.resources.objects import Lake
 
 

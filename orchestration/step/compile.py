@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.view import DatasetView
     from dagster_adjunct.assets.unbounded.transient import TransientView
-    from dagster_adjunct.orchestration.step.step import StepContext
+    from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
     from dagster_adjunct.resources.tables import RemoteTable
 

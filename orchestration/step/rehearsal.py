@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.view import DatasetView
     from dagster_adjunct.assets.unbounded.transient import TransientView
     from dagster_adjunct.orchestration.application.graph import Operator, SendToStream, SendToTable
-    from dagster_adjunct.orchestration.step.step import StepContext
+    from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
 
 _log = logging.getLogger("adjunct.step")

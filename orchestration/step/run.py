@@ -21,7 +21,9 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     followed,
 )
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
-from dagster_adjunct.orchestration.step.step import StepContext, StepEvent, StepReport, run_step
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
 

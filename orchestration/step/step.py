@@ -10,13 +10,11 @@ A crash anywhere leaves either a closed batch or an open intent; the next run ru
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.log import (
-    ApplicationState,
     BatchLog,
     ClosedBatch,
     Intent,
@@ -25,114 +23,30 @@ from dagster_adjunct.orchestration.batchlog.log import (
     spread,
 )
 from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, Replay
-from dagster_adjunct.orchestration.planner import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.found_positions import Positions
 from dagster_adjunct.orchestration.startpoints.offset_manager import OffsetManager
 from dagster_adjunct.orchestration.step.compile import BatchInputs, run_batch
+from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
 from dagster_adjunct.orchestration.step.rehearsal import check_outputs
+from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
 from dagster_adjunct.resources.errors import CommitConflict, StoreUnavailableError
 from dagster_adjunct.resources.spark.errors import adjunct_error
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from dagster_adjunct.assets.reading.view import DatasetView
     from dagster_adjunct.assets.unbounded.transient import TransientView
     from dagster_adjunct.assets.versions.report import AdvanceReport
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.resources.objects import Commit, Lake
+    from dagster_adjunct.resources.objects import Commit
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 # Seconds before a batch's work is begun again where the store broke off in the middle of it.
 _PAUSES = (1.0, 5.0)
 # How often a run begins: another one that was taken over from may come in between, once.
 _BEGINNINGS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class StepEvent:
-    """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
-
-    In order: "lease" (text) where the run waited for another one or took over from it, "startpoint" (text, one each) at
-    the start of a run, "table" (report) when a dataset that lives for one run was built or has taken changes in, "lost"
-    (text) where retention was faster, "intent" (records, unit, versions), "output" (output) before each output, "again"
-    (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch" (records
-    so far, counters) when its end is committed.
-    """
-
-    what: str
-    batch: int
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-    def summary(self) -> str:
-        """Return the event in one line, for logs."""
-        if self.what == "caught-up":
-            return f"caught up after batch {self.batch}"
-        if self.what == "table":
-            return str(self.detail["report"].summary())
-        if self.what in ("lease", "startpoint", "lost"):
-            return str(self.detail["text"])
-        if self.what == "again":
-            return f"batch {self.batch}: {self.detail['text']}"
-        said = {
-            "intent": "{records:,} {unit}, dataset versions {versions}",
-            "output": "writing {output}",
-            "outputs": "all outputs written",
-            "batch": "committed; {records:,} {unit} so far",
-        }[self.what]
-        return f"batch {self.batch}: {said.format(**{'unit': 'records', **self.detail})}"
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one run of the step did. Counters are of this run; `state` is the application's after it.
-
-    `startpoints` says in words which startpoints were resolved and applied, replays begun and ended, and by whom.
-    """
-
-    batches: int
-    caught_up: bool
-    counters: dict[str, dict[str, int]]
-    versions: dict[str, list[str]]
-    seconds: dict[str, float]
-    state: ApplicationState
-    startpoints: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {**values, "startpoints": list(self.startpoints), "state": self.state.model_dump(mode="json")}
-
-
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """What a step works with. `run` names who commits; `spark` starts the session when first called.
-
-    `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
-    by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
-    It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
-    """
-
-    lake: Lake
-    systems: Mapping[str, StreamSystem]
-    app: Application
-    plan: ExecutionPlan
-    spark: Callable[[], SparkSession]
-    run: str
-    on_event: Callable[[StepEvent], None] = lambda event: None
-    max_batches: int | None = None
-    between_batches: Callable[[], None] = lambda: None
-    still_ours: Callable[[], None] | None = None
-
-    def check(self) -> None:
-        """Raise where the run may not go on."""
-        if self.still_ours is not None:
-            self.still_ours()
 
 
 def run_step(context: StepContext) -> StepReport:

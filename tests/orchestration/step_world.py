@@ -15,7 +15,9 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step.step import StepContext, StepEvent, StepReport, run_step
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -19,7 +19,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step import step as step_module
-from dagster_adjunct.orchestration.step.step import StepContext, StepEvent, StepReport, run_step
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.upkeep.discarding import discard_all
 from dagster_adjunct.resources.errors import (
     CommitConflict,

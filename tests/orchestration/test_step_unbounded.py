@@ -20,8 +20,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.step import advancing
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
+from dagster_adjunct.orchestration.step.report import StepEvent
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
-from dagster_adjunct.orchestration.step.step import StepEvent, run_step
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.upkeep.discarding import open_batches
 from dagster_adjunct.resources.errors import (
     BadChangeError,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.step.step import StepEvent
+    from dagster_adjunct.orchestration.step.report import StepEvent
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -103,7 +103,8 @@ def outputs_asset(
         from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
         from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
         from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
-        from dagster_adjunct.orchestration.step.step import StepContext, run_step
+        from dagster_adjunct.orchestration.step.context import StepContext
+        from dagster_adjunct.orchestration.step.step import run_step
 
         run, say = context.run.run_id, context.log.info
 

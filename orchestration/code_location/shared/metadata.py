@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.lineage import Node
     from dagster_adjunct.orchestration.application.message_stream import OutputStream
     from dagster_adjunct.orchestration.code_location.shared.column_lineage import Made
-    from dagster_adjunct.orchestration.step.step import StepReport
+    from dagster_adjunct.orchestration.step.report import StepReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition

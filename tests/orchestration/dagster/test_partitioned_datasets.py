@@ -26,7 +26,7 @@ from dagster_adjunct.assets.sources.delivery import Delivery
 from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState
-from dagster_adjunct.orchestration.step.step import StepReport
+from dagster_adjunct.orchestration.step.report import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
 

@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
     output_columns,
 )
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step.step import StepReport
+from dagster_adjunct.orchestration.step.report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab
 

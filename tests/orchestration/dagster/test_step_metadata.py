@@ -8,7 +8,7 @@ from typing import Any
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
 from dagster_adjunct.orchestration.code_location.shared.metadata import step_metadata
-from dagster_adjunct.orchestration.step.step import StepReport
+from dagster_adjunct.orchestration.step.report import StepReport
 
 REPLAY = Replay(
     id="s@lake.orders.0",

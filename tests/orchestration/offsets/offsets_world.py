@@ -19,7 +19,9 @@ from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, Star
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.step import step as step_module
 from dagster_adjunct.orchestration.step.compile import BatchInputs
-from dagster_adjunct.orchestration.step.step import StepContext, StepEvent, StepReport, run_step
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in

@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.startpoints.parsing import startpoint_request
 from dagster_adjunct.orchestration.startpoints.requesting import Asked, TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.step.step import StepEvent
+from dagster_adjunct.orchestration.step.report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition

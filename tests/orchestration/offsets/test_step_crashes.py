@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
-from dagster_adjunct.orchestration.step.step import StepEvent
+from dagster_adjunct.orchestration.step.report import StepEvent
 from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
