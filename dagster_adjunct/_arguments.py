@@ -102,6 +102,8 @@ def _guard_model(cls: type[Any]) -> None:
     """Say what pydantic finds wrong with a setting as an error of ours; values are its to check."""
     from pydantic import ValidationError
 
+    from dagster_adjunct.resources.stored_documents import problems
+
     made = cls.__init__
 
     @functools.wraps(made)
@@ -113,10 +115,7 @@ def _guard_model(cls: type[Any]) -> None:
         try:
             made(self, *args, **given)
         except (ValidationError, TypeError) as error:
-            if isinstance(error, ValidationError):
-                found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            else:
-                found = [str(error)]
+            found = problems(error) if isinstance(error, ValidationError) else [str(error)]
             raise ConfigurationError(
                 f"{cls.__name__}: {'; '.join(found)}.", _nearest(given, known, cls.__name__)
             ) from None

@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.spark.given_session import session_of
+from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
 
@@ -65,7 +66,7 @@ def ranges_of(dataset: str, version: str) -> Ranges:
         ranges = _STORED.validate_json(version.removeprefix(_FORM))
         return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
     except (ValueError, AdjunctError) as error:
-        said = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        said = first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise MalformedDocumentError(
             f"dataset {dataset!r} lives for one run, and {version!r} is no version of it: {said}.",
             "Run the application with the release that wrote its batch log, or a newer one.",

@@ -22,6 +22,7 @@ from dagster_adjunct.assets.versions.manifest import (
     SealedVersion,
     VersionRef,
     parse_manifest,
+    problem_with_document,
 )
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
@@ -142,7 +143,7 @@ class DatasetLog:
         except (ValidationError, AdjunctError) as error:
             raise MalformedDocumentError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be read: "
-                f"{str(error).splitlines()[0]}.",
+                f"{problem_with_document(error)}.",
                 "Restore that object from a backup; other versions are untouched.",
             ) from error
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AwareDatetime,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -25,6 +24,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.following import DeltaCompaction
@@ -55,9 +55,9 @@ Offset = Annotated[str, Field(min_length=1)]
 AppliedIds = Annotated[tuple[str, ...], BeforeValidator(lambda found: (found,) if isinstance(found, str) else found)]
 
 
-class _Document(BaseModel):
+class _Document(StoredDocument):
     # The schema's columns are called `schema` everywhere else; pydantic's own method of that name is deprecated.
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 class Declaration(_Document):
@@ -447,16 +447,13 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
             raise MalformedDocumentError(f"it describes the dataset {manifest.name!r}")
     except (ValidationError, AdjunctError) as error:
         raise MalformedDocumentError(
-            f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {_first(error)}.",
+            f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {problem_with_document(error)}.",
             "Restore that object from a backup; versions committed before it are untouched and can still be "
             "opened by their id.",
         ) from error
     return manifest
 
 
-def _first(error: ValidationError | AdjunctError) -> str:
-    if isinstance(error, AdjunctError):
-        return error.problem.rstrip(".")
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the whole"
-    return f"{where}: {first['msg']}"
+def problem_with_document(error: ValidationError | AdjunctError) -> str:
+    """Return in words why a stored document can't be read."""
+    return error.problem.rstrip(".") if isinstance(error, AdjunctError) else first_problem(error)

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field as Default
 from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.batchlog.positions import Document, OffsetState, Replay
+from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
 from dagster_adjunct.resources.errors import (
     CommitConflict,
     ConfigurationError,
     MalformedDocumentError,
     ObjectExistsError,
 )
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit import Commit
@@ -31,14 +32,14 @@ KIND = "application"
 NAMES = "applications/_names"
 
 
-class Range(Document):
+class Range(StoredDocument):
     """The offsets [start, end) of one stream partition; opaque strings that only its system orders."""
 
     start: str
     end: str
 
 
-class Intent(Document):
+class Intent(StoredDocument):
     """What one batch is going to do, written before it reads anything.
 
     `startpoints` are the ids of those that it applies, `epochs` what its records carry (0 where left out), and `lost`
@@ -59,7 +60,7 @@ class Intent(Document):
     tasks: int | None = None
 
 
-class ClosedBatch(Document):
+class ClosedBatch(StoredDocument):
     """What one batch did: its intent, the input records it read, and the counters of each output and join."""
 
     intent: Intent
@@ -69,7 +70,7 @@ class ClosedBatch(Document):
     seconds: dict[str, float]
 
 
-class ApplicationState(Document):
+class ApplicationState(StoredDocument):
     """The whole state of an application.
 
     `checkpoint` is the next offset to read of each stream partition (`lake.flights.3`); `records` and `totals`
@@ -226,10 +227,9 @@ class BatchLog:
         try:
             return ApplicationState.model_validate(commit.body)
         except ValidationError as error:
-            first = error.errors()[0]
             raise MalformedDocumentError(
                 f"the batch log of application {self._application!r} is malformed in {commit.manifest_key}: "
-                f"{'.'.join(map(str, first['loc']))}: {first['msg']}.",
+                f"{first_problem(error)}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
             ) from error
 

@@ -11,20 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict
 from pydantic import Field as Default
+
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 # Requests expire, so one is written again soon or in vain: few others can have come between.
 _REMEMBERED = 20
 
 
-class Document(BaseModel):
-    """A part of the batch log's manifest."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ResolvedStartpoint(Document):
+class ResolvedStartpoint(StoredDocument):
     """A startpoint, and the `offset` at which it starts, stored before anything is read from there.
 
     `id` is that of its request, `stream` is the identity of the stream, `position` says what was asked for, as in
@@ -41,7 +36,7 @@ class ResolvedStartpoint(Document):
     resolved_at: datetime
 
 
-class AppliedStartpoint(Document):
+class AppliedStartpoint(StoredDocument):
     """The newest startpoint that a commit of offsets applied to a partition, and the epoch that it opened.
 
     `batch` is the first batch that started there; None where there was nothing to read yet.
@@ -57,7 +52,7 @@ class AppliedStartpoint(Document):
     applied_at: datetime
 
 
-class Replay(Document):
+class Replay(StoredDocument):
     """A bounded replay of one partition: reads [`start`, `until`) again and has come to `next`."""
 
     id: str
@@ -78,7 +73,7 @@ def replay_id(ssp: str, startpoint_id: str) -> str:
     return f"{startpoint_id}@{ssp}"
 
 
-class OffsetState(Document):
+class OffsetState(StoredDocument):
     """What is known of an application's positions besides its checkpoint; all by partition (`lake.flights.3`).
 
     `streams` holds the identity of each input stream that the checkpoint is of. `epochs` are those of the main

@@ -6,10 +6,10 @@ import os
 import socket
 from pathlib import Path
 
-from dagster_adjunct.orchestration.batchlog.positions import Document
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 
-class Process(Document):
+class Process(StoredDocument):
     """A process by its number and start, in a process namespace of one boot of one machine; "" what is not known.
 
     A number is given out again, so the start (in ticks since the boot) belongs to it. Containers on one machine have

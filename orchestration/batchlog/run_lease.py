@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.batchlog.positions import Document
 from dagster_adjunct.orchestration.batchlog.processes import Process, this_process
 from dagster_adjunct.resources.errors import (
     ApplicationBusyError,
@@ -36,6 +35,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.renewal import Renewal
 from dagster_adjunct.resources.objects.store import time_of_store
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
@@ -49,7 +49,7 @@ _log = logging.getLogger("adjunct.run")
 _held: set[str] = set()
 
 
-class Holder(Document):
+class Holder(StoredDocument):
     """Who runs an application: `run` as it is named in commits, `dagster` the id of a run of Dagster's."""
 
     id: str

@@ -12,9 +12,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 
 PAGE_BYTES = 256 * 1024
 FORMAT = 1
@@ -22,11 +23,7 @@ FORMAT = 1
 Entries = Mapping[str, Any]
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Page(_Stored):
+class Page(StoredDocument):
     """Where one page is, the SHA-256 of its bytes, and its smallest key."""
 
     first: str
@@ -35,7 +32,7 @@ class Page(_Stored):
     sha256: str
 
 
-class NamespaceDocument(_Stored):
+class NamespaceDocument(StoredDocument):
     """The pages of a namespace, in the order of their keys."""
 
     format: Literal[1] = 1
@@ -53,9 +50,8 @@ class NamespaceDocument(_Stored):
         try:
             return cls.model_validate(body)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
             raise MalformedDocumentError(
-                f"{where} is no namespace of format {FORMAT}: {'.'.join(map(str, first['loc']))}: {first['msg']}.",
+                f"{where} is no namespace of format {FORMAT}: {first_problem(error)}.",
                 "Restore that object from a backup or an older object version.",
             ) from error
 

@@ -6,18 +6,17 @@ import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 
 FORMAT = 1
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Document(BaseModel):
-    """A stored JSON document. `format` changes whenever the fields do, so unknown fields are an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Document(StoredDocument):
+    """A document of a format that is stored with it: `format` changes whenever the fields do."""
 
     format: Literal[1] = 1
 
@@ -79,10 +78,8 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
                 f"{where} has format {found}; this version of Adjunct reads format {FORMAT}.",
                 "Upgrade dagster-adjunct: a newer version wrote this.",
             ) from None
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the whole document"
         raise MalformedDocumentError(
-            f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {field}: {first['msg']} "
+            f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_problem(error)} "
             f"({len(data)} bytes found).",
             next_step,
         ) from None

@@ -7,15 +7,15 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.batchlog.positions import Document
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 # A layout that an older release can't read gets another one.
 VERSION = 2
 
-C = TypeVar("C", bound=Document)
+C = TypeVar("C", bound=StoredDocument)
 
 
-def write_cursor(cursor: Document) -> str:
+def write_cursor(cursor: StoredDocument) -> str:
     """Return the cursor as it is stored."""
     return json.dumps({"version": VERSION, **cursor.model_dump(mode="json")})
 

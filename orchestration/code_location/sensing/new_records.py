@@ -17,7 +17,6 @@ from dagster import (
     sensor,
 )
 
-from dagster_adjunct.orchestration.batchlog.positions import Document
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
@@ -36,6 +35,7 @@ from dagster_adjunct.orchestration.code_location.sensing.stream_ends import (
 )
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.runs import has_ended, in_progress
+from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 40.0
 
 
-class NewRecordsCursor(Document):
+class NewRecordsCursor(StoredDocument):
     """What was asked for last, and the look at the streams that the tick before did not finish."""
 
     asked: Asked = Asked()

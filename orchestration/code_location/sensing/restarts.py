@@ -21,11 +21,11 @@ from dagster import (
     sensor,
 )
 
-from dagster_adjunct.orchestration.batchlog.positions import Document
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip, wait_after
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 if TYPE_CHECKING:
     from dagster import JobDefinition, RunRecord
@@ -54,7 +54,7 @@ class Attempt:
     ended_at: float | None = None
 
 
-class RestartCursor(Document):
+class RestartCursor(StoredDocument):
     """The failed run that was looked at last, and what its failure says of another one; "" for nothing."""
 
     run_id: str = ""

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dagster_adjunct.orchestration.batchlog.positions import Document
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
 _SHOWN = 200
 
 
-class Asked(Document):
+class Asked(StoredDocument):
     """What a sensor asked for last: for which state of things (a digest), how often, and when (epoch seconds)."""
 
     about: str = ""

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from pydantic import Field as Default
 
-from dagster_adjunct.orchestration.batchlog.positions import Document
+from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 
-class Found(Document):
+class Found(StoredDocument):
     """What was found in one stream: offsets to be read, a reason for a run that does not depend on them, and its ends.
 
     `ends` is a digest, of a stream that feeds a dataset; "" otherwise.
@@ -26,7 +26,7 @@ class Found(Document):
     ends: str = ""
 
 
-class Look(Document):
+class Look(StoredDocument):
     """What a look has found so far.
 
     `of` is the application's last commit: after another one the look begins anew. `streams` has what was found by

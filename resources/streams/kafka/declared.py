@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic, check_topic_name
 from dagster_adjunct.resources.streams.lake.declaring import check_equal, declare
 from dagster_adjunct.resources.streams.lake.document import Declaration
@@ -32,10 +33,8 @@ class Known:
     key: tuple[str, ...]
 
 
-class _Created(BaseModel):
+class _Created(StoredDocument):
     """What is remembered of a stream that `create` made."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = 1
     topic: str
@@ -127,6 +126,6 @@ class Declarations:
             return _Created.model_validate(said)
         except ValidationError as error:
             raise MalformedDocumentError(
-                f"{self._where}: the entry of stream {stream!r} can't be read ({error.errors()[0]['msg']}).",
+                f"{self._where}: the entry of stream {stream!r} can't be read ({first_problem(error)}).",
                 "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata.",
             ) from None

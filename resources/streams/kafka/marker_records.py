@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import Marker
@@ -47,7 +48,7 @@ def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
     except ValidationError as error:
         raise MalformedDocumentError(
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(said or b'')[:200]!r}: "
-            f"{error.errors()[0]['msg']}.",
+            f"{first_problem(error)}.",
             'Write markers as {"version": "v7"}, and with "rows" and "checksum" as they are known.',
         ) from error
     return Marker(ssp, str(message.offset()), found.version, found.rows, found.checksum)

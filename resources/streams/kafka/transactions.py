@@ -18,9 +18,10 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, ProducerConflict
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.kafka.delivery import Append, Record, Sender, Span, Target, records_of
 from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
 from dagster_adjunct.resources.streams.kafka.send_errors import refused
@@ -37,10 +38,8 @@ _PAUSE_SECONDS = 0.1
 _BITS = 128
 
 
-class Mark(BaseModel):
+class Mark(StoredDocument):
     """What the mark of one partition says: of the append `sequence`, `rows` records begin at `first`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     topic: str
@@ -224,7 +223,7 @@ def _parsed(text: str, target: Target) -> Mark:
     except ValidationError as error:
         raise MalformedDocumentError(
             f"{target}: the mark of its producer reads {text[:200]!r}, which is none of this version of Adjunct "
-            f"({error.errors()[0]['msg']}).",
+            f"({first_problem(error)}).",
             "Append with the version that wrote it, or a newer one; or reset the offsets of that group.",
         ) from error
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamExistsError
 from dagster_adjunct.resources.schemas.evolution import evolved, refused_changes
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.system import Repartitioned, StreamInfo
 from dagster_adjunct.resources.streams.lake.document import (
     CompactionPolicy,
@@ -77,9 +78,8 @@ def declare(
             compaction=compaction,
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
         raise ConfigurationError(
-            f"{what}: {'.'.join(map(str, first['loc']))}: {first['msg']} (found {first['input']!r}).",
+            f"{what}: {first_problem(error)} (found {error.errors(include_url=False)[0]['input']!r}).",
             "Correct the declaration.",
         ) from None
 

@@ -14,8 +14,6 @@ from datetime import timedelta
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     field_serializer,
@@ -26,6 +24,7 @@ from pydantic import (
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.interface.system import (
     EPOCH,
     READER,
@@ -54,11 +53,7 @@ _ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Retention(_Part):
+class Retention(StoredDocument):
     """What a stream keeps: whole segments younger than `max_age` (since their append was committed, whatever the
     records' own timestamps say) and, of these, the newest of at most `max_bytes` together. None: no limit."""
 
@@ -66,7 +61,7 @@ class Retention(_Part):
     max_bytes: Annotated[int, Field(gt=0)] | None = None
 
 
-class CompactionPolicy(_Part):
+class CompactionPolicy(StoredDocument):
     """When small segments are merged: runs of at least `min_segments` neighbours, each smaller than half of
     `target_bytes`, into one of about `target_bytes`."""
 
@@ -74,7 +69,7 @@ class CompactionPolicy(_Part):
     target_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * 1024
 
 
-class Declaration(_Part):
+class Declaration(StoredDocument):
     """What `create` was told."""
 
     columns: Any
@@ -141,7 +136,7 @@ class MarkerEntry(NamedTuple):
     counted: bool = False
 
 
-class Segment(_Part):
+class Segment(StoredDocument):
     """The records and markers from `base` up to `next`, by partition; `__row` in a file counts from `base`.
 
     `appended` is when it was committed, in ms since the epoch; `attempt` is the folder of its files. `positioned` says
@@ -197,7 +192,7 @@ class Segment(_Part):
         return Generation(number, self.folder(prefix), files)
 
 
-class Page(_Part):
+class Page(StoredDocument):
     """A stored page of segments (level 1) or of pages of the level below, with their sums."""
 
     key: str
@@ -241,7 +236,7 @@ class Dropped(NamedTuple):
     at: Count
 
 
-class Rewritten(_Part):
+class Rewritten(StoredDocument):
     """How a stream came to its partitions: those of the stream `id` ended at `ended`, and these went on at `next`.
 
     `oldest` is where those began then, () where that was not kept. `at` is when, in ms since the epoch.
@@ -255,7 +250,7 @@ class Rewritten(_Part):
     oldest: tuple[Count, ...] = ()
 
 
-class StreamState(_Part):
+class StreamState(StoredDocument):
     """The body of a stream's manifest.
 
     `id` tells the stream from another one that was made under its name later ("" for one made before ids were given).
@@ -355,16 +350,14 @@ def _schema(value: Any) -> Schema:
         raise ValueError(str(error)) from error
 
 
-P = TypeVar("P", bound=_Part)
+P = TypeVar("P", bound=StoredDocument)
 
 
 def _validated(kind: type[P], body: Any, where: str) -> P:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the index"
         raise MalformedDocumentError(
-            f"{where} is malformed: {field}: {first['msg']}.",
+            f"{where} is malformed: {first_problem(error)}.",
             "Restore this object from a backup or an older object version; the records themselves are untouched.",
         ) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from dagster_adjunct.resources.errors import (
     CommitConflict,
@@ -22,6 +22,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import Epochs, OffsetRange
 from dagster_adjunct.resources.streams.lake.latest import WithoutPosition, lineages_of
@@ -40,13 +41,11 @@ if TYPE_CHECKING:
 KIND = "reader"
 
 
-class ReaderPosition(BaseModel):
+class ReaderPosition(StoredDocument):
     """Where a reader goes on: the next offset of each partition of the stream with this identity.
 
     `read` is what the stream's records were made of when the last batch began.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stream: str
     offsets: tuple[Count, ...]
@@ -317,9 +316,7 @@ def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
     try:
         return ReaderPosition.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
         raise MalformedDocumentError(
-            f"the position {commit.manifest_key!r} in {lake.url} is malformed: {'.'.join(map(str, first['loc']))}: "
-            f"{first['msg']}.",
+            f"the position {commit.manifest_key!r} in {lake.url} is malformed: {first_problem(error)}.",
             "Restore this object from a backup, or forget the reader and begin anew; the stream is untouched.",
         ) from None

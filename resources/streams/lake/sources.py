@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from dagster_adjunct.resources.stored_documents import StoredDocument
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -46,10 +48,8 @@ class Replayed(NamedTuple):
     epoch: Count
 
 
-class Coverage(BaseModel):
+class Coverage(StoredDocument):
     """What one reader has read of one source partition: up to `until` at most, and `replayed` in order of offsets."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     until: Count = 0
     replayed: tuple[Replayed, ...] = ()

@@ -1,0 +1,27 @@
+"""Documents that are stored as JSON: what all of them have in common, and what is said of one that can't be read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+
+class StoredDocument(BaseModel):
+    """A stored document, or a part of one: frozen, and without fields that this release does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def problems(error: ValidationError) -> list[str]:
+    """Return what pydantic found wrong, each as "field: message"."""
+    found = error.errors(include_url=False)
+    return [f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg']}" for one in found]
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that pydantic found wrong, as "field: message"."""
+    return problems(error)[0]
