@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.seal import SCHEMA, rows
 from benchmarks.timing import alternate, show
-from dagster_adjunct import DatasetView, Lake, open_lake
+from dagster_adjunct import Lake, open_lake
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -46,7 +47,7 @@ def run(rounds: int) -> None:
         compare(rounds, old, every)
 
 
-def compare(rounds: int, old: DatasetView, new: DatasetView) -> None:
+def compare(rounds: int, old: VersionReader, new: VersionReader) -> None:
     """Time the diff of two versions and the bare reading of both, in turns."""
     import pyarrow.parquet as pq
 
@@ -64,7 +65,7 @@ def compare(rounds: int, old: DatasetView, new: DatasetView) -> None:
     show(measured, "diff", "read", "at most 1.5")
 
 
-def version(lake: Lake, number: int, table: pa.Table) -> DatasetView:
+def version(lake: Lake, number: int, table: pa.Table) -> VersionReader:
     """Write one version by the writer that seals versions, but without Spark."""
     folder = f"{lake.dataset_prefix('compared')}/data/attempt{number}"
     layout = layout_of(SCHEMA, ("k",), ("k",), BUCKETS, False)
@@ -74,4 +75,4 @@ def version(lake: Lake, number: int, table: pa.Table) -> DatasetView:
         key=("k",), partition_by=("k",), partitions=BUCKETS, positioned=False,
         generations=(Generation(number, folder, tuple(files)),), rows=table.num_rows, offsets={},
     )  # fmt: skip
-    return DatasetView(lake.store, "compared", sealed)
+    return VersionReader(lake.store, "compared", sealed)

@@ -29,7 +29,7 @@ from dagster_adjunct.resources.objects import lake_in
 from dagster_adjunct.resources.objects.faulty import FaultyStore
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 ROWS = 3_000_000
 BUCKETS = 8
@@ -88,7 +88,7 @@ def rate(get: Callable[[str], object], keys: Sequence[str]) -> float:
     return len(keys) / (time.perf_counter() - began)
 
 
-def duckdb_query(lake: Lake, view: DatasetView) -> Callable[[str], Any]:
+def duckdb_query(lake: Lake, view: VersionReader) -> Callable[[str], Any]:
     """Return a prepared point query in one connection, over the version's files, whose footers DuckDB may keep."""
     import duckdb
 

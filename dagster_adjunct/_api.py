@@ -50,11 +50,11 @@ from dagster_adjunct.assets.exchange.iceberg import (
 )
 from dagster_adjunct.assets.exchange.stream_view import StreamView, stream_view
 from dagster_adjunct.assets.reading.diff import ChangedEntry, VersionDiff, diff_versions
-from dagster_adjunct.assets.reading.lookup import FileCache
+from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.serving import ServedDataset
-from dagster_adjunct.assets.reading.store import DatasetStore, list_datasets, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions as DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
 from dagster_adjunct.assets.reading.verify import VerifyReport, verify_version
-from dagster_adjunct.assets.reading.view import DatasetView
 from dagster_adjunct.assets.reading.watch import Watch
 from dagster_adjunct.assets.rebucketing.report import RebucketReport
 from dagster_adjunct.assets.retention.discard import DiscardReport
@@ -64,7 +64,6 @@ from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compac
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
 from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
-from dagster_adjunct.assets.unbounded.transient import TransientView
 from dagster_adjunct.assets.validation.checks import Finding
 from dagster_adjunct.assets.validation.validators import (
     Candidate,
@@ -243,7 +242,6 @@ __all__ = [
     "DatasetError",
     "DatasetNotFoundError",
     "DatasetStore",
-    "DatasetView",
     "DeadLetters",
     "DebeziumEnvelope",
     "DebeziumUnwrapped",
@@ -347,7 +345,6 @@ __all__ = [
     "TableWriteFunction",
     "Text",
     "TransientError",
-    "TransientView",
     "UpdateContract",
     "UpdateMessage",
     "Upserts",

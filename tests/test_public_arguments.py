@@ -214,7 +214,7 @@ def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object
 
 def test_an_operation_is_refused_before_it_begins(known: dict[str, Any]) -> None:
     store = public.DatasetStore(known["lake"], "d")
-    with pytest.raises(ConfigurationError, match=r"DatasetStore.pin: reason is None: expected a text"):
+    with pytest.raises(ConfigurationError, match=r"StoredVersions.pin: reason is None: expected a text"):
         store.pin("v1", reason=None, by="ada")  # type: ignore[arg-type]
 
 

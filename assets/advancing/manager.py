@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import Source, by_partition
 from dagster_adjunct.assets.unbounded.recovery import decide, examine
-from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientView
+from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -98,7 +98,7 @@ class AdjunctDatasetManager:
                 reports |= {report.dataset: report for report in done}
         return reports
 
-    def view(self, dataset: str) -> DatasetView | TransientView | None:
+    def view(self, dataset: str) -> VersionReader | TransientVersion | None:
         """Return what a dataset holds now, None before there is anything.
 
         A view of a dataset that lives for one run can be read until the next `process` of its stream.
@@ -110,7 +110,7 @@ class AdjunctDatasetManager:
             )
         if dataset in self._transient:
             return self._transient[dataset].view
-        return DatasetStore(self._lake, self._datasets[dataset]).current()
+        return StoredVersions(self._lake, self._datasets[dataset]).current()
 
     def reset_at_start(self) -> set[SystemStreamPartition]:
         """Return the partitions that are read again from their beginning when a run starts now.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
 from dagster_adjunct.assets.versions.log import Attempt
@@ -124,7 +124,9 @@ def validate_candidate(built: Built, spark: Callable[[], SparkSession]) -> None:
         verdicts = evaluate(
             member.spec.validators,
             Candidate(
-                DatasetView(store, name, version), None if current is None else DatasetView(store, name, current), spark
+                VersionReader(store, name, version),
+                None if current is None else VersionReader(store, name, current),
+                spark,
             ),
             member.spec.sensitive,
         )

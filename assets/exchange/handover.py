@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.dataset
 
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 
-def parquet_files(view: DatasetView | StreamView) -> list[str]:
+def parquet_files(view: VersionReader | StreamView) -> list[str]:
     """Return where the Parquet files are: paths for a lake in a folder, s3:// addresses on S3.
 
     Their rows are all entries of a version, each once, or all records of a stream. Those of a change stream's table
@@ -42,11 +42,11 @@ def parquet_files(view: DatasetView | StreamView) -> list[str]:
     return _paths(view)
 
 
-def _paths(view: DatasetView | StreamView) -> list[str]:
+def _paths(view: VersionReader | StreamView) -> list[str]:
     return [location(stored.store, stored.key) for stored in whole_files(view)]
 
 
-def pyarrow_dataset(view: DatasetView | StreamView) -> pyarrow.dataset.Dataset:
+def pyarrow_dataset(view: VersionReader | StreamView) -> pyarrow.dataset.Dataset:
     """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
 
     Those of a stream are followed by `__tombstone` and `__epoch` (null for 0). Where records of it are replaced they
@@ -57,7 +57,7 @@ def pyarrow_dataset(view: DatasetView | StreamView) -> pyarrow.dataset.Dataset:
     return found.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else found
 
 
-def _whole_dataset(view: DatasetView | StreamView) -> pyarrow.dataset.FileSystemDataset:
+def _whole_dataset(view: VersionReader | StreamView) -> pyarrow.dataset.FileSystemDataset:
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -74,7 +74,7 @@ def _whole_dataset(view: DatasetView | StreamView) -> pyarrow.dataset.FileSystem
     return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
 
-def duckdb_view(connection: duckdb.DuckDBPyConnection, view: DatasetView | StreamView, name: str) -> None:
+def duckdb_view(connection: duckdb.DuckDBPyConnection, view: VersionReader | StreamView, name: str) -> None:
     """Create, or replace, a view of this name over the version or stream; it lives as long as the connection.
 
     Over a version's files in a folder DuckDB reads them itself. On S3, and for a stream, they are read through
@@ -102,7 +102,7 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: DatasetView | Strea
     connection.execute(f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS {query}")
 
 
-def polars_frame(view: DatasetView | StreamView) -> polars.LazyFrame:
+def polars_frame(view: VersionReader | StreamView) -> polars.LazyFrame:
     """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 
     Over a version's files in a folder Polars reads them itself; on S3, and for a stream, through pyarrow. Raises as
@@ -121,14 +121,14 @@ def polars_frame(view: DatasetView | StreamView) -> polars.LazyFrame:
     return frame  # type: ignore[no-any-return]
 
 
-def columns_of(view: DatasetView | StreamView) -> dict[str, str]:
+def columns_of(view: VersionReader | StreamView) -> dict[str, str]:
     """Return the columns that other engines see, with their types."""
     if isinstance(view, StreamView):
         return view.columns
     return {field.name: field.type for field in view.schema.fields}
 
 
-def arrow_schema_of(view: DatasetView | StreamView) -> pyarrow.Schema:
+def arrow_schema_of(view: VersionReader | StreamView) -> pyarrow.Schema:
     """Return the same as Arrow's schema."""
     import pyarrow as pa
 
@@ -149,7 +149,7 @@ def engine(module: str, *, extra: str) -> Any:
         ) from error
 
 
-def whole_files(view: DatasetView | StreamView) -> list[StoredFile]:
+def whole_files(view: VersionReader | StreamView) -> list[StoredFile]:
     """Return the files, whose rows are all entries or records. Raises DatasetError where they have to be merged."""
     if isinstance(view, StreamView):
         return list(view.files)
@@ -172,7 +172,7 @@ def whole_files(view: DatasetView | StreamView) -> list[StoredFile]:
     return files_of(view.store, view.dataset, sealed)
 
 
-def _has_all_columns(view: DatasetView | StreamView) -> bool:
+def _has_all_columns(view: VersionReader | StreamView) -> bool:
     """Whether the files have the version's columns as they are; those of a change stream's table may be older.
 
     Where a column was added or widened since, pyarrow reads it as it is now; others do not.

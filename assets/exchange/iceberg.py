@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.lake import Lake
 
 DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
@@ -98,7 +98,7 @@ class IcebergSnapshot:
 
 
 def register_in_iceberg(
-    view: DatasetView | StreamView, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
+    view: VersionReader | StreamView, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
 ) -> IcebergSnapshot:
     """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
 
@@ -142,7 +142,7 @@ def publish_to_iceberg(
     NoSealedVersionError while nothing is served.
     """
     spark = starter_of(spark)
-    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
     catalog, store = table.open(), open_dataset(lake, dataset)
@@ -163,7 +163,7 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
     return _let_go(lake, dataset, _holder(identifier), ())
 
 
-def _hold(lake: Lake, view: DatasetView | StreamView, holder: str) -> None:
+def _hold(lake: Lake, view: VersionReader | StreamView, holder: str) -> None:
     if isinstance(view, StreamView):
         stream_holds.hold(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
     else:
@@ -182,7 +182,7 @@ def _holder(identifier: str) -> str:
     return f"Iceberg table {identifier}"
 
 
-def _check_sealed(view: DatasetView | StreamView, lake: Lake) -> None:
+def _check_sealed(view: VersionReader | StreamView, lake: Lake) -> None:
     manifest = DatasetLog(lake, view.dataset).read()[1]
     ref = manifest.ref(view.version) if manifest is not None else None
     if ref is not None and ref.state != "sealed":
@@ -192,7 +192,7 @@ def _check_sealed(view: DatasetView | StreamView, lake: Lake) -> None:
         )
 
 
-def _table(view: DatasetView | StreamView, catalog: Catalog, identifier: str) -> Table:
+def _table(view: VersionReader | StreamView, catalog: Catalog, identifier: str) -> Table:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
     try:
@@ -218,7 +218,7 @@ def _table(view: DatasetView | StreamView, catalog: Catalog, identifier: str) ->
     return table
 
 
-def _check_columns(view: DatasetView | StreamView, table: Table, identifier: str) -> None:
+def _check_columns(view: VersionReader | StreamView, table: Table, identifier: str) -> None:
     """Refuse a version without a column of the table, or with another type, unless it was in the table before."""
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
     mine = {name: _iceberg_type(kind) for name, kind in columns_of(view).items()}
@@ -235,7 +235,7 @@ def _check_columns(view: DatasetView | StreamView, table: Table, identifier: str
 
 
 def _commit(
-    view: DatasetView | StreamView, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]
+    view: VersionReader | StreamView, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]
 ) -> None:
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
     from pyiceberg.table import TableProperties
@@ -274,7 +274,7 @@ def _commit(
 
 
 def _data_files(
-    view: DatasetView | StreamView, table: Table, transaction: Transaction, paths: tuple[str, ...]
+    view: VersionReader | StreamView, table: Table, transaction: Transaction, paths: tuple[str, ...]
 ) -> list[DataFile]:
     """Return what Iceberg is to know of the files, from their footers."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
@@ -294,7 +294,7 @@ def _data_files(
     return found
 
 
-def _name_mapping(view: DatasetView | StreamView, metadata: TableMetadata) -> str:
+def _name_mapping(view: VersionReader | StreamView, metadata: TableMetadata) -> str:
     """Return the table's mapping of names to fields, which readers want to have for each column of a file.
 
     The columns that a change stream's table has beside its own are mapped to fields that the table has not, so that
@@ -308,7 +308,7 @@ def _name_mapping(view: DatasetView | StreamView, metadata: TableMetadata) -> st
     return NameMapping([*mapping.root, *hidden]).model_dump_json()
 
 
-def _with_hidden(view: DatasetView | StreamView, metadata: TableMetadata) -> TableMetadata:
+def _with_hidden(view: VersionReader | StreamView, metadata: TableMetadata) -> TableMetadata:
     """Return the table's metadata as if it had the hidden columns too: only to look at files, never committed."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
@@ -330,15 +330,15 @@ def _with_hidden(view: DatasetView | StreamView, metadata: TableMetadata) -> Tab
     return metadata.model_copy(update={"schemas": [wide], "properties": {**metadata.properties, **unseen}})
 
 
-def _what(view: DatasetView | StreamView) -> str:
+def _what(view: VersionReader | StreamView) -> str:
     return f"{_whose(view)}{' at commit' if isinstance(view, StreamView) else ', version'} {view.version}"
 
 
-def _whose(view: DatasetView | StreamView) -> str:
+def _whose(view: VersionReader | StreamView) -> str:
     return f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
 
 
-def _hidden(view: DatasetView | StreamView) -> dict[str, str]:
+def _hidden(view: VersionReader | StreamView) -> dict[str, str]:
     """Return the columns that the files have beside those of the dataset, with their types."""
     return view.hidden if isinstance(view, StreamView) else dict(view.sealed.layout.hidden)
 

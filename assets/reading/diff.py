@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.compare import common_type, compare, smallest
-from dagster_adjunct.assets.reading.contents import read_entries
+from dagster_adjunct.assets.reading.arrow_comparison import common_type, compare, smallest
+from dagster_adjunct.assets.reading.arrow_entries import read_entries
 from dagster_adjunct.resources.bucketing.files import encode_key
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.schemas.schema import arrow_type
@@ -23,7 +23,7 @@ from dagster_adjunct.resources.schemas.schema import arrow_type
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.bucketing.files import BucketFile
 
 Entry = dict[str, Any]
@@ -84,7 +84,7 @@ class VersionDiff:
         }
 
 
-def diff_versions(old: DatasetView, new: DatasetView, *, sample: int = 20) -> VersionDiff:
+def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
     """Return how `new` differs from `old`, with up to `sample` keys of each kind.
 
     Buckets whose contents are equal by the manifests' checksums are not read. Of the others, at most four are in
@@ -148,7 +148,12 @@ class _Part:
 
 
 def _diff_bucket(
-    old: DatasetView, new: DatasetView, types: dict[str, pa.DataType], sample: int, threads: bool, bucket: int | None
+    old: VersionReader,
+    new: VersionReader,
+    types: dict[str, pa.DataType],
+    sample: int,
+    threads: bool,
+    bucket: int | None,
 ) -> _Part:
     key = new.sealed.key
     before, after = (_cast(read_entries(view, bucket, threads=threads), types) for view in (old, new))
@@ -180,7 +185,7 @@ def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     return table
 
 
-def _compared_types(old: DatasetView, new: DatasetView) -> dict[str, pa.DataType]:
+def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.DataType]:
     """Return the columns to compare, and the type to compare each in. Raises DatasetError where keys differ."""
     mine = {field.name: field.type for field in old.schema.fields}
     types = {
@@ -198,7 +203,7 @@ def _compared_types(old: DatasetView, new: DatasetView) -> dict[str, pa.DataType
     return {name: kind for name, kind in types.items() if kind is not None}
 
 
-def _buckets_to_read(old: DatasetView, new: DatasetView) -> tuple[list[int | None], int]:
+def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
     """Return the buckets whose contents may differ (None: all at once), and the rows of the others."""
     layouts = [
         (view.sealed.layout.partitions, [view.schema.field(name) for name in view.sealed.partition_by])
@@ -218,7 +223,7 @@ def _buckets_to_read(old: DatasetView, new: DatasetView) -> tuple[list[int | Non
     return buckets, unchanged
 
 
-def _files(view: DatasetView) -> dict[int, list[BucketFile]]:
+def _files(view: VersionReader) -> dict[int, list[BucketFile]]:
     found: dict[int, list[BucketFile]] = {}
     for generation in view.sealed.generations:
         for file in generation.files:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from dagster_adjunct.assets.reading.holding import Held, Holding
-from dagster_adjunct.assets.reading.view import DatasetView, Entry
+from dagster_adjunct.assets.reading.version_in_use import Held, Holding
+from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader
 from dagster_adjunct.assets.reading.watch import Watch
 from dagster_adjunct.assets.versions.choosing import previous
 from dagster_adjunct.assets.versions.leases import check_not_doomed
@@ -27,8 +27,8 @@ from dagster_adjunct.resources.errors import (
 )
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.lookup import FileCache
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.file_cache import FileCache
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit import Commit
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -57,7 +57,7 @@ class ServedDataset:
 
     def __init__(
         self,
-        store: DatasetStore,
+        store: StoredVersions,
         *,
         version: str | None = None,
         cache: FileCache | None = None,
@@ -119,7 +119,7 @@ class ServedDataset:
     # -- reading
 
     def get(self, key: object) -> Entry | None:
-        """Return the entry of `key`, or None; a key of several columns is a tuple or a dict. See DatasetView.get."""
+        """Return the entry of `key`, or None; a key of several columns is a tuple or a dict. See VersionReader.get."""
         return self._answer(lambda view: view.get(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
@@ -130,7 +130,7 @@ class ServedDataset:
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) in the order of keys, all of the version that is served when this is called.
 
-        See DatasetView.items for prefixes and ranges. Only the row groups with such keys are read.
+        See VersionReader.items for prefixes and ranges. Only the row groups with such keys are read.
         """
         return _Items(self, lambda view: view.items(prefix, start=start, end=end))
 
@@ -192,7 +192,7 @@ class ServedDataset:
 
     # -- inside: calls
 
-    def _answer(self, read: Callable[[DatasetView], T]) -> T:
+    def _answer(self, read: Callable[[VersionReader], T]) -> T:
         """Return what `read` makes of the version served, begun again where another one takes its place."""
         while True:
             held = self._enter(leased=self._answered)
@@ -222,14 +222,14 @@ class ServedDataset:
 
     # -- inside: the version that is served
 
-    def _read_current(self) -> tuple[Commit | None, DatasetView]:
+    def _read_current(self) -> tuple[Commit | None, VersionReader]:
         commit, manifest = self._store.read()
         if manifest is None:
             manifest = self._store.require_manifest()
         return commit, self._cached(self._store.view_of(manifest) or self._store.require_current())
 
-    def _cached(self, view: DatasetView) -> DatasetView:
-        return view if self._cache is None else DatasetView(view.store, view.dataset, view.sealed, self._cache)
+    def _cached(self, view: VersionReader) -> VersionReader:
+        return view if self._cache is None else VersionReader(view.store, view.dataset, view.sealed, self._cache)
 
     def _moved_since(self, commit: Commit) -> bool:
         """Whether CURRENT may be another than when it was read."""
@@ -247,7 +247,7 @@ class ServedDataset:
             self._holding.end(error)
             raise
 
-    def _follow(self, served: DatasetView) -> bool:
+    def _follow(self, served: VersionReader) -> bool:
         """Move to the version that is served unless it is read already, or avoided; return whether it moved."""
         held = self._holding.held
         if held is not None and (served.version == held.view.version or self._stays_back(held, served)):
@@ -258,7 +258,7 @@ class ServedDataset:
 
     # -- inside: damage
 
-    def _stays_back(self, held: Held, served: DatasetView) -> bool:
+    def _stays_back(self, held: Held, served: VersionReader) -> bool:
         """Whether the version served is the one that was found damaged, and what is read instead may still be."""
         if served.version != self._avoided:
             return False
@@ -287,7 +287,7 @@ class ServedDataset:
             self._holding.move_to(self._cached(other))
             self._avoided = served.version if served is not None and served.version != other.version else None
 
-    def _replacement(self, manifest: DatasetManifest, damaged: str) -> DatasetView | None:
+    def _replacement(self, manifest: DatasetManifest, damaged: str) -> VersionReader | None:
         """Return what to read instead of a damaged version: what is served now, else the version before it."""
         served = self._store.view_of(manifest)
         if served is not None and served.version not in self._damaged:
@@ -301,7 +301,7 @@ class ServedDataset:
 class _Items(Iterator[tuple[Any, Entry]]):
     """An iteration over one version, which stays in use until the iteration ends or is dropped."""
 
-    def __init__(self, served: ServedDataset, read: Callable[[DatasetView], Iterator[tuple[Any, Entry]]]) -> None:
+    def __init__(self, served: ServedDataset, read: Callable[[VersionReader], Iterator[tuple[Any, Entry]]]) -> None:
         self._served, self._read = served, read
         self._begun = False
         self._held: Held | None = None

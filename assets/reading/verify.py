@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFou
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.bucketing.files import BucketLayout
 
 _WORKERS = 8
@@ -67,7 +67,7 @@ class VerifyReport:
         return {name: getattr(self, name) for name in self.__slots__} | {"damaged": damaged, "ok": self.ok}
 
 
-def verify_version(view: DatasetView, *, deep: bool = False) -> VerifyReport:
+def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
     """Read every object of a version and say which are missing, damaged or not listed; raises nothing for these.
 
     Reads all bytes once (with `deep` the key columns once more), in ranges, several objects at a time.
@@ -88,7 +88,7 @@ def verify_version(view: DatasetView, *, deep: bool = False) -> VerifyReport:
     )
 
 
-def _strays(view: DatasetView, listed: set[str]) -> Iterator[Damage]:
+def _strays(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
     """Find objects beside those listed: Spark would refuse the whole folder for one of them."""
     for folder in sorted({generation.folder for generation in view.sealed.generations}):
         for item in view.store.list(f"{folder}/"):

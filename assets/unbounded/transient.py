@@ -73,7 +73,7 @@ def ranges_of(dataset: str, version: str) -> Ranges:
         ) from error
 
 
-class TransientView:
+class TransientVersion:
     """One version of a table of one run, in Spark's memory until it is released. `rows` are its entries."""
 
     def __init__(self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int) -> None:
@@ -82,7 +82,7 @@ class TransientView:
         self.kept = kept
 
     def __repr__(self) -> str:
-        return f"TransientView({self.dataset!r}, {self.version!r})"
+        return f"TransientVersion({self.dataset!r}, {self.version!r})"
 
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
@@ -109,7 +109,7 @@ class TransientTable:
 
     def __init__(self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None) -> None:
         self.spec = spec
-        self.view: TransientView | None = None
+        self.view: TransientVersion | None = None
         self._systems, self._last = systems, last
         self._opened: Source | None = None
 
@@ -141,7 +141,7 @@ class TransientTable:
             since = {ssp: start for ssp, (start, _) in before.ranges.items()} if before is not None else starts
             ranges = {ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp]) for ssp in source.ssps}
             if before is not None and not records:  # markers take offsets, and change nothing
-                self.view = TransientView(self.spec.name, source.schema, ranges, before.kept, before.rows)
+                self.view = TransientVersion(self.spec.name, source.schema, ranges, before.kept, before.rows)
             else:
                 with stages("build"):
                     self.view = self._build(spark(), fresh if records else {}, ranges, before)
@@ -164,7 +164,7 @@ class TransientTable:
             note=f"{decision.action}: {decision.reason}" if before is None else "",
         )
 
-    def view_of(self, version: str, spark: Callable[[], SparkSession]) -> TransientView:
+    def view_of(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
         """Return the view of this version, from the ranges that it names; the table goes on from there.
 
         Raises OffsetOutOfRangeError where the stream does not hold them any more.
@@ -293,7 +293,9 @@ class TransientTable:
 
         return whole_transactions(self.spec, self._systems, spark(), self._source, ranges)
 
-    def _build(self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientView | None) -> TransientView:
+    def _build(
+        self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientVersion | None
+    ) -> TransientVersion:
         """Return the view of `ranges`, which are those of the view before and the fresh ones."""
         schema = self._source.schema
         rows = self._changes(spark, fresh)
@@ -302,7 +304,7 @@ class TransientTable:
         # What was read from a stream can be planned only while its table is in the session's catalogue, which keeps
         # the newest. What is checkpointed is rows alone, however many batches it lives through.
         kept = self._newest(rows).localCheckpoint()
-        return TransientView(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
+        return TransientVersion(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
 
     def _changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
         spec, source = self.spec, self._source

@@ -33,7 +33,7 @@ from dagster_adjunct.resources.spark.errors import first_line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 _MESSAGE_LENGTH = 2_000
 # What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.
@@ -58,8 +58,8 @@ class Candidate:
     the same key replaced) and `deleted`. `spark` starts the session where a validator needs one.
     """
 
-    view: DatasetView
-    current: DatasetView | None
+    view: VersionReader
+    current: VersionReader | None
     spark: Callable[[], SparkSession]
 
 

@@ -26,8 +26,8 @@ from dagster_adjunct.orchestration.cli.output import (
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.store import DatasetStore
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 
 @click.group()
@@ -44,7 +44,7 @@ for command in (advance, *followed.COMMANDS, *versions.COMMANDS, *upkeep.COMMAND
 @as_json
 def list_all(lake_url: str | None, json_output: bool) -> None:
     """List the datasets with the version that each serves."""
-    from dagster_adjunct.assets.reading.store import list_datasets, open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -85,7 +85,7 @@ _as_of = click.option(
 @as_json
 def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
-    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -238,14 +238,14 @@ def repartition(
         show_line(f"  refused now, because of {reader}")
 
 
-def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> DatasetView:
-    from dagster_adjunct.assets.reading.store import open_dataset
+def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> VersionReader:
+    from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.resources.objects import open_lake
 
     return _chosen(open_dataset(open_lake(lake_url, create=False), name), version, as_of)
 
 
-def _chosen(store: DatasetStore, version: str | None, as_of: str | None) -> DatasetView:
+def _chosen(store: StoredVersions, version: str | None, as_of: str | None) -> VersionReader:
     """Return the version that is meant: the one served where nothing is said."""
     if version is not None and as_of is not None:
         raise ConfigurationError("both a version and --as-of are given.", "Give one of them.")

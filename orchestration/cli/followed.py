@@ -35,7 +35,7 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 @as_json
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
-    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)

@@ -37,7 +37,7 @@ def discard(
 ) -> None:
     """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
     from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-    from dagster_adjunct.assets.reading.store import DatasetStore, list_datasets
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
     from dagster_adjunct.orchestration.upkeep.discarding import discard as discard_one
     from dagster_adjunct.resources.objects import open_lake
 
@@ -56,7 +56,7 @@ def discard(
     reports, errors = [], []
     for name in names or there:
         try:
-            declared = DatasetStore(lake, name).require_manifest().declaration.discard
+            declared = StoredVersions(lake, name).require_manifest().declaration.discard
             policy = DiscardPolicy(
                 keep=declared.keep if keep is None else kept, grace=declared.grace if span is None else span
             )
@@ -86,7 +86,7 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
 
     Ends with exit code 1 when one is not.
     """
-    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.assets.reading.verify import verify_version
     from dagster_adjunct.assets.versions.leases import check_not_doomed
     from dagster_adjunct.resources.errors import VersionDiscardedError
@@ -149,7 +149,7 @@ def forget(
     still holds a key: repeat it then.
     """
     from dagster_adjunct.assets.reading.keys import key_from_text
-    from dagster_adjunct.assets.reading.store import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.assets.retention.erasing.erasure import forget as erase
     from dagster_adjunct.resources.objects import open_lake
     from dagster_adjunct.resources.schemas.schema import Field

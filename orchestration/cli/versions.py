@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.cli.output import (
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import DatasetManifest, VersionRef
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -91,7 +91,7 @@ def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
         show_versions(store)
 
 
-def show_versions(store: DatasetStore) -> None:
+def show_versions(store: StoredVersions) -> None:
     """Print the retained versions as a table, oldest first."""
     manifest = store.require_manifest()
     columns = ["id", "name", "rows", "bytes", "sealed at", "state", "reason"]
@@ -101,7 +101,7 @@ def show_versions(store: DatasetStore) -> None:
     show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
 
 
-def show_version(store: DatasetStore, version: str, *, json_output: bool) -> None:
+def show_version(store: StoredVersions, version: str, *, json_output: bool) -> None:
     """Print one version: what it holds, where it came from, and what the validators said."""
     from dagster_adjunct.assets.versions.choosing import require_version
 
@@ -242,7 +242,7 @@ def abandon(name: str, version: str, reason: str, by: str | None, lake_url: str 
     """End VERSION, which can't be completed: its markers close nothing from now on, and the next one can follow."""
     from dagster_adjunct.assets.bounded.advance import abandon_version
 
-    def end(store: DatasetStore) -> DatasetManifest:
+    def end(store: StoredVersions) -> DatasetManifest:
         abandon_version(store.log.lake, name, version, reason=reason, by=who(by))
         return store.require_manifest()
 
@@ -283,8 +283,8 @@ def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_
 COMMANDS = (list_versions, history, pin, unpin, rollback, withdraw, force, drop, abandon, diff)
 
 
-def _store(lake_url: str | None, name: str) -> DatasetStore:
-    from dagster_adjunct.assets.reading.store import open_dataset
+def _store(lake_url: str | None, name: str) -> StoredVersions:
+    from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.resources.objects import open_lake
 
     return open_dataset(open_lake(lake_url, create=False), name)
@@ -306,7 +306,7 @@ def _change(
     lake_url: str | None,
     name: str,
     action: str,
-    change: Callable[[DatasetStore], DatasetManifest],
+    change: Callable[[StoredVersions], DatasetManifest],
     json_output: bool,
 ) -> None:
     """Make a change, and print what stands after it."""

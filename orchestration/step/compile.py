@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.view import DatasetView
-    from dagster_adjunct.assets.unbounded.transient import TransientView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.transient import TransientVersion
     from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
     from dagster_adjunct.resources.tables import RemoteTable
@@ -66,7 +66,7 @@ class BatchInputs:
 
     batch: int
     ranges: Mapping[SystemStreamPartition, OffsetRange]
-    views: Mapping[str, DatasetView | TransientView | None]
+    views: Mapping[str, VersionReader | TransientVersion | None]
     epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
     consumed: Mapping[SystemStreamPartition, str] | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
@@ -216,7 +216,7 @@ class Batch:
         kept = counted.filter("__matched") if spec.how == "inner" else counted
         return kept.drop(*keys, "__matched")
 
-    def _entries(self, view: DatasetView | TransientView | None, schema: Schema) -> DataFrame:
+    def _entries(self, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
         return self._spark.createDataFrame([], schema.ddl()) if view is None else view.frame(self._spark)
 
     def _check_plan(self, joined: DataFrame, operator: str, dataset: str) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.version_set import current_versions
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
-from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientView, is_transient
+from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import StaleDatasetError, VersionDiscardedError
 
@@ -43,8 +43,8 @@ class BatchVersions:
     ) -> None:
         self._lake, self._systems, self._app, self._spark = lake, systems, app, spark
         self._run, self._on_report = run, on_report
-        self._datasets = {d.name: DatasetStore(lake, d) for d in app.datasets}
-        self._views: dict[tuple[str, str], DatasetView] = {}
+        self._datasets = {d.name: StoredVersions(lake, d) for d in app.datasets}
+        self._views: dict[tuple[str, str], VersionReader] = {}
         self._manifests: dict[str, DatasetManifest | None] = {}
         self._tables: dict[str, TransientTable] = {}
         self._leases: dict[str, Lease] = {}
@@ -143,7 +143,7 @@ class BatchVersions:
         for table in self._tables.values():
             table.release()
 
-    def view(self, name: str, version: str | None, state: ApplicationState) -> DatasetView | TransientView | None:
+    def view(self, name: str, version: str | None, state: ApplicationState) -> VersionReader | TransientVersion | None:
         """Return the version as joins read it; None where there is none yet."""
         if version is None:
             return None

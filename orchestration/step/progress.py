@@ -120,12 +120,12 @@ def delivered_to_all(
 
     A member that has published the version already, before it joined the set, is not waited for.
     """
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     found = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
     for version in dict.fromkeys(version for version, _ in found.values() if version is not None):
         without = [dataset for dataset in datasets if found[dataset.name][0] != version]
-        manifests = [DatasetStore(lake, dataset).manifest() for dataset in without]
+        manifests = [StoredVersions(lake, dataset).manifest() for dataset in without]
         if all(manifest is not None and version in manifest.taken for manifest in manifests):
             return version, ""
     if len(datasets) == 1:
@@ -152,13 +152,13 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
 
     A dataset that has a version, or whose first one is delivered, holds nothing back: a run seals it.
     """
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     waiting = []
     for dataset in app.datasets:
         if not dataset.bootstrap:
             continue
-        store = DatasetStore(lake, dataset)
+        store = StoredVersions(lake, dataset)
         try:
             manifest = store.manifest()
         except MalformedDocumentError:
@@ -185,7 +185,7 @@ def delivered_version(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
 ) -> tuple[str | None, str]:
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.sources.delivery import Awaiting
     from dagster_adjunct.assets.sources.opening import open_source
     from dagster_adjunct.assets.sources.stream_source import StreamSource
@@ -195,7 +195,7 @@ def delivered_version(
         source = open_source(systems, dataset, lake)
     except StreamNotFoundError as error:
         return None, error.problem.rstrip(".")
-    manifest = DatasetStore(lake, dataset).manifest() or source.first_manifest()
+    manifest = StoredVersions(lake, dataset).manifest() or source.first_manifest()
     if isinstance(source, StreamSource):
         manifest = carried_over(manifest, source.info) or manifest
     found = source.next(manifest)

@@ -12,8 +12,8 @@ from dagster_adjunct.resources.errors import AdjunctError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.reading.view import DatasetView
-    from dagster_adjunct.assets.unbounded.transient import TransientView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.transient import TransientVersion
     from dagster_adjunct.orchestration.application.graph import Operator, SendToStream, SendToTable
     from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("adjunct.step")
 
 
-def check_outputs(context: StepContext, views: Mapping[str, DatasetView | TransientView | None]) -> None:
+def check_outputs(context: StepContext, views: Mapping[str, VersionReader | TransientVersion | None]) -> None:
     """Raise what creating an output stream would raise for the columns that these dataset versions give it.
 
     Functions of the application are called with a frame of no records. One that fails over that tells nothing: its
@@ -50,7 +50,7 @@ class Rehearsal(Batch):
     def _apply(self, operator: Operator, frame: DataFrame, how: str | Callable[[DataFrame], DataFrame]) -> DataFrame:
         return super()._apply(operator, frame, how if isinstance(how, str) else _tried(how))
 
-    def _entries(self, view: DatasetView | TransientView | None, schema: Schema) -> DataFrame:
+    def _entries(self, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
         return super()._entries(None, schema)
 
     def _check_plan(self, joined: DataFrame, operator: str, dataset: str) -> None:

@@ -37,8 +37,8 @@ from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartitio
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.view import DatasetView
-    from dagster_adjunct.assets.unbounded.transient import TransientView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.transient import TransientVersion
     from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.resources.objects import Commit
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -163,7 +163,7 @@ class _Step:
         self._event("batch", intent, records=self._state.records, unit=self._unit, counters=counters)
         return True
 
-    def _check_outputs(self, views: Mapping[str, DatasetView | TransientView | None]) -> None:
+    def _check_outputs(self, views: Mapping[str, VersionReader | TransientVersion | None]) -> None:
         """Refuse what outputs can't take before a batch is begun over it: once a run, and for other dataset columns."""
         met = {name: None if view is None else view.schema for name, view in views.items()}
         if met != self._checked:

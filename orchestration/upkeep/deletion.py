@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.store import list_datasets, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
 from dagster_adjunct.assets.retention import deletion as datasets
 from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
 from dagster_adjunct.assets.versions.leases import live_leases, store_now

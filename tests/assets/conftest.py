@@ -12,8 +12,8 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -71,8 +71,8 @@ class World:
     def advance(self, spec: AdjunctDataset, *, lake: Lake | None = None) -> AdvanceReport:
         return advance_dataset(lake or self.lake, self.systems, spec, self.spark, by="test")
 
-    def view(self, spec: AdjunctDataset) -> DatasetView:
-        return DatasetStore(self.lake, spec).require_current(self.systems)
+    def view(self, spec: AdjunctDataset) -> VersionReader:
+        return StoredVersions(self.lake, spec).require_current(self.systems)
 
     def _next(self, stream: str) -> int:
         self.sequences[stream] = self.sequences.get(stream, 0) + 1

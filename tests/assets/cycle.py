@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions import operator_actions as operations
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
@@ -49,7 +49,7 @@ def publish(world: World, *numbers: int, spec: Any = PLANES) -> list[str]:
     for number in numbers:
         deliver(world, number)
         world.advance(spec)
-    return [ref.id for ref in DatasetStore(world.lake, NAME).versions()]
+    return [ref.id for ref in StoredVersions(world.lake, NAME).versions()]
 
 
 def content(view: Any) -> Content:
@@ -59,7 +59,7 @@ def content(view: Any) -> Content:
 
 def served(lake: Lake, name: str = NAME) -> Content | None:
     """Return what a new reader gets."""
-    view = DatasetStore(lake, name).current()
+    view = StoredVersions(lake, name).current()
     return None if view is None else content(view)
 
 
@@ -111,7 +111,7 @@ class _TwoHoursAgo(datetime):
         return datetime.now(tz) - timedelta(hours=2)
 
 
-def pin_that_has_ended(store: DatasetStore, version: str) -> None:
+def pin_that_has_ended(store: StoredVersions, version: str) -> None:
     """Pin a version two hours ago, for one hour."""
     with patch.object(operations, "datetime", _TwoHoursAgo):
         store.pin(version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1))

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow.parquet  # noqa: F401
 
 from dagster_adjunct.assets.reading.serving import ServedDataset
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake, open_lake
@@ -59,7 +59,7 @@ def _by_lease(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: 
     """Hold a lease on what is current and read it, and once more after a while, as a batch does."""
     last = 0
     while not stop.is_set():
-        view = DatasetStore(lake, DATASET).require_current()
+        view = StoredVersions(lake, DATASET).require_current()
         try:
             lease = Lease.acquire(lake, DATASET, [view.version], holder=f"process {os.getpid()}")
         except VersionDiscardedError:
@@ -68,7 +68,7 @@ def _by_lease(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: 
         with lease:
             last = _note(mine, started, last, dict(view.items()), view.sealed.number)
             stop.wait(pause)
-            again = DatasetView(view.store, DATASET, view.sealed)  # with nothing in its cache
+            again = VersionReader(view.store, DATASET, view.sealed)  # with nothing in its cache
             last = _note(mine, started, last, dict(again.items()), view.sealed.number)
             lease.check()
 
@@ -77,14 +77,14 @@ def _by_opening(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
     """Open the dataset anew for each reading, as a script does."""
     last = 0
     while not stop.wait(pause):
-        with DatasetStore(lake, DATASET).open() as dataset:
+        with StoredVersions(lake, DATASET).open() as dataset:
             last = _note(mine, started, last, *_whole(dataset))
 
 
 def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: Seen) -> None:
     """Keep it open and move on between two calls, as a service does; half of the readings are by key."""
     last = 0
-    with DatasetStore(lake, DATASET).open() as dataset:
+    with StoredVersions(lake, DATASET).open() as dataset:
         while not stop.is_set():
             dataset.refresh()
             dataset.hold()

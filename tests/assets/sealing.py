@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -62,7 +62,7 @@ def sealed_version(
     )
 
 
-def view_of(store: ObjectStore, rows: Sequence[Row], **facts: Any) -> DatasetView:
+def view_of(store: ObjectStore, rows: Sequence[Row], **facts: Any) -> VersionReader:
     """Return such a version, opened."""
     sealed = sealed_version(store, rows, **facts)
-    return DatasetView(store, facts.get("dataset", "planes"), sealed)
+    return VersionReader(store, facts.get("dataset", "planes"), sealed)

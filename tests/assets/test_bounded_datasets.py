@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.bounded.advance import abandon_version
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -43,9 +43,9 @@ def test_a_dataset_with_no_marker_yet_says_which_partitions_it_waits_for(world: 
     report = world.advance(PLANES)
     assert (report.action, report.version) == ("waiting", None)
     assert report.waiting == ("lake.planes.1", "lake.planes.3")
-    assert DatasetStore(world.lake, PLANES).current() is None
+    assert StoredVersions(world.lake, PLANES).current() is None
     with pytest.raises(NoSealedVersionError, match=r"version 'v1' waits .* of lake.planes.1, lake.planes.3"):
-        DatasetStore(world.lake, PLANES).require_current(world.systems)
+        StoredVersions(world.lake, PLANES).require_current(world.systems)
 
 
 def test_an_empty_version_seals_without_spark_and_says_so(world: World) -> None:
@@ -82,7 +82,7 @@ def test_a_switch_leaves_a_held_view_as_it_was(sparkling: World) -> None:
     assert held.get("N1") == {"tailnum": "N1", "seats": 1, "model": "a"}
     assert held.frame(world.spark()).count() == 1
     assert world.view(PLANES).get("N1") == {"tailnum": "N1", "seats": 2, "model": "b"}
-    again = DatasetStore(world.lake, PLANES).version(held.version)
+    again = StoredVersions(world.lake, PLANES).version(held.version)
     assert (again.version, again.rows) == (held.version, 1)
 
 
@@ -93,7 +93,7 @@ def test_several_complete_versions_seal_in_order_in_one_call(sparkling: World) -
         world.send("planes", [(f"N{n}", number, "x") for n in range(number)], version=f"v{number}")
     report = world.advance(PLANES)
     assert len(report.sealed) == 3
-    store = DatasetStore(world.lake, PLANES)
+    store = StoredVersions(world.lake, PLANES)
     assert [store.version(version).rows for version in report.sealed] == [1, 2, 3]
     assert [ref["name"] for ref in store.describe()["versions"]] == ["v1", "v2", "v3"]
 
@@ -147,7 +147,7 @@ def test_a_marker_that_counts_other_records_than_came_publishes_nothing(world: W
     report = world.advance(PLANES)
     assert report.action == "rejected"
     assert "lake.planes.1 expects 3 records, the partition holds 0" in report.note
-    assert DatasetStore(world.lake, PLANES).current() is None
+    assert StoredVersions(world.lake, PLANES).current() is None
     world.mark("planes", "v2", range(4), rows=dict.fromkeys(range(4), 0))
     assert world.advance(PLANES).action == "sealed", "a rejected version does not block the next one"
 
@@ -252,7 +252,7 @@ def test_a_changed_declaration_is_refused_by_name(world: World, changed, named: 
     with pytest.raises(DatasetError, match=named):
         world.advance(changed)
     with pytest.raises(DatasetError, match="needs a rebuild"):
-        DatasetStore(world.lake, changed).current()
+        StoredVersions(world.lake, changed).current()
     assert world.view(PLANES).version == sealed
 
 

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dagster_adjunct.assets.bounded.advance import abandon_version
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import Lease
@@ -68,7 +68,7 @@ SPEC = bounded_dataset("planes", input="lake.planes", key="k", partitions=PARTIT
 class Reader:
     """Holds one view, by a lease or only by luck."""
 
-    def __init__(self, view: DatasetView, entries: Entries, lease: Lease | None) -> None:
+    def __init__(self, view: VersionReader, entries: Entries, lease: Lease | None) -> None:
         self.view, self.entries, self.lease = view, entries, lease
 
     def check(self) -> None:
@@ -183,7 +183,7 @@ class BoundedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.names)
     @rule(back=BACK, ends=st.booleans(), crash=CRASHES)
     def pin(self, back: int, ends: bool, crash: tuple[int, str] | None) -> None:
-        def act(store: DatasetStore, name: str) -> None:
+        def act(store: StoredVersions, name: str) -> None:
             if ends:
                 pin_that_has_ended(store, name)
             else:
@@ -199,7 +199,7 @@ class BoundedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.names)
     @rule(back=st.one_of(st.none(), BACK), crash=CRASHES)
     def rollback(self, back: int | None, crash: tuple[int, str] | None) -> None:
-        def act(store: DatasetStore, name: str) -> object:
+        def act(store: StoredVersions, name: str) -> object:
             return store.rollback(None if back is None else name, **WHY)
 
         self._operate(back or 0, crash, act, lambda m, n: m.rollback(None if back is None else n))
@@ -212,7 +212,7 @@ class BoundedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.names)
     @rule(back=BACK, crash=CRASHES, now=st.booleans())
     def force(self, back: int, crash: tuple[int, str] | None, now: bool) -> None:
-        def act(store: DatasetStore, name: str) -> object:
+        def act(store: StoredVersions, name: str) -> object:
             return store.force(name, **WHY, make_current=now)
 
         self._operate(back, crash, act, lambda m, n: m.force(n, make_current=now), ("rejected",))
@@ -239,7 +239,7 @@ class BoundedMachine(RuleBasedStateMachine):
         self,
         back: int,
         crash: tuple[int, str] | None,
-        act: Callable[[DatasetStore, str], object],
+        act: Callable[[StoredVersions, str], object],
         model: Callable[[Model, str], object],
         wanted: tuple[str, ...] = ("sealed",),
     ) -> None:
@@ -251,17 +251,17 @@ class BoundedMachine(RuleBasedStateMachine):
             model(self.model, name)
         except Refused:
             with pytest.raises(DatasetError):
-                act(DatasetStore(self.world.lake, "planes"), name)
+                act(StoredVersions(self.world.lake, "planes"), name)
             return
         outcomes.append(deepcopy(self.model))
-        self._run(lambda lake: act(DatasetStore(lake, "planes"), name), crash, outcomes)
+        self._run(lambda lake: act(StoredVersions(lake, "planes"), name), crash, outcomes)
 
     # -- what readers do
 
     @precondition(lambda self: len(self.readers) < 4)
     @rule(leased=st.booleans())
     def read(self, leased: bool) -> None:
-        view = DatasetStore(self.world.lake, SPEC).current()
+        view = StoredVersions(self.world.lake, SPEC).current()
         if view is not None:
             lease = Lease.acquire(self.world.lake, "planes", [view.version], holder="a reader") if leased else None
             self.readers.append(Reader(view, self.model.readable()[view.sealed.number], lease))
@@ -279,7 +279,7 @@ class BoundedMachine(RuleBasedStateMachine):
     @invariant()
     def a_new_reader_gets_the_one_version_that_is_served(self) -> None:
         assert self._seen() == self.model.seen()
-        view = DatasetStore(self.world.lake, SPEC).current()
+        view = StoredVersions(self.world.lake, SPEC).current()
         served = self.model.served
         assert (None if view is None else view.sealed.number) == served
         if view is not None and served is not None:
@@ -295,7 +295,7 @@ class BoundedMachine(RuleBasedStateMachine):
     def what_is_retained_can_be_read_and_what_is_withdrawn_can_not(self) -> None:
         if not self._made():
             return
-        store, readable = DatasetStore(self.world.lake, "planes"), self.model.readable()
+        store, readable = StoredVersions(self.world.lake, "planes"), self.model.readable()
         assert reached(self.world.lake) <= data_and_documents(self.world.lake)
         for ref in store.versions():
             if ref.number in readable:
@@ -305,10 +305,10 @@ class BoundedMachine(RuleBasedStateMachine):
                     store.version(ref.id)
 
     def _made(self) -> bool:
-        return DatasetStore(self.world.lake, "planes").manifest() is not None
+        return StoredVersions(self.world.lake, "planes").manifest() is not None
 
     def _seen(self) -> tuple[object, ...]:
-        manifest = DatasetStore(self.world.lake, "planes").manifest()
+        manifest = StoredVersions(self.world.lake, "planes").manifest()
         if manifest is None:
             return (), None, None, False, (), ()
         numbers = {ref.id: ref.number for ref in manifest.versions}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
@@ -38,7 +38,7 @@ def table(spec: Any = None) -> World:
 
 
 def now(world: World) -> dict[str, int]:
-    return f.content(DatasetStore(world.lake, f.NAME).require_current())
+    return f.content(StoredVersions(world.lake, f.NAME).require_current())
 
 
 change = st.tuples(st.sampled_from(f.KEYS), st.integers(1, 40), st.none() | st.integers(0, 9))
@@ -73,7 +73,7 @@ def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, 
                 compact_dataset(world.lake, f.NAME, no_session, by="test", level=value)
             world.advance(spec)
             assert now(world) == {key: n for key, (_, n) in said.items() if n is not None}
-            assert DatasetStore(world.lake, f.NAME).require_manifest().counters["read"] == read
+            assert StoredVersions(world.lake, f.NAME).require_manifest().counters["read"] == read
 
 
 def placed(changes: Any, first: int) -> Any:
@@ -92,18 +92,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_the_history_says_that_a_table_was_carried_over() -> None:
     world = table()
-    before = DatasetStore(world.lake, f.NAME).require_manifest()
+    before = StoredVersions(world.lake, f.NAME).require_manifest()
     rewrite(world, f.NAME, 5)
     assert world.advance(f.table_of()).action == "up-to-date"
-    entry = DatasetStore(world.lake, f.NAME).history()[0]
+    entry = StoredVersions(world.lake, f.NAME).history()[0]
     assert (entry.action, entry.reason) == (
         "carry",
         "lake.facts was repartitioned into 5: goes on where it had read to",
     )
-    after = DatasetStore(world.lake, f.NAME).require_manifest()
+    after = StoredVersions(world.lake, f.NAME).require_manifest()
     assert (len(after.offsets), after.version) == (5, before.version)
     assert world.advance(f.table_of()).action == "up-to-date"
-    assert DatasetStore(world.lake, f.NAME).require_manifest() == after
+    assert StoredVersions(world.lake, f.NAME).require_manifest() == after
 
 
 @pytest.mark.usefixtures("quick")
@@ -144,7 +144,7 @@ def test_a_crash_while_it_is_carried_over_loses_and_doubles_nothing() -> None:
         except Crash:
             world.advance(f.table_of())
         assert now(world) == {"a": 9, "e": 5}
-        assert DatasetStore(world.lake, f.NAME).require_manifest().counters["read"] == 7
+        assert StoredVersions(world.lake, f.NAME).require_manifest().counters["read"] == 7
         if nth > len(store.requests):
             return
     raise AssertionError("it never ends")
@@ -156,7 +156,7 @@ def test_a_bounded_dataset_goes_on_between_versions(monkeypatch: pytest.MonkeyPa
     publish(world, 1, 2)
     rewrite(world, PLANES_NAME, 5)
     publish(world, 3)
-    store = DatasetStore(world.lake, PLANES_NAME)
+    store = StoredVersions(world.lake, PLANES_NAME)
     assert [content(store.version(ref.id)) for ref in store.versions()] == [whole(1), whole(2), whole(3)]
     assert [entry.action for entry in store.history()][:2] == ["seal", "carry"]
     world.send(PLANES_NAME, [("a", 99)], version="v2")  # again, under a name that was taken: dropped and told

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Complete, next_delivery
 from dagster_adjunct.assets.sources.lost_versions import GoesOn, Unknown, go_on, to_count
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
@@ -192,7 +192,7 @@ def begun(world: Aging) -> None:
 
 def test_a_dataset_goes_on_with_the_first_whole_version_and_says_what_it_has_lost(aging: Aging) -> None:
     begun(aging)
-    read = DatasetStore(aging.lake, NAME).require_manifest().offsets
+    read = StoredVersions(aging.lake, NAME).require_manifest().offsets
     gone = aging.streams.upcoming(aging.streams.partitions(NAME))
     aging.now = NOW
     deliver(aging, 4)
@@ -201,10 +201,10 @@ def test_a_dataset_goes_on_with_the_first_whole_version_and_says_what_it_has_los
     assert (report.action, served(aging.lake)) == ("sealed", whole(4))
     for ssp, end in gone.items():
         assert f"offsets {read[str(ssp)]} to {int(end) - 1} of {ssp}" in report.summary()
-    (lost,) = DatasetStore(aging.lake, NAME).require_manifest().lost
+    (lost,) = StoredVersions(aging.lake, NAME).require_manifest().lost
     assert lost.versions == (), "their markers are gone with them"
     assert lost.ranges == {str(ssp): (read[str(ssp)], end) for ssp, end in gone.items()}
-    entry = next(iter(DatasetStore(aging.lake, NAME).history(limit=1)))
+    entry = next(iter(StoredVersions(aging.lake, NAME).history(limit=1)))
     assert entry.action == "seal"
     assert "retention took" in entry.reason
     again = aging.advance(PLANES)
@@ -335,7 +335,7 @@ def test_a_version_delivered_again_with_as_many_records_is_told_with_the_way_to_
     told = "v1' was delivered again: its 4 record(s) are dropped, and whether they equal what was taken is not known"
     assert told in report.summary()
     assert "new version name" in report.summary()
-    assert next(iter(DatasetStore(aging.lake, NAME).history(limit=1))).reason == "; ".join(report.warnings)
+    assert next(iter(StoredVersions(aging.lake, NAME).history(limit=1))).reason == "; ".join(report.warnings)
     aging.send(NAME, [(key, 98) for key in KEYS], version="v1")
     deliver(aging, 2)
     report = aging.advance(PLANES)

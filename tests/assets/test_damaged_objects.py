@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.errors import ManifestMismatchError, StoreUnavailableError
 from dagster_adjunct.resources.objects.local import LocalStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -48,7 +48,7 @@ def test_spark_gives_the_rows_that_were_sealed_or_an_error_that_names_the_file(
     errors = 0
     for number, damage in enumerate(damages, 1):
         sealed = sealed_version(store, ROWS, schema=SCHEMA, key=["k"], number=number)
-        frame = DatasetView(store, "planes", sealed).frame(spark)
+        frame = VersionReader(store, "planes", sealed).frame(spark)
         generation = sealed.generations[0]
         path = tmp_path / generation.folder / generation.files[0].name
         data = damage(path.read_bytes())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.resources.errors import CommitConflict
 from dagster_adjunct.resources.objects import Lake, open_lake
@@ -26,7 +26,7 @@ def faulty(world: World, *faults: Fault) -> Lake:
 
 
 def content(world: World, spec) -> dict[str, int] | None:
-    view = DatasetStore(world.lake, spec).current()
+    view = StoredVersions(world.lake, spec).current()
     if view is None:
         return None
     rows = {row.k: row.v for row in view.frame(world.spark()).collect()}
@@ -96,12 +96,12 @@ def test_of_two_racing_writers_one_wins_and_the_other_leaves_nothing(sparkling: 
     competitor = Fault("put_if_match", 1, "meanwhile", lambda: won.append(world.advance(spec)))
     with pytest.raises(CommitConflict, match=r"'refs'.*another writer (committed first|took in the same delivery)"):
         world.advance(spec, lake=faulty(world, competitor))
-    view = DatasetStore(world.lake, spec).current()
+    view = StoredVersions(world.lake, spec).current()
     assert view.version == won[0].version
     assert content(world, spec) == {"a": 2, "b": 2}
     reachable = {
         f"{generation.folder}/{file.name}"
-        for version in (view, *(DatasetStore(world.lake, spec).version(i) for i in _versions(world, spec)))
+        for version in (view, *(StoredVersions(world.lake, spec).version(i) for i in _versions(world, spec)))
         for generation in version.sealed.generations
         for file in generation.files
     }
@@ -110,7 +110,7 @@ def test_of_two_racing_writers_one_wins_and_the_other_leaves_nothing(sparkling: 
 
 
 def _versions(world: World, spec) -> list[str]:
-    return [ref["id"] for ref in DatasetStore(world.lake, spec).describe()["versions"]]
+    return [ref["id"] for ref in StoredVersions(world.lake, spec).describe()["versions"]]
 
 
 def test_a_lost_reply_to_the_switch_counts_as_the_success_it_was(world: World) -> None:

@@ -11,7 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.keys import coerce_key, decode_key, key_from_text
-from dagster_adjunct.assets.reading.store import DatasetStore, list_datasets, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_dataset
 from dagster_adjunct.resources.bucketing.files import encode_key
 from dagster_adjunct.resources.errors import (
     DatasetError,
@@ -81,7 +81,7 @@ def test_what_a_query_computes_waits_for_somebody_who_asks_for_it(world: World, 
     spec = bounded_dataset("fleet", input=QUERY, key="tailnum", broadcast=True, versions=versions)
     for systems in (None, {}):
         with pytest.raises(NoSealedVersionError) as caught:
-            DatasetStore(world.lake, spec).require_current(systems)
+            StoredVersions(world.lake, spec).require_current(systems)
         assert "marke" not in str(caught.value)
         for text in named:
             assert text in str(caught.value)
@@ -96,7 +96,7 @@ def test_a_dataset_that_is_not_there_is_named_with_those_that_are(world: World) 
 def test_a_version_that_is_not_there_is_named_with_the_current_one(world: World) -> None:
     current = sealed(world).view(PLANES).version
     with pytest.raises(DatasetError, match=f"no version 'v000009-x'; the newest retained are {current}"):
-        DatasetStore(world.lake, PLANES).version("v000009-x")
+        StoredVersions(world.lake, PLANES).version("v000009-x")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, open_dataset
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
@@ -163,7 +163,7 @@ def test_names_and_values_with_odd_characters_come_back_as_they_were(sparkling: 
 def test_threads_may_share_a_view(sparkling: World) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    view = DatasetStore(sealed(sparkling, 200).lake, "planes").current()
+    view = StoredVersions(sealed(sparkling, 200).lake, "planes").current()
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: view.get(f"N{n}")["seats"], [*range(200)] * 3))
     assert found == [*range(200)] * 3

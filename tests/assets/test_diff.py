@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.compare import compare
+from dagster_adjunct.assets.reading.arrow_comparison import compare
 from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -275,5 +275,5 @@ def test_deltas_are_merged_by_position_and_generation(commits: list[list[tuple[i
     )  # fmt: skip
     entries: list[Row] = [(key, value) for key, (_, _, value) in winners.items() if value is not None]
     expected = view_of(store, entries, schema=schema, key=["k"], dataset="d", number=2)
-    found = diff_versions(expected, DatasetView(store, "d", sealed))
+    found = diff_versions(expected, VersionReader(store, "d", sealed))
     assert (found.added, found.removed, found.changed, found.unchanged) == (0, 0, 0, len(entries))

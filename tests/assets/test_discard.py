@@ -13,7 +13,7 @@ from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.bounded.version_set import current_versions
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, Found, discard, plan_discard
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
@@ -80,7 +80,7 @@ def new_planes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], World]:
 
 
 def retained(world: World, name: str = NAME) -> list[str]:
-    return [ref.name or "" for ref in DatasetStore(world.lake, name).versions()]
+    return [ref.name or "" for ref in StoredVersions(world.lake, name).versions()]
 
 
 # -- the decision, on plain values
@@ -270,7 +270,7 @@ def test_nothing_goes_that_is_younger_than_the_grace_period_by_the_stores_clock(
     publish(planes, 1, 2, 3, 4)
     policy = DiscardPolicy(keep=1, grace=timedelta(hours=1))
     assert discard(planes.lake, NAME, policy, by="test").discarded == ()
-    first, second, _, _ = DatasetStore(planes.lake, NAME).versions()
+    first, second, _, _ = StoredVersions(planes.lake, NAME).versions()
     make_older(planes.lake, timedelta(minutes=59), first.document)
     make_older(planes.lake, timedelta(minutes=61), second.document)
     report = discard(planes.lake, NAME, policy, by="test")
@@ -283,7 +283,7 @@ def test_a_discarded_version_can_not_be_opened_any_more_and_the_error_names_what
     report = discard(planes.lake, NAME, AT_ONCE, by="test")
     assert report.summary().startswith("dataset planes: discarded 1 version(s); 3 objects of ")
     assert data_and_documents(planes.lake) == reached(planes.lake)
-    store = DatasetStore(planes.lake, NAME)
+    store = StoredVersions(planes.lake, NAME)
     for version in (old, "v1"):
         with pytest.raises(DatasetError, match=rf"has no version '{version}'; the newest retained are {new} \(v2\)"):
             store.version(version)
@@ -293,7 +293,7 @@ def test_a_discarded_version_can_not_be_opened_any_more_and_the_error_names_what
 
 def test_a_dropped_version_is_deleted_by_the_next_discard_whatever_its_age(planes: World) -> None:
     publish(planes, 1, 2)
-    store = DatasetStore(planes.lake, NAME)
+    store = StoredVersions(planes.lake, NAME)
     store.withdraw("v1", **WHY)
     store.drop("v1", **WHY)
     assert len(data_and_documents(planes.lake)) > len(reached(planes.lake))
@@ -304,7 +304,7 @@ def test_a_dropped_version_is_deleted_by_the_next_discard_whatever_its_age(plane
 
 def test_an_expired_pin_ends_with_the_discard_and_a_running_one_does_not(planes: World) -> None:
     old, new = publish(planes, 1, 2)
-    store = DatasetStore(planes.lake, NAME)
+    store = StoredVersions(planes.lake, NAME)
     store.pin("v1", **WHY, expires_at=datetime.now(UTC) + timedelta(hours=1))
     assert discard(planes.lake, NAME, AT_ONCE, by="test").unpinned is None
     assert served(planes.lake) == whole(1)
@@ -316,7 +316,7 @@ def test_an_expired_pin_ends_with_the_discard_and_a_running_one_does_not(planes:
     assert (report.unpinned, report.discarded) == (old, told.discarded)
     assert (served(planes.lake), retained(planes)) == (whole(2), ["v2"])
     assert [(entry.action, entry.version, entry.reason) for entry in store.history()][2] == ("unpin", old, "expired")
-    assert DatasetStore(planes.lake, NAME).require_current().version == new
+    assert StoredVersions(planes.lake, NAME).require_current().version == new
 
 
 def test_a_dataset_that_is_not_there_is_an_error(planes: World) -> None:
@@ -349,7 +349,7 @@ def forget_the_build(world: World) -> None:
 def everything(world: World) -> tuple[str, ...]:
     """Make versions in every state, a build that died, and a lease; return the names that have to stay."""
     publish(world, 1, 2, 3, 4, 5)
-    store = DatasetStore(world.lake, NAME)
+    store = StoredVersions(world.lake, NAME)
     store.withdraw("v2", **WHY)
     store.pin("v3", **WHY)
     deliver(world, 6, keys=("a",))
@@ -383,7 +383,7 @@ def test_a_dry_run_tells_what_would_go_and_why_and_changes_nothing(planes: World
 
 def test_nothing_that_can_be_reached_is_deleted_and_everything_else_is(planes: World) -> None:
     staying = everything(planes)
-    views = {name: DatasetStore(planes.lake, NAME).version(name) for name in staying}
+    views = {name: StoredVersions(planes.lake, NAME).version(name) for name in staying}
     before, needed = objects(planes.lake), reached(planes.lake)
     report = discard(planes.lake, NAME, AT_ONCE, by="test")
     assert tuple(retained(planes)) == staying
@@ -493,7 +493,7 @@ def test_a_finished_build_that_a_discard_has_deleted_is_built_again(new_planes, 
 
 
 def state_of(world: World) -> dict[str, object]:
-    manifest = DatasetStore(world.lake, NAME).require_manifest()
+    manifest = StoredVersions(world.lake, NAME).require_manifest()
     return {
         "retained": [(each.id, each.state) for each in manifest.versions],
         "doomed": manifest.doomed,
@@ -554,7 +554,7 @@ def test_two_discards_at_once_do_what_one_does(planes: World) -> None:
 
 def test_what_is_doomed_and_leased_is_spared_told_and_deleted_later(planes: World) -> None:
     old, _ = publish(planes, 1, 2)
-    view, held = DatasetStore(planes.lake, NAME).version(old), []
+    view, held = StoredVersions(planes.lake, NAME).version(old), []
     # Between the reading of leases for the decision and the commit of the doomed.
     lease = Fault(
         "put_if_match", 1, "meanwhile", lambda: held.append(Lease.acquire(planes.lake, NAME, [old], holder="me"))
@@ -580,7 +580,7 @@ def test_a_comparison_of_which_a_version_is_discarded_meanwhile_says_so(new_plan
             world, Fault("*", nth, "meanwhile", lambda world=world: discard(world.lake, NAME, AT_ONCE, by="test"))
         )
         try:
-            outcomes.add(DatasetStore(lake, NAME).diff(old, new).changed == len(KEYS))
+            outcomes.add(StoredVersions(lake, NAME).diff(old, new).changed == len(KEYS))
         except DatasetError as error:
             outcomes.add(type(error).__name__)
         if len(lake.store.requests) < nth:
@@ -626,9 +626,9 @@ def test_members_of_a_version_set_are_discarded_each_by_itself_and_read_together
         assert reached(prices.lake, name) == data_and_documents(prices.lake, name)
     assert seen(prices) == (3, 3)
     with pytest.raises(DatasetError, match="dataset 'fares' has no version 'v1'"):
-        DatasetStore(prices.lake, "routes").rollback("v1", **WHY)
+        StoredVersions(prices.lake, "routes").rollback("v1", **WHY)
     assert seen(prices) == (3, 3)
-    DatasetStore(prices.lake, "routes").rollback("v2", **WHY)
+    StoredVersions(prices.lake, "routes").rollback("v2", **WHY)
     assert seen(prices) == (2, 2)
 
 
@@ -636,14 +636,14 @@ def test_a_version_that_stands_for_several_names_stays_while_it_is_served(prices
     publish_set(prices, (1, 1), (1, 2), (1, 3), (1, 4))
     for name in NAMES:
         discard(prices.lake, name, DiscardPolicy(keep=2, grace=timedelta(0)), by="test")
-    DatasetStore(prices.lake, "fares").rollback(**WHY)
+    StoredVersions(prices.lake, "fares").rollback(**WHY)
     assert seen(prices) == (1, 3)
 
 
 @pytest.mark.parametrize("end", ["advance", "discard"])
 def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(prices: World, end: str) -> None:
     publish_set(prices, (1, 1), (2, 2))
-    store = DatasetStore(prices.lake, "fares")
+    store = StoredVersions(prices.lake, "fares")
     pin_that_has_ended(store, "v1")
     prices.mark("fares", "v3", [0])  # so that only one of them has anything new to say
     before, _ = store.log.read()
@@ -687,7 +687,7 @@ def test_commits_beyond_the_newest_ones_go_when_they_are_old(planes: World, monk
     assert numbers == list(range(commits, commits - 6, -1))
     assert len(objects(planes.lake, f"datasets/{NAME}/manifests/")) == 6
     assert retained(planes) == [f"v{number}" for number in range(1, 9)], "a version needs no commit of the past"
-    assert content(DatasetStore(planes.lake, NAME).version("v1")) == whole(1)
+    assert content(StoredVersions(planes.lake, NAME).version("v1")) == whole(1)
     assert publish(planes, 9)
     assert served(planes.lake) == whole(9)
 
@@ -699,7 +699,7 @@ def test_commits_of_a_version_set_go_as_well(prices: World, monkeypatch: pytest.
     kept = DiscardPolicy(keep=None)
     discard(prices.lake, "fares", kept, by="test")
     assert len(objects(prices.lake, "version-sets/prices/manifests/")) == 3
-    assert [len(DatasetStore(prices.lake, name).history()) for name in NAMES] == [3, 3]
+    assert [len(StoredVersions(prices.lake, name).history()) for name in NAMES] == [3, 3]
     assert seen(prices) == (5, 5)
 
 
@@ -732,7 +732,7 @@ def test_a_commit_that_an_open_batch_needs_of_an_unbounded_dataset_stays(planes:
     )
     report: DiscardReport = discard(planes.lake, "changes", by="test", roots=lambda: {ids[0]: "open batch 3"})
     assert report.objects == 3
-    store = DatasetStore(planes.lake, "changes")
+    store = StoredVersions(planes.lake, "changes")
     opened = {}
     for number, version in enumerate(ids, start=2):
         try:

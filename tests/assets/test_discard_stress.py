@@ -15,7 +15,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.resources.objects import open_lake
 from tests.assets.conftest import World
@@ -66,7 +66,7 @@ def publish_and_discard_under_readers(
     assert len(gone) >= VERSIONS // 2, "discarding kept up with publishing"
     assert len(set(gone)) == len(gone), "two that discard at once don't both claim a version"
     discard(world.lake, DATASET, NOTHING_BUT_THE_NEWEST, by="the end")
-    assert left(world) == {DatasetStore(world.lake, DATASET).require_current().version}
+    assert left(world) == {StoredVersions(world.lake, DATASET).require_current().version}
 
 
 def deliver(world: World, number: int) -> None:
@@ -76,7 +76,7 @@ def deliver(world: World, number: int) -> None:
 def left(world: World) -> set[str]:
     """Return the ids of all versions of which anything is left: files, a document, a lease, a build on record."""
     store, prefix = world.lake.store, f"datasets/{DATASET}"
-    (served,) = [ref for ref in DatasetStore(world.lake, DATASET).versions() if ref.state == "sealed"]
+    (served,) = [ref for ref in StoredVersions(world.lake, DATASET).versions() if ref.state == "sealed"]
     assert not list(store.list(f"{prefix}/leases/")), "every reader has given its leases back"
     assert not list(store.list(f"{prefix}/attempts/"))
     documents = {item.key.rsplit("/", 1)[1].rpartition("-")[0] for item in store.list(f"{prefix}/versions/")}

@@ -11,7 +11,7 @@ from dagster_adjunct.assets.bounded import publish as publishing
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.inputs import FileSource
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.manifest import Verdict
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
@@ -57,7 +57,7 @@ def deliver(world: World, version: str, number: int, name: str = "prices") -> No
 
 
 def served(world: World, name: str = "prices") -> int:
-    entry = DatasetStore(world.lake, name).require_current().get("a")
+    entry = StoredVersions(world.lake, name).require_current().get("a")
     assert entry is not None
     return int(entry["n"])
 
@@ -75,12 +75,12 @@ def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_na
     report = plain.advance(PRICES)
     assert (report.action, report.counters, served(plain)) == ("up-to-date", {"redelivered": 2}, 1)
 
-    DatasetStore(plain.lake, PRICES).drop("v2", **WHY)
+    StoredVersions(plain.lake, PRICES).drop("v2", **WHY)
     assert plain.advance(PRICES).action == "up-to-date", "what was dropped as a re-delivery does not come back"
     deliver(plain, "v2", 3)
     report = plain.advance(PRICES)
     assert (report.action, report.counters.get("redelivered"), served(plain)) == ("sealed", None, 3)
-    assert [ref.name for ref in DatasetStore(plain.lake, PRICES).versions()] == ["v1", "v2"]
+    assert [ref.name for ref in StoredVersions(plain.lake, PRICES).versions()] == ["v1", "v2"]
 
     deliver(plain, "v2", 4)
     assert plain.advance(PRICES).counters == {"redelivered": 2}, "the name is taken again"
@@ -91,7 +91,7 @@ def test_a_rejected_version_that_comes_again_with_other_counts_stops_nothing(pla
     assert plain.advance(PRICES).action == "rejected"
     plain.mark("prices", "v1", [0, 1], {0: 0, 1: 0})
     assert plain.advance(PRICES).action == "waiting"
-    DatasetStore(plain.lake, PRICES).drop("v1", **WHY)
+    StoredVersions(plain.lake, PRICES).drop("v1", **WHY)
     plain.mark("prices", "v1", [0, 1], {0: 0, 1: 0})
     assert plain.advance(PRICES).action == "sealed"
 
@@ -107,7 +107,7 @@ def test_a_withdrawn_version_that_was_dropped_keeps_its_name(plain: World) -> No
     for number in (1, 2):
         deliver(plain, f"v{number}", number)
     plain.advance(PRICES)
-    store = DatasetStore(plain.lake, PRICES)
+    store = StoredVersions(plain.lake, PRICES)
     store.withdraw("v2", **WHY)
     store.drop("v2", **WHY)
     deliver(plain, "v2", 2)
@@ -119,7 +119,7 @@ def test_the_name_is_free_however_many_versions_come_between(
     plain: World, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     monkeypatch.setattr(publishing, "FACTS_KEPT", 2)
-    store = DatasetStore(plain.lake, PRICES)
+    store = StoredVersions(plain.lake, PRICES)
     deliver(plain, "v1", -1)
     plain.advance(PRICES)
     if not late:
@@ -141,7 +141,7 @@ def test_the_name_is_free_however_many_versions_come_between(
 def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
     deliver(plain, "v1", -1)
     plain.advance(PRICES)
-    store = DatasetStore(plain.lake, PRICES)
+    store = StoredVersions(plain.lake, PRICES)
     for nth in range(1, 100):
         deliver(plain, f"d{nth}", -1)
         rejected = plain.advance(PRICES).rejected[-1]
@@ -169,7 +169,7 @@ def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
         deliver(plain, "v1", 2, name)
     assert advance() == ["waiting", "waiting"]
 
-    DatasetStore(plain.lake, "fares").drop("v1", **WHY)
+    StoredVersions(plain.lake, "fares").drop("v1", **WHY)
     deliver(plain, "v1", 3, "routes")
     assert advance() == ["waiting", "waiting"]
     deliver(plain, "v1", 3, "fares")
@@ -197,12 +197,12 @@ def test_a_folder_that_was_refused_and_dropped_is_a_version_when_it_is_completed
     report = world.advance(spec)
     assert report.action == "rejected"
     assert "and complete the folder again" in report.note
-    DatasetStore(world.lake, spec).drop("v1", **WHY)
+    StoredVersions(world.lake, spec).drop("v1", **WHY)
     assert world.advance(spec).action == "waiting", "the folder that was refused is not taken once more"
 
     folder_of(tmp_path, "v1", '{"rows": 0}')
     assert world.advance(spec).action == "sealed"
-    assert [ref.name for ref in DatasetStore(world.lake, spec).versions()] == ["v1"]
+    assert [ref.name for ref in StoredVersions(world.lake, spec).versions()] == ["v1"]
 
 
 def test_a_dropped_folder_holds_nothing_back_and_comes_too_late_after_another_version(
@@ -212,7 +212,7 @@ def test_a_dropped_folder_holds_nothing_back_and_comes_too_late_after_another_ve
     spec = bounded_dataset("prices", input=source, key="k", partitions=2)
     folder_of(tmp_path, "v1", '{"rows": 7}')
     world.advance(spec)
-    DatasetStore(world.lake, spec).drop("v1", **WHY)
+    StoredVersions(world.lake, spec).drop("v1", **WHY)
     folder_of(tmp_path, "v2", '{"rows": 0}')
     assert world.advance(spec).action == "sealed"
     assert world.advance(spec).action == "up-to-date"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
 from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
@@ -74,17 +74,17 @@ def deliver(world: World, version: str, content: Entries, spec: AdjunctDataset =
     return world.advance(spec)
 
 
-def store_of(world: World) -> DatasetStore:
-    return DatasetStore(world.lake, "people")
+def store_of(world: World) -> StoredVersions:
+    return StoredVersions(world.lake, "people")
 
 
-def rows_of(view: DatasetView) -> list[dict[str, Any]]:
+def rows_of(view: VersionReader) -> list[dict[str, Any]]:
     files = [(g.folder, file) for g in view.sealed.generations for file in g.files]
     tables = [pq.read_table(pa.BufferReader(view.store.get(f"{folder}/{f.name}").data)) for folder, f in files]
     return [row for table in tables for row in table.to_pylist()]
 
 
-def content_of(view: DatasetView) -> Entries:
+def content_of(view: VersionReader) -> Entries:
     found = {row["person"]: (row["seats"], row["note"]) for row in rows_of(view)}
     assert len(found) == view.rows
     for name, values in found.items():
@@ -99,7 +99,7 @@ def retained(world: World) -> dict[str, Entries]:
     found = {}
     for ref in store_of(world).versions():
         if ref.document is not None:
-            view = DatasetView(world.lake.store, "people", log.read_version(ref))
+            view = VersionReader(world.lake.store, "people", log.read_version(ref))
             assert verify_version(view, deep=True).ok
             assert (ref.rows, ref.bytes) == (view.rows, sum(g.size for g in view.sealed.generations))
             found[str(ref.name)] = content_of(view)
@@ -164,9 +164,9 @@ def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(peo
     assert SECRET not in json.dumps(report.to_json())
 
 
-def views(world: World) -> list[DatasetView]:
+def views(world: World) -> list[VersionReader]:
     log = store_of(world).log
-    return [DatasetView(world.lake.store, "people", log.read_version(ref)) for ref in store_of(world).versions()]
+    return [VersionReader(world.lake.store, "people", log.read_version(ref)) for ref in store_of(world).versions()]
 
 
 def test_versions_without_the_key_keep_their_ids_and_files(people: World) -> None:
@@ -556,19 +556,19 @@ def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
         for stream in ("people", "planes"):
             people.send(stream, [(SECRET, n, "x"), ("ada", n, "y")], version=f"v{n}")
         advance_version_set(people.lake, people.systems, members, people.spark, by="test")
-    before = DatasetStore(people.lake, "planes").require_manifest()
+    before = StoredVersions(people.lake, "planes").require_manifest()
     report = forget(people.lake, "people", [SECRET], **WHY)
     assert report.complete
     assert [set(content) for content in retained(people).values()] == [{"ada"}] * 3
-    assert DatasetStore(people.lake, "planes").require_manifest() == before
+    assert StoredVersions(people.lake, "planes").require_manifest() == before
     assert find_keys(people.lake, "people", [SECRET]).clean
     assert not find_keys(people.lake, "planes", [SECRET]).clean
     left = traces(people.lake.store, SECRET)
     assert all(key.startswith(("datasets/planes/", "version-sets/both/")) for key in left)
     assert forget(people.lake, "planes", [SECRET], **WHY).complete
     assert traces(people.lake.store, SECRET) == []
-    DatasetStore(people.lake, "people").rollback("v1", reason="both", by="ada")
-    assert DatasetStore(people.lake, "planes").require_current().get("ada") == {
+    StoredVersions(people.lake, "people").rollback("v1", reason="both", by="ada")
+    assert StoredVersions(people.lake, "planes").require_current().get("ada") == {
         "person": "ada",
         "seats": 1,
         "note": "y",
@@ -647,7 +647,7 @@ CONTENT = st.dictionaries(KEYS, st.integers(0, 99), max_size=25)
 ROUTES = Schema.of(origin="string", hour="bigint", v="int")
 
 
-def by_key(view: DatasetView) -> dict[tuple[str, int], int]:
+def by_key(view: VersionReader) -> dict[tuple[str, int], int]:
     return {(row["origin"], row["hour"]): row["v"] for row in rows_of(view)}
 
 

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
 )
 from dagster_adjunct.assets.declaration.extractors.python_extractor import _entries
 from dagster_adjunct.assets.declaration.inputs import QuerySource
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find, wrapped
@@ -294,7 +294,7 @@ def test_a_function_that_returns_something_else_than_declared_fails_the_run_and_
     sparkling.send("planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats='many', day=None)]")], version="v1")
     with pytest.raises(DatasetError, match=r"'planes'.*whatever_it_says.*'seats' as the str 'many'.* as int"):
         sparkling.advance(planes(WHATEVER))
-    manifest = DatasetStore(sparkling.lake, "planes").manifest()
+    manifest = StoredVersions(sparkling.lake, "planes").manifest()
     assert manifest is None or not (manifest.versions or manifest.delivered)
     corrected = PythonExtractor(WHATEVER.factory, WHATEVER.columns.replace("seats INT", "seats STRING"))
     assert sparkling.advance(planes(corrected)).action == "sealed"

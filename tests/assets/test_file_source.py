@@ -20,7 +20,7 @@ from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.declaration.inputs import FileSource
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.assets.sources.opening import open_source
@@ -259,7 +259,7 @@ def test_copies_of_delivered_folders_go_on_changed_ones_are_told_one_by_one_and_
         return advance_dataset(world.lake, {}, spec, no_spark, by="test")
 
     assert len(advance().sealed) == 1, "all of them are empty"
-    assert DatasetStore(world.lake, "planes").require_manifest().taken == {"v1", "v2", "v3", "v4"}
+    assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v1", "v2", "v3", "v4"}
     copied(place, "v1", "v2", "v3", "v4")
     report = advance()
     assert (report.action, report.note) == ("up-to-date", "nothing new was delivered")
@@ -278,7 +278,7 @@ def test_copies_of_delivered_folders_go_on_changed_ones_are_told_one_by_one_and_
     assert (report.action, report.summary().count("was delivered, and")) == ("unchanged", 2)
     assert "version 'v2' was delivered, and" in report.summary()
     assert "version 'v4' was delivered, and" in report.summary()
-    assert "v5" in DatasetStore(world.lake, "planes").require_manifest().taken
+    assert "v5" in StoredVersions(world.lake, "planes").require_manifest().taken
 
 
 def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: Place, world: World) -> None:
@@ -289,7 +289,7 @@ def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: 
     place.csv("v3", {})
     with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v3'"):
         advance_dataset(world.lake, {}, spec, no_spark, by="test")
-    assert DatasetStore(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
+    assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
 
 
 def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Place, world: World) -> None:
@@ -396,7 +396,7 @@ def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_a
     else:
         place.put("v1/part-1.csv", "seats,tailnum\n", modified=1)
     spec = dataset(place)
-    manifest = DatasetStore(world.lake, "planes").require_manifest()
+    manifest = StoredVersions(world.lake, "planes").require_manifest()
     assert in_order(spec, manifest)[1].idle, "nobody has completed it again"
     place.put("v1/_SUCCESS", modified=2e9)
     assert re.search(
@@ -405,7 +405,7 @@ def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_a
     assert "build it again as a partition" in in_order(daily, manifest)[1].notes[0]
     assert asked().action == "unchanged", "it was built again: of no records, as before"
     assert asked().action == "up-to-date"
-    assert in_order(daily, DatasetStore(world.lake, "planes").require_manifest())[1].idle
+    assert in_order(daily, StoredVersions(world.lake, "planes").require_manifest())[1].idle
 
 
 def test_deliveries_on_record_without_a_list_of_files_are_compared_by_their_completion_objects(place: Place) -> None:
@@ -529,7 +529,7 @@ def test_a_complete_folder_without_data_files_is_refused_unless_it_promises_no_r
     assert report.action == "rejected"
     assert f"the folder {place.url}/{version}".rstrip("/") + " is complete and holds no data file" in report.note
     assert "expected csv files" in report.note
-    assert DatasetStore(world.lake, "planes").current() is None
+    assert StoredVersions(world.lake, "planes").current() is None
 
     place.put(f"{folder}_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     report = world.advance(dataset(place))

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -60,19 +60,19 @@ EXPECTED = by_key(ROWS)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> DatasetView:
+def folder(tmp_path: Path) -> VersionReader:
     """A version in a folder whose name means something to engines that expand patterns or partitions."""
     lake = open_lake(tmp_path / "k=7" / "it's a läke #1, 100%")
     return view_of(lake.store, ROWS, schema=SCHEMA, key=["k"], partitions=3)
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server) -> DatasetView:
+def bucket(s3_server: S3Server) -> VersionReader:
     lake = open_lake(s3_server.url(), settings=s3_server.settings)
     return view_of(lake.store, ROWS, schema=SCHEMA, key=["k"], partitions=3)
 
 
-def check_all_engines(view: DatasetView) -> None:
+def check_all_engines(view: VersionReader) -> None:
     dataset = pyarrow_dataset(view)
     assert dataset.schema.equals(view.schema.to_arrow())
     assert by_key(dataset.to_table().to_pylist()) == EXPECTED
@@ -99,14 +99,14 @@ def frame_column(name: str) -> Any:
     return polars.col(name)
 
 
-def test_every_engine_reads_what_was_written_in_a_folder(folder: DatasetView) -> None:
+def test_every_engine_reads_what_was_written_in_a_folder(folder: VersionReader) -> None:
     files = parquet_files(folder)
     assert [Path(path).stat().st_size for path in files] == [file.size for file in folder.sealed.generations[0].files]
     check_all_engines(folder)
 
 
 @pytest.mark.server
-def test_every_engine_reads_what_was_written_on_s3(bucket: DatasetView) -> None:
+def test_every_engine_reads_what_was_written_on_s3(bucket: VersionReader) -> None:
     assert all(path.startswith(f"{bucket.store.url}/datasets/planes/data/") for path in parquet_files(bucket))
     check_all_engines(bucket)
 
@@ -142,7 +142,7 @@ def test_a_version_without_rows_has_its_columns(tmp_path: Path) -> None:
     assert [c[0] for c in connection.execute("FROM v").description] == list(SCHEMA.names)
 
 
-def unbounded(store: Any, tombstones: list[bool], deltas: int = 0) -> DatasetView:
+def unbounded(store: Any, tombstones: list[bool], deltas: int = 0) -> VersionReader:
     schema = Schema.of(k="string", v="int")
     sealed = view_of(store, [], schema=schema, key=["k"], partitions=1).sealed
     facts = {**{name: getattr(sealed, name) for name in SealedVersion.model_fields}, "positioned": True}
@@ -155,7 +155,7 @@ def unbounded(store: Any, tombstones: list[bool], deltas: int = 0) -> DatasetVie
         files = write_arrow_buckets(table, store, f"datasets/d/data/a{number}", layout, WriteOptions("d"))
         generations.append(Generation(number, f"datasets/d/data/a{number}", tuple(files)))
     live = None if deltas or any(tombstones) else len(tombstones)
-    return DatasetView(store, "d", SealedVersion(**{**facts, "generations": tuple(generations), "rows": live}))
+    return VersionReader(store, "d", SealedVersion(**{**facts, "generations": tuple(generations), "rows": live}))
 
 
 def test_hidden_columns_are_left_out(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_lake_in_memory_is_refused() -> None:
         parquet_files(view)
 
 
-def test_an_engine_that_is_not_installed_is_named(folder: DatasetView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_installed_is_named(folder: VersionReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ConfigurationError, match=r'pip install "dagster-adjunct\[polars\]"'):
         polars_frame(folder)

@@ -17,7 +17,7 @@ import pytest
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import parquet_files
 from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.holds import hold, let_go
 from dagster_adjunct.assets.versions.leases import all_leases
@@ -60,9 +60,9 @@ class Published:
 
     lake: Lake
     catalog: Any
-    views: list[DatasetView] = field(default_factory=list)
+    views: list[VersionReader] = field(default_factory=list)
 
-    def publish(self, rows: list[Row], schema: Schema = SCHEMA, name: str = "planes") -> DatasetView:
+    def publish(self, rows: list[Row], schema: Schema = SCHEMA, name: str = "planes") -> VersionReader:
         number = len(self.views) + 1
         view = view_of(self.lake.store, rows, schema=schema, key=["tailnum"], partitions=3, dataset=name, number=number)
         log = DatasetLog(self.lake, name)
@@ -82,7 +82,7 @@ class Published:
         self.views.append(view)
         return view
 
-    def register(self, view: DatasetView, **more: Any) -> IcebergSnapshot:
+    def register(self, view: VersionReader, **more: Any) -> IcebergSnapshot:
         return register_in_iceberg(view, self.catalog, TABLE, **more)
 
     def rows(self, snapshot: int | None = None) -> list[Row]:
@@ -280,12 +280,12 @@ def test_what_snapshots_refer_to_is_not_discarded_until_they_expire(planes: Publ
     assert planes.held() == set()
 
 
-def snapshot_of(planes: Published, view: DatasetView) -> int:
+def snapshot_of(planes: Published, view: VersionReader) -> int:
     snapshots = planes.catalog.load_table(TABLE).snapshots()
     return next(s.snapshot_id for s in snapshots if s.summary.additional_properties["adjunct.version"] == view.version)
 
 
-def age(lake: Lake, view: DatasetView, *, hours: int) -> None:
+def age(lake: Lake, view: VersionReader, *, hours: int) -> None:
     """Make a hold of this version look older."""
     (key,) = [lease.key for lease in all_leases(lake, "planes") if view.version in lease.versions]
     then = dt.datetime.now(dt.UTC).timestamp() - hours * 3600

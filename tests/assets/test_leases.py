@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
 from dagster_adjunct.assets.versions.log import DatasetLog
@@ -50,7 +50,7 @@ def acquire(world: World, version: str, **options) -> Lease:
 
 
 def retained(world: World) -> set[str]:
-    return {ref.id for ref in DatasetStore(world.lake, NAME).versions()}
+    return {ref.id for ref in StoredVersions(world.lake, NAME).versions()}
 
 
 def expiries(world: World) -> list[datetime]:
@@ -62,7 +62,7 @@ def expiries(world: World) -> list[datetime]:
 
 def test_a_leased_version_stays_and_goes_once_it_is_released(planes: World) -> None:
     old, new = publish(planes, 1, 2)
-    view = DatasetStore(planes.lake, NAME).version(old)
+    view = StoredVersions(planes.lake, NAME).version(old)
     with acquire(planes, old) as lease:
         report = discard(planes.lake, NAME, AT_ONCE, by="test")
         assert {judged.what: judged.reason.split(" until")[0] for judged in report.kept}[old] == "leased by me"
@@ -95,14 +95,14 @@ def test_of_a_lease_and_a_discard_at_any_request_of_it_one_sees_the_other(quick:
     outcomes = set()
     for nth in range(1, 100):
         publish(quick, nth + 1)
-        view = DatasetStore(quick.lake, NAME).version(old)
+        view = StoredVersions(quick.lake, NAME).version(old)
         lake = faulty(quick, Fault("*", nth, "meanwhile", lambda: discard(quick.lake, NAME, AT_ONCE, by="test")))
         try:
             lease = acquire(quick, old, lake=lake)
         except VersionDiscardedError:
             outcomes.add("refused")
             assert old not in retained(quick)
-            old = DatasetStore(quick.lake, NAME).require_current().version
+            old = StoredVersions(quick.lake, NAME).require_current().version
         else:
             outcomes.add("held")
             discard(quick.lake, NAME, AT_ONCE, by="test")
@@ -119,7 +119,7 @@ def test_of_a_discard_and_a_lease_at_any_request_of_it_one_sees_the_other(quick:
     for nth in range(1, 100):
         old = publish(quick, nth)[-1]
         publish(quick, 1000 + nth)
-        view = DatasetStore(quick.lake, NAME).version(old)
+        view = StoredVersions(quick.lake, NAME).version(old)
         held: list[Lease] = []
         lake = faulty(quick, Fault("*", nth, "meanwhile", lambda held=held, old=old: held.append(acquire(quick, old))))
         try:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.lookup import FileCache
+from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.row_group import RowGroup
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing import writer
 from dagster_adjunct.resources.bucketing.files import Generation
@@ -84,12 +84,12 @@ def view_of(
     group: int = 4,
     cache: FileCache | None = None,
     footers: bool = True,
-) -> DatasetView:
+) -> VersionReader:
     store = store or InMemoryStore()
     spread: dict[str, Any] = {"partition_by": partition_by or key, "partitions": partitions}
     made = generation(store, 1, schema, key, rows, positioned=False, group=group, **spread)
     sealed = version([made if footers else made.without_footers()], schema, key, **spread)
-    return DatasetView(store, "d", sealed, cache)
+    return VersionReader(store, "d", sealed, cache)
 
 
 NUMBERS = Schema.of(k="bigint", v="int")
@@ -226,7 +226,7 @@ def test_generations_merge_by_position_and_drop_what_was_deleted(changes: list[d
             if key not in expected or (position, number) > expected[key][0]:
                 expected[key] = ((position, number), None if deleted else entry)
         generations.append(generation(store, number, NUMBERS, ["k"], rows, positioned=True, group=2, **spread))
-    view = DatasetView(store, "d", version(generations, NUMBERS, ["k"], positioned=True, **spread))
+    view = VersionReader(store, "d", version(generations, NUMBERS, ["k"], positioned=True, **spread))
     alive = {key: entry for key, (_, entry) in expected.items() if entry is not None}
     assert {key: view.get(key) for key in range(13)} == {key: alive.get(key) for key in range(13)}
     assert dict(view.items()) == alive
@@ -268,7 +268,7 @@ def test_without_a_footer_in_the_manifest_it_is_fetched_once() -> None:
 
 
 def test_a_footer_longer_than_the_first_try_is_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.assets.reading.lookup._TAIL", 100)
+    monkeypatch.setattr("dagster_adjunct.assets.reading.key_files._TAIL", 100)
     view = view_of(numbers(100), NUMBERS, ["k"], partitions=1, footers=False)
     assert view.get(50) == {"k": 50, "v": 1}
 
@@ -295,7 +295,7 @@ def test_a_key_of_several_columns_is_looked_for_in_one_row_group() -> None:
     store = FaultyStore(InMemoryStore())
     view = view_of(rows, schema, ["origin", "hour"], store=store, partition_by=["origin"], partitions=1, group=20)
     for key, row in rows.items():
-        fresh = DatasetView(store, "d", view.sealed)
+        fresh = VersionReader(store, "d", view.sealed)
         fetched(store)
         assert fresh.get(key) == row
         assert len(fetched(store)) == 1, key
@@ -308,7 +308,7 @@ def test_files_that_do_not_say_where_row_groups_begin_are_searched_by_their_stat
 ) -> None:
     schema = Schema.of(origin="string", hour="int", temp="int")
     rows = {(o, h): {"origin": o, "hour": h, "temp": h} for o in ("EWR", "JFK", "LGA") for h in range(50)}
-    monkeypatch.setattr("dagster_adjunct.assets.reading.lookup.GROUP_KEYS", b"unknown")
+    monkeypatch.setattr("dagster_adjunct.assets.reading.key_files.GROUP_KEYS", b"unknown")
     view = view_of(rows, schema, ["origin", "hour"], partition_by=["origin"], partitions=2, group=7)
     assert {key: view.get(key) for key in rows} == rows
     assert view.get(("JFK", 50)) is None
@@ -340,14 +340,14 @@ def test_views_share_a_cache() -> None:
     view = view_of(numbers(100), NUMBERS, ["k"], store=store, cache=cache)
     view.get(7)
     fetched(store)
-    assert DatasetView(store, "d", view.sealed, cache).get(7) is not None
+    assert VersionReader(store, "d", view.sealed, cache).get(7) is not None
     assert fetched(store) == []
 
 
 # -- damage
 
 
-def damage(view: DatasetView, change: Any) -> None:
+def damage(view: VersionReader, change: Any) -> None:
     assert isinstance(view.store, InMemoryStore)
     for made in view.sealed.generations:
         for file in made.files:
@@ -402,7 +402,7 @@ def test_a_file_of_other_rows_or_columns_is_refused() -> None:
         view.get(7)
     other = fewer.sealed.model_copy(update={"columns": Schema.of(k="bigint", v="double")})
     with pytest.raises(ManifestMismatchError, match="its columns are k int64, v int32"):
-        DatasetView(fewer.store, "d", other).get(7)
+        VersionReader(fewer.store, "d", other).get(7)
 
 
 def test_a_malformed_footer_in_the_manifest_is_named() -> None:
@@ -411,7 +411,7 @@ def test_a_malformed_footer_in_the_manifest_is_named() -> None:
     broken = replace(made, files=tuple(replace(file, footer="AAAA") for file in made.files))
     sealed = view.sealed.model_copy(update={"generations": (broken,)})
     with pytest.raises(MalformedDocumentError, match="a stored footer reads 'AAAA'"):
-        DatasetView(view.store, "d", sealed).get(7)
+        VersionReader(view.store, "d", sealed).get(7)
 
 
 @pytest.mark.parametrize("kind", sorted(KEY_VALUES))

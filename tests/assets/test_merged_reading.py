@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -56,7 +56,7 @@ def version(
     partition_by: Sequence[str] | None = None,
     partitions: int | None = 3,
     order_by: str | None = None,
-) -> DatasetView:
+) -> VersionReader:
     """Store these generations, the base first, and return a view of them."""
     key = schema.names[:-1]
     bucketed = () if partitions is None else tuple(partition_by or key)
@@ -81,7 +81,7 @@ def version(
         id="v000001-test", number=1, name=None, sealed_at=BEGIN, columns=schema, key=key, partition_by=bucketed,
         partitions=partitions, positioned=True, order_by=order_by, generations=tuple(made), offsets={},
     )  # fmt: skip
-    return DatasetView(lake.store, "merged", sealed)
+    return VersionReader(lake.store, "merged", sealed)
 
 
 def wanted(generations: Sequence[Sequence[Change]]) -> dict[Key, int]:
@@ -141,7 +141,7 @@ def test_the_frame_is_the_newest_row_of_each_key(
     lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, layout: str, by_column: bool, broadcast: bool
 ) -> None:
     if not broadcast:
-        monkeypatch.setattr("dagster_adjunct.assets.reading.view._BROADCAST_ROWS", 0)
+        monkeypatch.setattr("dagster_adjunct.assets.reading.version_reader._BROADCAST_ROWS", 0)
     schema, key_of, options = LAYOUTS[layout]
     chance = random.Random(f"{layout} {by_column}")
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_a_base_that_came_from_a_delta_hides_its_deletions_too(lake: Lake, spark
     generations = [[Change(("gone",), 1, 1)], [Change(("a",), 2, None), Change(("b",), 3, 3)], [Change(("c",), 4, 4)]]
     sealed = version(lake, TEXT, generations).sealed
     erased = sealed.model_copy(update={"generations": sealed.generations[1:]})
-    assert found(DatasetView(lake.store, "merged", erased).frame(spark)) == {("b",): 3, ("c",): 4}
+    assert found(VersionReader(lake.store, "merged", erased).frame(spark)) == {("b",): 3, ("c",): 4}
 
 
 def test_deletions_alone_leave_nothing(lake: Lake, spark: SparkSession) -> None:
@@ -202,7 +202,7 @@ def test_a_join_on_the_key_shuffles_nothing_of_the_merged_frame(
     lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, broadcast: bool, by_column: bool
 ) -> None:
     if not broadcast:
-        monkeypatch.setattr("dagster_adjunct.assets.reading.view._BROADCAST_ROWS", 0)
+        monkeypatch.setattr("dagster_adjunct.assets.reading.version_reader._BROADCAST_ROWS", 0)
     frame = version(lake, TEXT, GENERATIONS, order_by="v" if by_column else None).frame(spark)
     stream = version(lake, TEXT, [[Change(texts(number), number, number) for number in range(5, 70)]]).frame(spark)
     joined = stream.withColumnRenamed("v", "n").join(frame.hint("merge"), "k", "left")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty import Fault
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -69,7 +69,7 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
             if outcomes[0].action == "conflict":
                 assert "Nothing of this attempt is" in outcomes[0].problem
             (sealed,) = next(each.sealed for each in outcomes if each.action == "sealed")
-            store = DatasetStore(world.lake, NAME)
+            store = StoredVersions(world.lake, NAME)
             assert [ref.name for ref in store.versions()] == [f"v{done}" for done in range(1, number + 1)]
             assert store.require_current().version == sealed
             assert served(world.lake) == whole(number)
@@ -82,8 +82,8 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
             writer.join(5)
             writer.kill()
     assert met > ROUNDS // 2, "they did race"
-    for ref in DatasetStore(world.lake, NAME).versions():
-        assert content(DatasetStore(world.lake, NAME).version(ref.id)) == whole(ref.number)
+    for ref in StoredVersions(world.lake, NAME).versions():
+        assert content(StoredVersions(world.lake, NAME).version(ref.id)) == whole(ref.number)
     assert objects(world.lake, f"datasets/{NAME}/attempts/") == {}
     assert [writer.exitcode for writer in writers] == [0] * WRITERS
 
@@ -99,10 +99,12 @@ def test_what_operators_do_meanwhile_costs_no_advance_and_is_not_undone(monkeypa
             world.mark(NAME, "v2", [0])
         else:
             deliver(world, 2 if delivered == "whole" else 1)
-        lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: DatasetStore(w.lake, NAME).pin("v1", **WHY)))
+        lake = faulty(
+            world, Fault("*", nth, "meanwhile", lambda w=world: StoredVersions(w.lake, NAME).pin("v1", **WHY))
+        )
         report = world.advance(PLANES, lake=lake)
         assert report.action == {"whole": "sealed", "in part": "waiting", "again": "up-to-date"}[delivered]
-        manifest = DatasetStore(world.lake, NAME).require_manifest()
+        manifest = StoredVersions(world.lake, NAME).require_manifest()
         assert served(world.lake) == whole(1 if manifest.pin or delivered != "whole" else 2)
         if delivered == "in part":
             assert manifest.awaited is not None

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.rebucketing.versions import repartition_versions
 from dagster_adjunct.assets.versions.leases import Lease
@@ -71,7 +71,7 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def check(lake: Lake, partitions: int, *numbers: int) -> None:
     """All versions are whole, lie where their hash says, and nothing of others is left."""
-    store = DatasetStore(lake, NAME)
+    store = StoredVersions(lake, NAME)
     refs = store.versions()
     assert [content(store.version(ref.id)) for ref in refs] == [whole(number) for number in numbers]
     for ref in refs:
@@ -85,25 +85,25 @@ def check(lake: Lake, partitions: int, *numbers: int) -> None:
 
 def test_every_version_has_the_same_entries_in_the_new_partitions(planes: World) -> None:
     lake = planes.lake
-    before = DatasetStore(lake, NAME).require_manifest()
+    before = StoredVersions(lake, NAME).require_manifest()
     report = repartition_versions(lake, NAME, 5, **WHY)
     assert (report.before, len(report.versions), report.pending) == (2, 2, ())
     check(lake, 5, 1, 2)
-    after = DatasetStore(lake, NAME).require_manifest()
+    after = StoredVersions(lake, NAME).require_manifest()
     assert (after.offsets, [ref.name for ref in after.versions]) == (before.offsets, ["v1", "v2"])
     assert data_and_documents(lake) == reached(lake), "the old ones are gone"
-    assert DatasetStore(lake, NAME).history()[0].action in ("repartition", "discard")
+    assert StoredVersions(lake, NAME).history()[0].action in ("repartition", "discard")
     with pytest.raises(DatasetError, match="partitions is 2, was 5"):
         planes.advance(PLANES)
     publish(planes, 3, spec=MORE)
     check(lake, 5, 1, 2, 3)
-    DatasetStore(lake, MORE).rollback(reason="x", by="ada")
+    StoredVersions(lake, MORE).rollback(reason="x", by="ada")
     assert served(lake) == whole(2)
 
 
 def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> None:
     lake = planes.lake
-    view = DatasetStore(lake, NAME).require_current()
+    view = StoredVersions(lake, NAME).require_current()
     with Lease.acquire(lake, NAME, [view.version], holder="a reader"):
         report = repartition_versions(lake, NAME, 5, **WHY)
         assert any("a reader" in each for each in report.pending)
@@ -125,7 +125,7 @@ def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str, monkeypatch: p
             pass
         else:
             break
-        partitions = DatasetStore(world.lake, NAME).require_manifest().declaration.partitions
+        partitions = StoredVersions(world.lake, NAME).require_manifest().declaration.partitions
         assert partitions is not None
         seen.add(partitions)
         check(world.lake, partitions, 1, 2)
@@ -153,7 +153,7 @@ def test_a_build_that_is_under_way_is_not_published_in_the_old_partitions(planes
 
 
 def test_a_version_that_an_open_batch_needs_keeps_its_partitions(planes: World) -> None:
-    version = DatasetStore(planes.lake, NAME).require_current().version
+    version = StoredVersions(planes.lake, NAME).require_current().version
     with pytest.raises(StillReadError, match="open batch 7 of application app"):
         repartition_versions(planes.lake, NAME, 5, **WHY, roots=lambda: {version: "open batch 7 of application app"})
     check(planes.lake, 2, 1, 2)
@@ -171,15 +171,15 @@ def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set(monkeyp
     seen = set()
     for nth in itertools.count(1):
         world = set_in(lake_in(InMemoryStore()))
-        others = DatasetStore(world.lake, "routes").require_manifest()
+        others = StoredVersions(world.lake, "routes").require_manifest()
         before = DatasetLog(world.lake, NAME).read()[0]
         store = FaultyStore(world.lake.store, [Fault("*", nth, "crash-after")])
         with suppress(Crash):
             repartition_versions(Lake(store, world.lake.id), NAME, 5, **WHY)
-        partitions = DatasetStore(world.lake, NAME).require_manifest().declaration.partitions
+        partitions = StoredVersions(world.lake, NAME).require_manifest().declaration.partitions
         seen.add(partitions)
         check(world.lake, int(partitions or 0), 1, 2)
-        assert DatasetStore(world.lake, "routes").require_manifest() == others
+        assert StoredVersions(world.lake, "routes").require_manifest() == others
         if nth > len(store.requests):
             break
     assert seen == {2, 5}
@@ -225,7 +225,7 @@ def test_spark_reads_the_rewritten_buckets_as_its_own(sparkling: World) -> None:
     sparkling.send(NAME, rows, version="v1")
     sparkling.advance(PLANES)
     repartition_versions(sparkling.lake, NAME, 5, **WHY)
-    view = DatasetStore(sparkling.lake, MORE).require_current()
+    view = StoredVersions(sparkling.lake, MORE).require_current()
     frame = view.frame(sparkling.spark())
     assert sorted((row.k, row.n) for row in frame.collect()) == sorted(rows)
     right = F.pmod(F.hash("k"), F.lit(5)) == F.spark_partition_id()

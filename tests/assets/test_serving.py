@@ -13,9 +13,9 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.lookup import FileCache
+from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.serving import ServedDataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (
@@ -56,9 +56,9 @@ class Planes:
         manifest = self.dataset().require_manifest()
         return max(manifest.versions, key=lambda ref: ref.number).id
 
-    def dataset(self, spec: AdjunctDataset | str = "planes") -> DatasetStore:
+    def dataset(self, spec: AdjunctDataset | str = "planes") -> StoredVersions:
         """Return the dataset as a process that starts now sees it: nothing is cached."""
-        return DatasetStore(self.world.lake, spec)
+        return StoredVersions(self.world.lake, spec)
 
     def requests(self) -> list[str]:
         """Return the requests since the last look."""

@@ -15,7 +15,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.opening import open_source
 from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered
@@ -159,7 +159,7 @@ def test_a_marker_without_rows_that_comes_again_is_compared_with_what_was_counte
     world.streams.append_markers("planes", "v1", producer="p", sequence=1, partitions=[0], checksum="sha256:abc")
     report = world.advance(PLANES)
     assert report.action == ("sealed" if before_seal else "up-to-date")
-    manifest = DatasetStore(world.lake, PLANES).require_manifest()
+    manifest = StoredVersions(world.lake, PLANES).require_manifest()
     assert {ssp: said.rows for ssp, said in manifest.delivered[0].markers.items()} == {
         f"lake.planes.{partition}": rows for partition, rows in counted.items()
     }
@@ -179,7 +179,7 @@ def test_a_version_whose_marker_comes_again_with_another_count_is_not_sealed(wor
         MarkerConflictError, match=r"'v1' is marked again at offset 1 of lake\.planes\.0 with records 3"
     ):
         world.advance(PLANES)
-    assert DatasetStore(world.lake, PLANES).current() is None
+    assert StoredVersions(world.lake, PLANES).current() is None
 
 
 # -- checksums

@@ -17,7 +17,7 @@ import pytest
 from dagster_adjunct.assets.bounded import candidate
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.inputs import FileSource
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.sources.delivery import Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
@@ -86,7 +86,7 @@ def count_builds(patch: pytest.MonkeyPatch) -> list[str]:
 
 def state_of(world: World) -> dict[str, object]:
     """Return what a user sees; ids differ from run to run."""
-    manifest = DatasetStore(world.lake, NAME).require_manifest()
+    manifest = StoredVersions(world.lake, NAME).require_manifest()
     return {
         "served": served(world.lake),
         "versions": [(ref.number, ref.name, ref.state, ref.rows) for ref in manifest.versions],

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
@@ -124,7 +124,7 @@ def test_an_earlier_commit_stays_readable_by_its_id(sparkling: World) -> None:
     send(world, [("JFK", 0, None), ("EWR", 0, 2.0)])
     world.advance(WEATHER)
     assert world.view(WEATHER).get(("JFK", hour(0))) is None
-    for view in (held, DatasetStore(world.lake, WEATHER).version(first)):
+    for view in (held, StoredVersions(world.lake, WEATHER).version(first)):
         assert view.get(("JFK", hour(0)))["temp"] == 1.0
         assert view.frame(world.spark()).count() == 1
 
@@ -183,11 +183,11 @@ def test_a_null_in_the_key_commits_nothing(sparkling: World) -> None:
     world = weather(sparkling)
     send(world, [("JFK", 0, 1.0)])
     world.advance(WEATHER)
-    offsets = DatasetStore(world.lake, WEATHER).manifest().offsets
+    offsets = StoredVersions(world.lake, WEATHER).manifest().offsets
     send(world, [(None, 0, 1.0)])
     with pytest.raises(BadChangeError, match="origin"):
         world.advance(WEATHER)
-    assert DatasetStore(world.lake, WEATHER).manifest().offsets == offsets
+    assert StoredVersions(world.lake, WEATHER).manifest().offsets == offsets
     assert entries(world) == {("JFK", 0): 1.0}
 
 
@@ -232,5 +232,5 @@ def test_base_and_deltas_equal_a_dictionary_after_every_commit(new_world, batche
         assert entries(world) == state
         history.append((view.version, wanted))
     for version, wanted in history:
-        found = DatasetStore(world.lake, WEATHER).version(version).get_all(keys)
+        found = StoredVersions(world.lake, WEATHER).version(version).get_all(keys)
         assert {key: entry["temp"] for key, entry in found.items()} == wanted

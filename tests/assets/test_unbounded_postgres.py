@@ -13,8 +13,8 @@ from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
@@ -54,7 +54,7 @@ def expected(bank: Bank) -> dict[int, tuple[Any, ...]]:
     return {row[0]: row for row in bank.rows(", ".join(NAMES))}
 
 
-def by_spark(world: World, view: DatasetView) -> dict[int, tuple[Any, ...]]:
+def by_spark(world: World, view: VersionReader) -> dict[int, tuple[Any, ...]]:
     columns = [f"unix_micros({name}) AS {name}" if name == "opened" else name for name in NAMES]
     rows = [row.asDict() for row in view.frame(world.spark()).selectExpr(*columns).collect()]
     for row in rows:
@@ -135,7 +135,7 @@ def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
 
 
 def sums(world: World, spec: AdjunctDataset, versions: list[str]) -> list[int]:
-    store = DatasetStore(world.lake, spec)
+    store = StoredVersions(world.lake, spec)
     frames = [store.version(version).frame(world.spark()) for version in versions]
     return [frame.selectExpr("coalesce(sum(balance), 0) AS balance").collect()[0].balance for frame in frames]
 

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.bounded import candidate as candidate_module
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.validator import Validator
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import (
     Candidate,
     Check,
@@ -499,7 +499,7 @@ def test_a_mistake_costs_no_version_and_no_build(plain: World, monkeypatch: pyte
     assert plain.advance(fleet()).action == "sealed"
     plain.send("planes", planes(5), version="v2")
     plain.send("planes", planes(6), version="v3")
-    store = DatasetStore(plain.lake, fleet())
+    store = StoredVersions(plain.lake, fleet())
     before = store.require_manifest()
     wrong = [no_nulls("wings"), min_rows(1)]
     for _ in range(2):
@@ -515,7 +515,7 @@ def test_the_first_version_that_meets_a_mistake_can_be_abandoned_as_the_error_sa
     plain.send("planes", ROWS, version="v1")
     with pytest.raises(ValidatorError):
         plain.advance(fleet(custom("mine", raising(NameError("name 'x' is not defined")))))
-    manifest = DatasetStore(plain.lake, fleet()).require_manifest()
+    manifest = StoredVersions(plain.lake, fleet()).require_manifest()
     assert (manifest.versions, manifest.delivered) == ((), ())
     abandon_version(plain.lake, "planes", "v1", reason="a wrong rule", by="ada")
     plain.send("planes", planes(3), version="v2")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.reading import verify
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.objects.memory import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -25,16 +25,16 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 ROWS = [(f"A{number % 7}", NOON + dt.timedelta(hours=number), number) for number in range(60)]
 
 
-def weather(rows: list[Any] = ROWS) -> DatasetView:
+def weather(rows: list[Any] = ROWS) -> VersionReader:
     return view_of(InMemoryStore(), rows, schema=SCHEMA, key=["origin", "at"], partitions=4)
 
 
-def first_file(view: DatasetView) -> tuple[str, BucketFile]:
+def first_file(view: VersionReader) -> tuple[str, BucketFile]:
     generation = view.sealed.generations[0]
     return f"{generation.folder}/{generation.files[0].name}", generation.files[0]
 
 
-def problems(view: DatasetView, *, deep: bool = False) -> list[str]:
+def problems(view: VersionReader, *, deep: bool = False) -> list[str]:
     report = verify.verify_version(view, deep=deep)
     assert report.ok is (not report.damaged)
     return [str(each) for each in report.damaged]
@@ -74,7 +74,7 @@ def test_every_missing_changed_and_stray_object_is_named() -> None:
     assert "4 damaged" in verify.verify_version(view).summary()
 
 
-def replaced(view: DatasetView, change: Callable[[pa.Table], pa.Table], **listed: Any) -> DatasetView:
+def replaced(view: VersionReader, change: Callable[[pa.Table], pa.Table], **listed: Any) -> VersionReader:
     """Store other rows in the first file, and list them as if the writer had done so."""
     import hashlib
 
@@ -88,7 +88,7 @@ def replaced(view: DatasetView, change: Callable[[pa.Table], pa.Table], **listed
     generation = view.sealed.generations[0]
     files = (replace(file, **said), *generation.files[1:])
     sealed = view.sealed.model_copy(update={"generations": (replace(generation, files=files),)})
-    return DatasetView(view.store, view.dataset, sealed)
+    return VersionReader(view.store, view.dataset, sealed)
 
 
 def swapped(table: pa.Table) -> pa.Table:
@@ -144,7 +144,7 @@ def test_bytes_that_are_no_parquet_are_named_when_they_are_looked_into() -> None
     generation = view.sealed.generations[0]
     files = (replace(file, sha256=hashlib.sha256(junk).hexdigest()), *generation.files[1:])
     sealed = view.sealed.model_copy(update={"generations": (replace(generation, files=files),)})
-    (found,) = problems(DatasetView(view.store, view.dataset, sealed), deep=True)
+    (found,) = problems(VersionReader(view.store, view.dataset, sealed), deep=True)
     assert "it can't be read" in found
 
 

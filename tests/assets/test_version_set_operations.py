@@ -13,7 +13,7 @@ from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.bounded.version_set import current_versions
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.manifest import Verdict
 from dagster_adjunct.assets.versions.operator_actions import kept_beside
@@ -73,8 +73,8 @@ def seen(world: World) -> tuple[int | None, ...]:
     return tuple(None if (view := views[name]) is None else view.get("a")["n"] for name in NAMES)
 
 
-def store(world: World, name: str) -> DatasetStore:
-    return DatasetStore(world.lake, name)
+def store(world: World, name: str) -> StoredVersions:
+    return StoredVersions(world.lake, name)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -240,7 +240,7 @@ def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: 
 
 
 def _operate(world: World, lake: Lake, what: str, member: str, version: str, pair: Pair) -> None:
-    opened = DatasetStore(lake, member)
+    opened = StoredVersions(lake, member)
     if what == "publish":
         publish(world, pair, lake=lake)
     elif what == "back":

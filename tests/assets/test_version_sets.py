@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.bounded.version_set import current_versions
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.resources.errors import (
     CommitConflict,
@@ -72,18 +72,18 @@ def test_pins_rollbacks_and_withdrawals_move_all_members_in_one_commit(prices: W
     for number in (1, 2, 3):
         send(prices, f"v{number}", number)
     advance(prices)
-    store = DatasetStore(prices.lake, "fares")
+    store = StoredVersions(prices.lake, "fares")
     before = store.log.read()[0].number
     store.rollback(**WHY)
     assert seen(prices) == {"fares": 2, "routes": 2}
     assert store.log.read()[0].number == before + 1
     store.pin("v1", **WHY)
     assert seen(prices) == {"fares": 1, "routes": 1}
-    DatasetStore(prices.lake, "routes").unpin(**WHY)
+    StoredVersions(prices.lake, "routes").unpin(**WHY)
     assert seen(prices) == {"fares": 2, "routes": 2}
     store.withdraw("v2", **WHY)
     assert seen(prices) == {"fares": 1, "routes": 1}
-    assert [entry.action for entry in DatasetStore(prices.lake, "routes").history()][:4] == [
+    assert [entry.action for entry in StoredVersions(prices.lake, "routes").history()][:4] == [
         "withdraw", "unpin", "pin", "rollback",
     ]  # fmt: skip
 
@@ -109,8 +109,8 @@ def test_a_member_that_did_not_change_switches_with_the_others(prices: World) ->
     send(prices, "v2", 2, "routes")
     assert [report.action for report in advance(prices)] == ["unchanged", "sealed"]
     assert seen(prices) == {"fares": 1, "routes": 2}
-    DatasetStore(prices.lake, "routes").rollback("v1", **WHY)
-    DatasetStore(prices.lake, "routes").rollback("v2", **WHY)
+    StoredVersions(prices.lake, "routes").rollback("v1", **WHY)
+    StoredVersions(prices.lake, "routes").rollback("v2", **WHY)
     assert seen(prices) == {"fares": 1, "routes": 2}
 
 
@@ -143,7 +143,7 @@ def test_a_version_that_one_member_abandons_ends_for_all(prices: World) -> None:
     fares, routes = advance(prices)
     assert (fares.waiting_since, fares.note) == (routes.waiting_since, routes.note), "each says what all wait for"
     with pytest.raises(NoSealedVersionError, match=r"wait for the end-of-dataset markers of lake\.routes\.0"):
-        DatasetStore(prices.lake, SET[0]).require_current(prices.systems)
+        StoredVersions(prices.lake, SET[0]).require_current(prices.systems)
     abandon_version(prices.lake, "routes", "v1", **WHY)
     send(prices, "v1", 1, "routes")
     advance(prices)

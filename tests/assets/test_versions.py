@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.manifest import Verdict
 from dagster_adjunct.assets.versions.operator_actions import kept_beside
@@ -38,8 +38,8 @@ def deliver(world: World, version: str, seats: int, spec=PLANES):
     return world.advance(spec)
 
 
-def store(world: World, spec=PLANES) -> DatasetStore:
-    return DatasetStore(world.lake, spec)
+def store(world: World, spec=PLANES) -> StoredVersions:
+    return StoredVersions(world.lake, spec)
 
 
 def seats(world: World) -> int:

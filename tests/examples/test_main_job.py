@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct import LakeStreams, application_state, open_lake
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.batchlog.log import BatchLog, ClosedBatch
 from tests.examples.conftest import KILLED_IN_BATCH, FinishedJob
 from tests.examples.driving import drive
@@ -88,7 +88,7 @@ def test_two_versions_of_planes_were_served_one_after_the_other(main_job: Finish
     served = [batch.intent.versions["planes"] for batch in batches(main_job)]
     first, second = dict.fromkeys(served)
     assert served == sorted(served)
-    planes = DatasetStore(open_lake(main_job.lake), "planes")
+    planes = StoredVersions(open_lake(main_job.lake), "planes")
     assert [planes.version(str(version)).rows for version in (first, second)] == [2_471, 3_322]
     early = sum(batch.records for batch in batches(main_job) if batch.intent.versions["planes"] == first)
     assert early == 166_054

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct.assets.bounded.version_set import join_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore, list_datasets
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
 from dagster_adjunct.assets.versions.holds import hold, let_go
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.log import DatasetLog
@@ -244,13 +244,13 @@ def test_who_commits_while_readers_are_looked_for_is_seen(lake: Lake) -> None:
 
 def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: World) -> None:
     lake = planes.lake
-    version = DatasetStore(lake, NAME).require_current().version
+    version = StoredVersions(lake, NAME).require_current().version
     planned = delete_dataset(lake, NAME, dry_run=True, **WHY)
     assert served(lake) == whole(2)
     report = delete_dataset(lake, NAME, **WHY)
     assert planned.objects >= report.objects > 5
     assert (list_datasets(lake), served(lake)) == ([], None)
-    store = DatasetStore(lake, NAME)
+    store = StoredVersions(lake, NAME)
     with pytest.raises(DatasetNotFoundError):
         store.require_manifest()
     with pytest.raises(DatasetNotFoundError):
@@ -261,7 +261,7 @@ def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: Wor
     other = bounded_dataset(NAME, input="lake.planes", key="k", partitions=3)
     planes.advance(other)
     assert served(lake) == whole(2), "the stream still has its versions"
-    assert DatasetStore(lake, other).require_current().version != version
+    assert StoredVersions(lake, other).require_current().version != version
     assert list_datasets(lake) == [NAME]
     assert all(entry.action != "commit" for entry in store.history())
     with pytest.raises(DatasetNotFoundError, match=f"no dataset 'x'.*there are: {NAME}"):
@@ -313,7 +313,7 @@ def test_a_build_that_began_after_the_deletion_is_left_alone(monkeypatch: pytest
 
 
 def test_a_dataset_that_is_held_is_not_deleted(planes: World) -> None:
-    lake, version = planes.lake, DatasetStore(planes.lake, NAME).require_current().version
+    lake, version = planes.lake, StoredVersions(planes.lake, NAME).require_current().version
     with Lease.acquire(lake, NAME, [version], holder="a reader", ttl=timedelta(minutes=5)):
         for force in (False, True):
             with pytest.raises(StillReadError, match=f"a reader holds {version} until"):
@@ -330,7 +330,7 @@ def test_a_dataset_that_is_held_is_not_deleted(planes: World) -> None:
 
 def test_a_reader_that_comes_between_the_look_and_the_deletion_keeps_its_files(planes: World) -> None:
     lake = planes.lake
-    view = DatasetStore(lake, NAME).require_current()
+    view = StoredVersions(lake, NAME).require_current()
     leases: list[Lease] = []
 
     def meanwhile() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.report import StepEvent
@@ -45,7 +45,7 @@ def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(step_wo
 
     report = forget(world.lake, "planes", ["N1"], **because)  # type: ignore[arg-type]
     assert {each.reason for each in report.pending} == {"open batch 1 of application app"}
-    assert DatasetStore(world.lake, "planes").require_current().get("N1") is None
+    assert StoredVersions(world.lake, "planes").require_current().get("N1") is None
     world.run(app)
     assert sorted((row["v"], row["seats"]) for row in world.rows("out")) == [(1, 100), (2, 200)]
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset, repartition_stream
 from dagster_adjunct.resources.errors import StillReadError
 from dagster_adjunct.resources.objects import Lake
@@ -36,7 +36,7 @@ def test_a_dataset_that_has_read_all_goes_on_and_is_named() -> None:
     world = published()
     assert repartition_stream(world.lake, NAME, 5, dry_run=True, **WHY).datasets == (NAME,)
     assert repartition_stream(world.lake, NAME, 5, **WHY).datasets == (NAME,)
-    assert len(DatasetStore(world.lake, NAME).require_manifest().offsets) == 5
+    assert len(StoredVersions(world.lake, NAME).require_manifest().offsets) == 5
     repartition_dataset(world.lake, NAME, 5, **WHY)
     assert served(world.lake) == whole(1)
 
@@ -57,10 +57,12 @@ def test_a_crash_at_any_request_leaves_a_dataset_that_goes_on() -> None:
         store = FaultyStore(world.lake.store, [Fault("*", nth, "crash-after")])
         with suppress(Crash):
             repartition_stream(Lake(store, world.lake.id), NAME, 5, **WHY)
-        seen.add((world.streams.info(NAME).partitions, len(DatasetStore(world.lake, NAME).require_manifest().offsets)))
+        seen.add(
+            (world.streams.info(NAME).partitions, len(StoredVersions(world.lake, NAME).require_manifest().offsets))
+        )
         publish(world, 2)
         assert served(world.lake) == whole(2)
-        assert [ref.name for ref in DatasetStore(world.lake, NAME).versions()] == ["v1", "v2"]
+        assert [ref.name for ref in StoredVersions(world.lake, NAME).versions()] == ["v1", "v2"]
         if nth > len(store.requests):
             break
     assert seen == {(2, 2), (5, 2), (5, 5)}

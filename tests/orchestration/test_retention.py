@@ -11,7 +11,7 @@ import pytest
 import dagster_adjunct
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.batchlog.log import (
     ApplicationState,
     BatchLog,
@@ -57,7 +57,7 @@ def end(lake: Lake, application: str, intent: Intent) -> None:
 
 
 def retained(world: World) -> list[str | None]:
-    return [ref.name for ref in DatasetStore(world.lake, NAME).versions()]
+    return [ref.name for ref in StoredVersions(world.lake, NAME).versions()]
 
 
 def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> None:
@@ -66,7 +66,7 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
     (report,) = discard_all(planes.lake, AT_ONCE, by="test")
     assert {each.name: each.reason for each in report.kept}["v1"] == "open batch 1 of application delays"
     assert retained(planes) == ["v1", "v3"]
-    assert content(DatasetStore(planes.lake, NAME).version_of_batch(old)) == whole(1)
+    assert content(StoredVersions(planes.lake, NAME).version_of_batch(old)) == whole(1)
     end(planes.lake, "delays", intent)
     discard_all(planes.lake, AT_ONCE, by="test")
     assert retained(planes) == ["v3"]
@@ -90,7 +90,7 @@ def test_discarding_one_dataset_from_python_spares_open_batches_and_goes_by_what
 def test_an_open_batch_ends_with_a_version_that_is_withdrawn_and_dropped_meanwhile(planes: World) -> None:
     _, old = publish(planes, 1, 2)
     begin(planes.lake, "delays", {NAME: old})
-    store = DatasetStore(planes.lake, NAME)
+    store = StoredVersions(planes.lake, NAME)
     for change in (store.withdraw, store.drop):
         change(old, reason="ticket 7", by="ada")
         discard_all(planes.lake, AT_ONCE, by="test")
@@ -140,20 +140,20 @@ def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(pla
         opened: list[Intent] = []
 
         def open_now(opened: list[Intent] = opened, old: str = old) -> None:
-            if old in [ref.id for ref in DatasetStore(planes.lake, NAME).versions()]:
+            if old in [ref.id for ref in StoredVersions(planes.lake, NAME).versions()]:
                 opened.append(begin(planes.lake, "delays", {NAME: old}))
 
         lake = Lake(FaultyStore(planes.lake.store, [Fault("put_if_match", nth, "meanwhile", open_now)]), planes.lake.id)
         discard_all(lake, AT_ONCE, by="test")
         discard_all(planes.lake, AT_ONCE, by="test")
         if opened:
-            assert len(content(DatasetStore(planes.lake, NAME).version_of_batch(old))) == 4
+            assert len(content(StoredVersions(planes.lake, NAME).version_of_batch(old))) == 4
             end(planes.lake, "delays", opened[0])
             discard_all(planes.lake, AT_ONCE, by="test")
         assert len(retained(planes)) == 1
         if nth > sum(made == "put_if_match" for made, _ in lake.store.requests):  # type: ignore[attr-defined]
             return
-        old = DatasetStore(planes.lake, NAME).require_current().version
+        old = StoredVersions(planes.lake, NAME).require_current().version
     raise AssertionError("a discard has less requests")
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.compile import BatchInputs, run_batch
 from dagster_adjunct.resources.errors import PlanningError
@@ -27,7 +27,7 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
     (stream,) = app.inputs
     ssps = world.streams.partitions(stream.partition(".")[2])
     given = {ssp: epochs[ssp.partition] for ssp in ssps if ssp.partition in epochs}
-    views = {dataset.name: DatasetStore(world.lake, dataset).require_current() for dataset in app.datasets}
+    views = {dataset.name: StoredVersions(world.lake, dataset).require_current() for dataset in app.datasets}
     ranges = world.streams.whole(stream.partition(".")[2])
     run_batch(world.context(app), BatchInputs(batch, ranges, views, given), lambda output: None)
 
@@ -88,7 +88,7 @@ def test_joins_keep_the_record_s_epoch_and_entries_have_none(step_world: StepWor
     replay(step_world, app, 1, {0: 2, 1: 2})
     assert sorted(found(step_world, "out")) == [(1, 2), (2, 2)]
     for dataset in (planes, weather):
-        view = DatasetStore(step_world.lake, dataset).require_current()
+        view = StoredVersions(step_world.lake, dataset).require_current()
         assert "__epoch" not in view.frame(step_world.spark()).columns
         assert all("__epoch" not in file for file in view.sealed.layout.columns)
 

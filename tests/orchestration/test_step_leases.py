@@ -13,7 +13,7 @@ import pytest
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
@@ -112,7 +112,7 @@ class Trips:
         return {(lease.holder, version) for lease in leases for version in lease.versions}
 
     def current(self) -> set[tuple[str, str]]:
-        return {("me", DatasetStore(self.world.lake, name).require_current().version) for name in NAMES}
+        return {("me", StoredVersions(self.world.lake, name).require_current().version) for name in NAMES}
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_step_that_fails_lets_go_and_its_open_batch_keeps_what_it_was_begun_wi
     trips.run()
     assert trips.reading.seen == [{"planes": 1, "fares": 1}, {"planes": 3, "fares": 3}], "then a batch with what is new"
     trips.discard()
-    assert [len(DatasetStore(trips.world.lake, name).versions()) for name in NAMES] == [1, 1]
+    assert [len(StoredVersions(trips.world.lake, name).versions()) for name in NAMES] == [1, 1]
 
 
 def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import compile as compiling
 from dagster_adjunct.resources.errors import PlanningError
@@ -212,7 +212,7 @@ def test_changes_sent_to_a_dataset_are_in_it_when_it_has_advanced(step_world: St
     step_world.send("numbers", ("a", 3))
     step_world.run(app)
     step_world.advance(largest)
-    view = DatasetStore(step_world.lake, largest).require_current()
+    view = StoredVersions(step_world.lake, largest).require_current()
     assert view.get_all(["a", "b", "c"]) == {"a": {"k": "a", "v": 30}, "b": {"k": "b", "v": 20}}
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
@@ -334,7 +334,7 @@ def test_a_table_of_one_run_is_kept_current_between_batches_and_let_go_after(
     assert [text.split(";")[0] for text in said] == ["dataset planes: bootstrapped", "dataset planes: applied"]
     assert report.datasets == (), "nothing is stored, so nothing is advanced before"
     assert len(report.step.versions["planes"]) == 2
-    assert DatasetStore(world.lake, "planes").manifest() is None
+    assert StoredVersions(world.lake, "planes").manifest() is None
 
 
 def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ended(world: StepWorld) -> None:

@@ -91,12 +91,12 @@ def unfinished_reported(
 def _unfinished(
     lake: "Lake", systems: "Mapping[str, StreamSystem]", dataset: "AdjunctDataset", key: AssetKey, error: Exception
 ) -> AssetCheckEvaluation | None:
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
 
     manifest, progress, looked = None, None, ""
     try:
-        manifest = DatasetStore(lake, dataset.name).manifest()
+        manifest = StoredVersions(lake, dataset.name).manifest()
         progress = None if manifest is None else bootstrap_progress(systems, manifest, datetime.now(UTC))
     except AdjunctError as unread:  # what made the run fail may keep us from looking, too
         looked = f"; how far it was can't be seen: {unread.problem}"

@@ -161,9 +161,9 @@ def _results(
     member: DatasetAsset,
     report: "AdvanceReport | None",
 ) -> Results:
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
-    store = DatasetStore(lake, member.dataset)
+    store = StoredVersions(lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
         warn_of_rejected(context, member, report, manifest)
@@ -210,7 +210,7 @@ def shown_metadata(
     manifest: "DatasetManifest | None",
 ) -> dict[str, Any]:
     """Return what people look at: columns with their descriptions and what they are made of, and some entries."""
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
     dataset, version = member.dataset, manifest.version if manifest else None
     if version is None:
@@ -225,7 +225,7 @@ def shown_metadata(
         "dagster/column_schema": column_schema(version.columns, dict(dataset.column_descriptions)),
         **lineage_metadata(dataset_columns(dataset, version.columns.names, records), lambda node: source),
     }
-    view = DatasetView(lake.store, dataset.name, version)
+    view = VersionReader(lake.store, dataset.name, version)
     return metadata | dataset_preview(view, member.preview_rows, dataset.sensitive)
 
 
@@ -266,9 +266,9 @@ def observe(
 
 def report_served(context: AssetExecutionContext, lake: "Lake", dataset: "AdjunctDataset", key: AssetKey) -> None:
     """Report the version that a dataset serves, if it is another one than Dagster knows of (design, rule 12)."""
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
-    manifest = DatasetStore(lake, dataset).manifest()
+    manifest = StoredVersions(lake, dataset).manifest()
     if manifest is None or manifest.version is None:
         return
     if known_version(context, key) != manifest.version.id:

@@ -54,7 +54,7 @@ from dagster_adjunct.resources.spark.resource import SparkResource
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import DatasetManifest, VersionRef
     from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.resources.objects import Lake
@@ -97,14 +97,14 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         adjunct_lake: LakeResource,
         adjunct_spark: SparkResource,
     ) -> Results:
-        from dagster_adjunct.assets.reading.store import DatasetStore
+        from dagster_adjunct.assets.reading.stored_versions import StoredVersions
         from dagster_adjunct.orchestration.planner.lake_catalog import systems_of
 
         wanted = sorted(context.partition_keys, key=natural_order)
         with clear_failures(context, retry=RETRIED), mistakes_reported(context, {dataset.name: member.key}):
             lake = adjunct_lake.open()
             systems = systems_of([dataset], lake)
-            build = _Build(context, member, lake, systems, adjunct_spark, DatasetStore(lake, dataset), config)
+            build = _Build(context, member, lake, systems, adjunct_spark, StoredVersions(lake, dataset), config)
             try:
                 if context.selected_asset_keys:
                     yield from build.run(wanted)
@@ -137,7 +137,7 @@ class _Build:
     lake: "Lake"
     systems: Mapping[str, "StreamSystem"]
     spark: SparkResource
-    store: "DatasetStore"
+    store: "StoredVersions"
     config: PartitionRun
     judged: dict[str, list[AssetCheckResult]] = field(default_factory=dict)
     yielded: bool = False

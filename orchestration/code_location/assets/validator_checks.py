@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import ValidatorError
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.validator import Validator
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import DatasetManifest, Verdict, VersionRef
 
 ACCEPTED = "adjunct_accepted"
@@ -64,7 +64,7 @@ def check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec
     return [AssetCheckSpec(ACCEPTED, asset=key, description=accepted), *validators]
 
 
-def judgement_of(store: "DatasetStore", manifest: "DatasetManifest", name: str | None = None) -> Judgement | None:
+def judgement_of(store: "StoredVersions", manifest: "DatasetManifest", name: str | None = None) -> Judgement | None:
     """Return what was said of the newest version that was delivered (under this name), None before the first.
 
     While the newest is rejected, that is what the checks show, until it is forced or dropped or a better one comes.

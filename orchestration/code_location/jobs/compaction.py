@@ -63,7 +63,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     def compact(
         context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
-        from dagster_adjunct.assets.reading.store import list_datasets
+        from dagster_adjunct.assets.reading.stored_versions import list_datasets
         from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
         reports, errors = [], []

@@ -34,7 +34,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     @op(name=f"iceberg_{application}".replace("-", "_"), pool=f"adjunct/iceberg/{application}")
     def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
         from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
-        from dagster_adjunct.assets.reading.store import list_datasets
+        from dagster_adjunct.assets.reading.stored_versions import list_datasets
 
         reports, errors = {}, []
         with clear_failures(context):

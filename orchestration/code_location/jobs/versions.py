@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.code_location.shared.lake_resource import Lak
 from dagster_adjunct.orchestration.code_location.shared.metadata import DATA_VERSION_TAG, served_metadata
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.store import DatasetStore
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 
@@ -72,7 +72,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     # An op's name must differ from its job's, which stands for a graph.
     @op(name=f"discard_{application}".replace("-", "_"), pool=f"adjunct/discard/{application}")
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.assets.reading.store import list_datasets
+        from dagster_adjunct.assets.reading.stored_versions import list_datasets
         from dagster_adjunct.orchestration.upkeep.discarding import discard_all
 
         with clear_failures(context):
@@ -123,7 +123,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     @op(name=f"version_action_{application}".replace("-", "_"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.assets.reading.store import open_dataset
+        from dagster_adjunct.assets.reading.stored_versions import open_dataset
         from dagster_adjunct.assets.versions.operator_actions import kept_beside
         from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -156,7 +156,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     return acting
 
 
-def _apply(store: "DatasetStore", config: VersionActionConfig, *, by: str) -> "DatasetManifest":
+def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "DatasetManifest":
     from dagster_adjunct.resources.errors import ConfigurationError
 
     action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}

@@ -11,7 +11,7 @@ from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 MASKED = "(masked)"
@@ -19,7 +19,7 @@ MOST_ROWS = 50
 _LENGTH = 100
 
 
-def dataset_preview(view: DatasetView, rows: int, sensitive: Collection[str]) -> dict[str, Any]:
+def dataset_preview(view: VersionReader, rows: int, sensitive: Collection[str]) -> dict[str, Any]:
     """Return the first entries of a version by key, as metadata; nothing for `rows` 0."""
     if not rows:
         return {}

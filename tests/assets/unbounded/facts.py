@@ -16,7 +16,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources import dead_letters as quarantine
 from dagster_adjunct.assets.sources import ordering
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
@@ -69,14 +69,14 @@ def send(world: World, facts: Sequence[Fact]) -> None:
     world.streams.append(NAME, pa.table(columns), producer="test", sequence=world._next(NAME))
 
 
-def content(view: DatasetView | Any) -> Content:
+def content(view: VersionReader | Any) -> Content:
     """Return what a view holds, read in order and by key."""
     found = {key: entry["n"] for key, entry in view.items()}
     assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == found
     return found
 
 
-def by_spark(world: World, view: DatasetView) -> Content:
+def by_spark(world: World, view: VersionReader) -> Content:
     rows = [(row.k, row.n) for row in view.frame(world.spark()).collect()]
     assert len(dict(rows)) == len(rows), "a key stands twice in the frame"
     return dict(rows)
@@ -150,7 +150,7 @@ class Log:
         }
 
 
-def spans_of(view: DatasetView) -> tuple[Ends, Ends]:
+def spans_of(view: VersionReader) -> tuple[Ends, Ends]:
     """Return from where to where the version has read its stream, by partition."""
     spans = {int(ssp.rpartition(".")[2]): span for ssp, span in view.sealed.offsets.items()}
     return {p: int(start) for p, (start, _) in spans.items()}, {p: int(end) for p, (_, end) in spans.items()}

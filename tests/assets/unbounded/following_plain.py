@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded import advance as follow
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
@@ -121,8 +121,8 @@ class Table:
         streams.maintain(NAME)
 
     @property
-    def store(self) -> DatasetStore:
-        return DatasetStore(self.world.lake, NAME)
+    def store(self) -> StoredVersions:
+        return StoredVersions(self.world.lake, NAME)
 
     @property
     def manifest(self) -> DatasetManifest:

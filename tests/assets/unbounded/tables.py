@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import compaction
 from dagster_adjunct.assets.versions.attempts import attempts
 from dagster_adjunct.assets.versions.manifest import SealedVersion
@@ -43,7 +43,7 @@ def table(world: World, name: str = "table", **options: Any) -> AdjunctDataset:
 
 def send(world: World, spec: AdjunctDataset, changes: Mapping[str, int | None]) -> tuple[str, Content]:
     """Apply changes in one commit (None deletes); return the version that it made, and what is in it."""
-    view = DatasetStore(world.lake, spec).current()
+    view = StoredVersions(world.lake, spec).current()
     before = {} if view is None else {key: entry["n"] for key, entry in view.items()}
     world.send(spec.name, list(changes.items()))
     world.advance(spec)
@@ -53,7 +53,7 @@ def send(world: World, spec: AdjunctDataset, changes: Mapping[str, int | None]) 
 
 def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> Content:
     """Return what a version holds, by key and in order, and the same by Spark where the world has it."""
-    store = DatasetStore(world.lake, spec.name)
+    store = StoredVersions(world.lake, spec.name)
     view = store.require_current() if version is None else store.version(version)
     found = content(view)
     assert view.rows in (None, len(found))
@@ -108,7 +108,7 @@ def faulty(world: World, *faults: Fault) -> Lake:
 
 def left_over(world: World, spec: AdjunctDataset) -> set[str]:
     """Return folders that neither the current version nor earlier ones need, and records of builds."""
-    manifest = DatasetStore(world.lake, spec.name).require_manifest()
+    manifest = StoredVersions(world.lake, spec.name).require_manifest()
     assert manifest.version is not None
     needed = {generation.folder for generation in manifest.version.generations}
     needed |= {retired.folder for retired in manifest.retired}

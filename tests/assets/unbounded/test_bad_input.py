@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.changes.formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, OnLostOffset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
@@ -80,7 +80,7 @@ def test_a_bad_change_fails_the_advance_or_is_a_dead_letter_once(sparkling: Worl
     assert rows(sparkling, LENIENT) == {1: 1, 2: 2, 3: 3}
     assert dead(sparkling) == [(2, reason)]
     assert sparkling.advance(LENIENT).action == "up-to-date"
-    manifest = DatasetStore(sparkling.lake, LENIENT.name).require_manifest()
+    manifest = StoredVersions(sparkling.lake, LENIENT.name).require_manifest()
     assert manifest.counters["quarantined"] == 1
 
 
@@ -215,7 +215,7 @@ def test_a_null_key_is_a_bad_change_in_a_bootstrap_too(quick: World) -> None:
     facts.send(quick, [("a", 1, 1), (None, 1, 1)])
     with pytest.raises(BadChangeError, match="null key column 'k'"):
         quick.advance(table_of())
-    assert DatasetStore(quick.lake, NAME).current() is None
+    assert StoredVersions(quick.lake, NAME).current() is None
     spec = unbounded_dataset(
         NAME, input=f"lake.{NAME}", key="k", partitions=2, on_bad_change=DeadLetters("lake.facts-dead")
     )

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import compaction
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
 from dagster_adjunct.assets.versions.manifest import SealedVersion
@@ -128,12 +128,12 @@ def test_a_bounded_dataset_is_refused(world: World) -> None:
 def test_nothing_to_do_makes_no_commit_and_starts_no_spark(world: World) -> None:
     spec = table(world)
     world.advance(spec)
-    before = DatasetStore(world.lake, spec).read()[0]
+    before = StoredVersions(world.lake, spec).read()[0]
     for level in (None, "minor", "major"):
         report = compact_dataset(world.lake, spec.name, world.spark, by="test", level=level)
         assert (report.action, report.changed) == ("nothing", False)
         assert "nothing to compact in version" in report.summary()
-    assert DatasetStore(world.lake, spec).read()[0] == before
+    assert StoredVersions(world.lake, spec).read()[0] == before
 
 
 # -- what is read stays
@@ -188,7 +188,7 @@ def test_a_major_compaction_makes_a_base_without_tombstones_and_counts_its_rows(
     assert (view.version, view.rows) == (report.version, 3)
     assert entries(sparkling, spec) == {"a": 2, "d": 1, "e": 2}
     assert not [key for _, key, tombstone in stored(sparkling, spec) if tombstone]
-    newest = DatasetStore(sparkling.lake, spec).history()[0]
+    newest = StoredVersions(sparkling.lake, spec).history()[0]
     assert (newest.action, newest.by, newest.reason) == ("compact", "test", "major: asked for")
     for version, expected in history:
         assert entries(sparkling, spec, version) == expected
@@ -323,7 +323,7 @@ def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick
     send(quick, spec, {"c": 2})
 
     def compact_once() -> object:
-        assert DatasetStore(quick.lake, spec).require_manifest().bootstrap.state == "running"
+        assert StoredVersions(quick.lake, spec).require_manifest().bootstrap.state == "running"
         return compact(quick, spec, "major")
 
     # The first swap begins the rebuild, the second is its first chunk.
@@ -369,7 +369,7 @@ def test_deletions_are_remembered_for_ever_unless_a_distance_is_declared(sparkli
     assert (report.horizon, report.rows, sparkling.view(spec).rows) == (None, (4, 3), 2)
     change(sparkling, spec, ("a", 15, False))
     assert entries(sparkling, spec) == {"b": 10, "c": 1000}
-    assert DatasetStore(sparkling.lake, spec).require_manifest().horizon is None
+    assert StoredVersions(sparkling.lake, spec).require_manifest().horizon is None
 
 
 @pytest.mark.spark
@@ -445,4 +445,4 @@ def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(sparkl
     assert compact(sparkling, spec, "major").horizon == 900
     advance_unbounded(sparkling.lake, sparkling.systems, spec, sparkling.spark, by="test", rebuild="a test")
     assert entries(sparkling, spec) == {"a": 10, "c": 1000}
-    assert DatasetStore(sparkling.lake, spec).require_manifest().horizon is None
+    assert StoredVersions(sparkling.lake, spec).require_manifest().horizon is None

@@ -15,7 +15,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
@@ -133,7 +133,7 @@ def act(world: World, case: Case, lake: Lake | None = None) -> None:
 
 def states(world: World) -> list[dict[str, int]]:
     """Return what each commit serves, oldest first."""
-    store = DatasetStore(world.lake, NAME)
+    store = StoredVersions(world.lake, NAME)
     if store.manifest() is None:
         return []
     views = [store.view_of(manifest) for _, manifest in store.log.history(None)]
@@ -145,10 +145,10 @@ def outcome(world: World, case: Case) -> dict[str, object]:
     settle(world, case.spec)
     if case.act != "advance":
         act(world, case)
-    manifest = DatasetStore(world.lake, NAME).require_manifest()
+    manifest = StoredVersions(world.lake, NAME).require_manifest()
     assert manifest.bootstrap is not None
     found = {
-        "content": content(DatasetStore(world.lake, NAME).require_current()),
+        "content": content(StoredVersions(world.lake, NAME).require_current()),
         "offsets": manifest.offsets,
         "counted": {name: manifest.counters.get(name, 0) for name in ("read", "quarantined")},
         "letters": sorted(letters(world)),
@@ -158,7 +158,7 @@ def outcome(world: World, case: Case) -> dict[str, object]:
     an_hour_later(world.lake)
     discard(world.lake, NAME, AT_ONCE, by="test")
     assert left_over(world, case.spec) == set()
-    assert content(DatasetStore(world.lake, NAME).require_current()) == found["content"]
+    assert content(StoredVersions(world.lake, NAME).require_current()) == found["content"]
     return found
 
 
@@ -220,9 +220,9 @@ def test_dead_letters_are_sent_once_though_more_has_come_since_the_crash() -> No
         settle(copy, case.spec)
         sent = letters(copy)
         assert len(sent) == len(set(sent)) == 7, nth
-        manifest = DatasetStore(copy.lake, NAME).require_manifest()
+        manifest = StoredVersions(copy.lake, NAME).require_manifest()
         assert manifest.counters["quarantined"] == 7, nth
-        assert content(DatasetStore(copy.lake, NAME).require_current())["b"] == 30
+        assert content(StoredVersions(copy.lake, NAME).require_current())["b"] == 30
     assert outcomes == {0, 4}
 
 

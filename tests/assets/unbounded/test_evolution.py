@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -66,7 +66,7 @@ def send(world: World, **entries: dict[str, Any] | None) -> None:
 
 def read(world: World, version: str | None = None) -> dict[str, dict[str, Any]]:
     """Return the entries by key, read by Spark, by key and in order, which must agree."""
-    store = DatasetStore(world.lake, "wide")
+    store = StoredVersions(world.lake, "wide")
     view = store.require_current() if version is None else store.version(version)
     frame = {row.k: row.asDict() for row in view.frame(world.spark()).collect()}
     assert {key: view.get(key) for key in frame} == frame
@@ -75,7 +75,7 @@ def read(world: World, version: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def check_deeply(world: World) -> None:
-    assert verify_version(DatasetStore(world.lake, "wide").require_current(), deep=True).damaged == ()
+    assert verify_version(StoredVersions(world.lake, "wide").require_current(), deep=True).damaged == ()
 
 
 @pytest.mark.spark
@@ -92,7 +92,7 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     assert (report.action, len(report.sealed)) == ("up-to-date", 1), "the new columns are there without a change"
     assert world.advance(spec(WIDE)).sealed == (), "once"
     assert read(world) == {"low": READ, "null": NOTHING, "delta": READ}
-    entry = DatasetStore(world.lake, "wide").history(1)[0]
+    entry = StoredVersions(world.lake, "wide").history(1)[0]
     assert (entry.action, "added (string) is not expected" in entry.reason) == ("evolve", True)
 
     big = {"t": 2**31 - 1, "s": 2**40, "i": 0.5, "b": str(10**19), "added": "new", "more": 2**50, "d": "1.2345"}
@@ -112,7 +112,7 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     ):  # fmt: skip
         assert {row.k for row in frame.where(condition).collect()} == keys, condition
     assert read(world, old) == before, "an earlier version has the columns that it had"
-    store = DatasetStore(world.lake, "wide")
+    store = StoredVersions(world.lake, "wide")
     check_deeply(world)
     diff = store.diff(old, world.view(spec(WIDE)).version)
     assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (1, 0, 0, 3)
@@ -131,7 +131,7 @@ def test_a_cache_shared_by_versions_gives_each_its_own_columns(sparkling: World)
     world = wide_world(sparkling)
     send(world, low=LOW)
     world.advance(spec(NARROW))
-    store = DatasetStore(world.lake, "wide")
+    store = StoredVersions(world.lake, "wide")
     held = store.require_current()
     assert held.get("low")["t"] == -128
     world.advance(spec(WIDE))

@@ -12,8 +12,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import find_keys, forget
 from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
@@ -45,11 +45,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def manifest(world: World) -> DatasetManifest:
-    return DatasetStore(world.lake, NAME).require_manifest()
+    return StoredVersions(world.lake, NAME).require_manifest()
 
 
-def current(world: World) -> DatasetView:
-    return DatasetStore(world.lake, NAME).require_current()
+def current(world: World) -> VersionReader:
+    return StoredVersions(world.lake, NAME).require_current()
 
 
 def major(world: World) -> str:
@@ -58,7 +58,7 @@ def major(world: World) -> str:
     return report.version
 
 
-def stored(view: DatasetView) -> dict[int, dict[str, tuple[int | None, int, bool]]]:
+def stored(view: VersionReader) -> dict[int, dict[str, tuple[int | None, int, bool]]]:
     """Return (value, position, whether it is a tombstone) of each stored key, by generation."""
     found: dict[int, dict[str, tuple[int | None, int, bool]]] = {}
     for generation in view.sealed.generations:
@@ -104,7 +104,7 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert (manifest(quick).retired, manifest(quick).doomed) == ((), ())
     assert manifest(quick).offsets == before.offsets
     assert list(attempts(quick.lake, NAME)) == []
-    store = DatasetStore(quick.lake, NAME)
+    store = StoredVersions(quick.lake, NAME)
     assert [entry.action for entry in store.history()][:2] == ["discard", "forget"]
     with pytest.raises(VersionDiscardedError, match=f"from number {report.retained_from} on can be read"):
         store.version(view.version)
@@ -125,7 +125,7 @@ def test_a_number_that_stands_in_counts_or_in_the_reason_is_forgotten(quick: Wor
         quick.advance(spec)
     assert forget(quick.lake, NAME, [key], **WHY).complete
     assert current(quick).get(key) is None
-    assert DatasetStore(quick.lake, NAME).history()[1].reason == WHY["reason"]
+    assert StoredVersions(quick.lake, NAME).history()[1].reason == WHY["reason"]
     assert forget(quick.lake, NAME, [key], **WHY).complete
 
 
@@ -158,7 +158,7 @@ def test_by_a_column_s_order_only_live_rows_are_counted(quick: World) -> None:
     spec = table(quick, NAME, order_by="n")
     send(quick, spec, {"a": 1, "b": 2, SECRET: 3})
     quick.send(NAME, [("b", None), ("x", None)])
-    log = DatasetStore(quick.lake, NAME).log
+    log = StoredVersions(quick.lake, NAME).log
     sealed = current(quick).sealed.model_copy(update={"rows": 3})
     log.transact(lambda now: now.after(version=sealed), by="test")
     assert forget(quick.lake, NAME, [SECRET, "x"], **WHY).complete
@@ -177,7 +177,7 @@ def test_what_only_earlier_versions_hold_goes_with_these_versions(quick: World) 
     assert report.complete
     assert report.rewritten == ()
     assert manifest(quick).version == before.version, "the served version did not hold it"
-    store = DatasetStore(quick.lake, NAME)
+    store = StoredVersions(quick.lake, NAME)
     assert content(store.version(first)) == {"a": 1}
     assert content(store.version(second)) == {"a": 1, "b": 3}
     assert report.retained_from == int(first[1:7])
@@ -239,7 +239,7 @@ def test_spark_reads_what_is_left_and_compacts_it(sparkling: World) -> None:
 
 def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
     spec = grown(quick)
-    log = DatasetStore(quick.lake, NAME).log
+    log = StoredVersions(quick.lake, NAME).log
 
     def told(now: DatasetManifest) -> DatasetManifest:
         assert now.bootstrap is not None
@@ -299,7 +299,7 @@ def test_an_open_batch_is_run_again_with_the_version_it_was_begun_with(quick: Wo
     old, why = current(quick).version, "open batch 3 of application delays"
     report = forget(quick.lake, NAME, ["a"], **WHY, roots=lambda: {old: why})
     assert {each.reason for each in report.pending} == {why}
-    store = DatasetStore(quick.lake, NAME)
+    store = StoredVersions(quick.lake, NAME)
     assert store.version_of_batch(old).get("a") == {"k": "a", "n": 6}
     with pytest.raises(VersionDiscardedError):
         store.version(old)

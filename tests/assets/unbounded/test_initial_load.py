@@ -17,7 +17,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot, QuerySnapshot, positions
 from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import as_stored
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -82,7 +82,7 @@ def test_parquet_files_and_the_stream_from_their_position_give_the_table(sparkli
     bootstrap = table.manifest.bootstrap
     assert bootstrap is not None
     assert bootstrap.loaded
-    frame = DatasetStore(sparkling.lake, NAME).require_current().frame(sparkling.spark())
+    frame = StoredVersions(sparkling.lake, NAME).require_current().frame(sparkling.spark())
     assert {row.k: row.n for row in frame.collect()} == wanted
     table.send(new=2)
     assert table.advance(spark=sparkling.spark).counters["read"] == 1, "the snapshot is not loaded again"
@@ -349,7 +349,7 @@ def test_a_postgresql_query_is_loaded_typed_in_batches(accounts: tuple[World, Po
     initial = PostgresSnapshot(DSN, _SNAP, position_query="SELECT part, next FROM positions", batch=1)
     report = world.advance(following(initial))
     assert (report.action, report.counters["loaded"]) == ("bootstrapped", 2)
-    view = DatasetStore(world.lake, NAME).require_current()
+    view = StoredVersions(world.lake, NAME).require_current()
     assert [tuple(entry.values()) for _, entry in sorted(view.items())] == ROWS
     manifest = world.lake.store.get(json.loads(world.lake.store.get(f"datasets/{NAME}/CURRENT").data)["manifest"])
     assert str(server.port).encode() not in manifest.data, "where the database is, is no part of what is stored"
@@ -415,7 +415,7 @@ def test_what_does_not_fit_is_told_and_publishes_nothing(
     with pytest.raises(error, match=said) as caught:
         world.advance(following(initial))
     assert server.dsn() not in str(caught.value)
-    assert DatasetStore(world.lake, NAME).current() is None
+    assert StoredVersions(world.lake, NAME).current() is None
     busy = server.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'adjunct' AND state <> 'idle'"
     )

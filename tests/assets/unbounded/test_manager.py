@@ -16,8 +16,8 @@ from dagster_adjunct.assets.declaration.dataset import (
     version_set,
 )
 from dagster_adjunct.assets.declaration.inputs import FileSource
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from tests.assets.conftest import World
@@ -45,7 +45,7 @@ def manager(world: World, *datasets: AdjunctDataset) -> AdjunctDatasetManager:
 
 
 def content(view: object) -> dict[str, int]:
-    assert isinstance(view, DatasetView)
+    assert isinstance(view, VersionReader)
     return {key: entry["n"] for key, entry in view.items()}
 
 
@@ -135,10 +135,10 @@ def test_stored_tables_are_reset_at_start_where_a_bootstrap_is_decided(feed: Wor
     one = following("one")
     found = manager(feed, one)
     assert found.reset_at_start() == partitions(), "no store was found"
-    assert DatasetStore(feed.lake, one).manifest() is None, "it only looks"
+    assert StoredVersions(feed.lake, one).manifest() is None, "it only looks"
     found.process(FEED, no_session, "test")
     assert found.reset_at_start() == set(), "it is valid"
-    version = DatasetStore(feed.lake, one).require_manifest().version
+    version = StoredVersions(feed.lake, one).require_manifest().version
     assert version is not None
     lost = next(each for each in version.generations if each.files)
     (Path(feed.lake.url) / lost.folder / lost.files[0].name).unlink()
@@ -172,6 +172,6 @@ def test_a_table_of_one_run_lives_in_the_manager(sparkling: World) -> None:
     view = found.view("one")
     assert view is not None
     assert {row.k: row.n for row in view.frame(sparkling.spark()).collect()} == {"a": 3, "b": 2}
-    assert DatasetStore(sparkling.lake, one).manifest() is None, "nothing is stored"
+    assert StoredVersions(sparkling.lake, one).manifest() is None, "nothing is stored"
     found.release()
     assert found.view("one") is None

@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
@@ -103,12 +103,12 @@ def declared(options: dict[str, Any]) -> AdjunctDataset:
 class Reader:
     """Holds one view, by a lease or only by luck."""
 
-    def __init__(self, view: DatasetView, entries: Content, lease: Lease | None) -> None:
+    def __init__(self, view: VersionReader, entries: Content, lease: Lease | None) -> None:
         self.view, self.entries, self.lease = view, entries, lease
 
     def check(self) -> None:
         try:
-            assert content(DatasetView(self.view.store, NAME, self.view.sealed)) == self.entries
+            assert content(VersionReader(self.view.store, NAME, self.view.sealed)) == self.entries
         except ManifestMismatchError:
             assert self.lease is None, "what is leased was deleted"
 
@@ -247,7 +247,7 @@ class FactsMachine(RuleBasedStateMachine):
         assert set(report.lag.values()) <= {0} or report.action == "bootstrapped"
         if report.action != "bootstrapped":
             assert ends_of(report.offsets) == self.log.ends
-        view = DatasetStore(self.world.lake, self.spec).current()
+        view = StoredVersions(self.world.lake, self.spec).current()
         assert (report.version is None) == (view is None)
         if view is not None:
             assert report.version == view.version
@@ -261,7 +261,7 @@ class FactsMachine(RuleBasedStateMachine):
         """Take the version that is served, or an earlier one that can be read."""
         if not self.held:
             return
-        store = DatasetStore(self.world.lake, NAME)
+        store = StoredVersions(self.world.lake, NAME)
         version = list(self.held)[-1 - min(back, len(self.held) - 1)]
         try:
             view = store.version(version)
@@ -282,7 +282,7 @@ class FactsMachine(RuleBasedStateMachine):
 
     def follow(self) -> None:
         """Look at each commit since the last look: what it serves, and which deletions it has forgotten."""
-        store = DatasetStore(self.world.lake, NAME)
+        store = StoredVersions(self.world.lake, NAME)
         new = [pair for pair in store.log.history(None) if pair[0].number > self.commit]
         for commit, manifest in reversed(new):
             assert commit.number == self.commit + 1, "a commit is missing between two"
@@ -315,16 +315,16 @@ class FactsMachine(RuleBasedStateMachine):
                 self.bad_sent |= self.log.bad(ends_of(manifest.offsets))
 
     def _made(self) -> bool:
-        return DatasetStore(self.world.lake, NAME).manifest() is not None
+        return StoredVersions(self.world.lake, NAME).manifest() is not None
 
     @invariant()
     def a_new_reader_gets_what_the_log_says(self) -> None:
-        view = DatasetStore(self.world.lake, self.spec).current()
+        view = StoredVersions(self.world.lake, self.spec).current()
         if view is not None:
             assert content(view) == self.held[view.version][1]
 
     def read_by_spark(self) -> None:
-        view = DatasetStore(self.world.lake, self.spec).require_current()
+        view = StoredVersions(self.world.lake, self.spec).require_current()
         if self.world.spark is not no_session:
             assert by_spark(self.world, view) == self.held[view.version][1]
 
@@ -337,7 +337,7 @@ class FactsMachine(RuleBasedStateMachine):
     def earlier_states_are_read_as_they_were_or_refused(self) -> None:
         if not self._made():
             return
-        store = DatasetStore(self.world.lake, NAME)
+        store = StoredVersions(self.world.lake, NAME)
         readable = {entry.served for entry in store.history(None) if entry.readable}
         for version, (number, entries) in self.held.items():
             try:
@@ -369,7 +369,7 @@ class ToTheEnd(FactsMachine):
         self.advance(None)
         self.advance(None)
         self.read_by_spark()
-        store = DatasetStore(self.world.lake, NAME)
+        store = StoredVersions(self.world.lake, NAME)
         manifest = store.require_manifest()
         assert ends_of(manifest.offsets) == self.log.ends
         assert content(store.require_current()) == self.log.table(self.log.ends, spans_of(store.require_current())[0])

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflict, VersionDiscardedError
@@ -47,7 +47,7 @@ def world(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def now(world: World) -> dict[str, int]:
-    with DatasetStore(world.lake, NAME).open() as served:
+    with StoredVersions(world.lake, NAME).open() as served:
         return content(served)
 
 
@@ -60,12 +60,12 @@ def test_bootstrap_follow_compact_discard(world: World) -> None:
     report = world.advance(SPEC)
     assert (report.action, report.decision.action) == ("bootstrapped", "bootstrap")
     assert now(world) == {"a": 4, "b": 2, "c": 5}
-    first = DatasetStore(world.lake, NAME).require_current().version
+    first = StoredVersions(world.lake, NAME).require_current().version
     send(world, [("b", 6, None), ("d", 7, 7), ("nobody", 8, None)])
     assert world.advance(SPEC).action == "applied"
     assert now(world) == {"a": 4, "c": 5, "d": 7}
     assert len(letters(world)) == 1
-    store = DatasetStore(world.lake, NAME)
+    store = StoredVersions(world.lake, NAME)
     with store.open(version=first) as held:
         held.hold()
         assert compact(world) == "compacted"
@@ -108,7 +108,7 @@ def test_what_dies_at_any_request_is_taken_up(world: World) -> None:
 def test_a_table_whose_file_is_lost_is_built_anew(world: World) -> None:
     send(world, [("a", 1, 1), ("b", 2, 2)])
     world.advance(SPEC)
-    generation = DatasetStore(world.lake, NAME).require_current().sealed.generations[0]
+    generation = StoredVersions(world.lake, NAME).require_current().sealed.generations[0]
     world.lake.store.delete(f"{generation.folder}/{generation.files[0].name}")
     report = world.advance(SPEC)
     assert (report.action, report.decision.store) == ("bootstrapped", "invalid")
@@ -125,5 +125,5 @@ def test_of_two_writers_one_counts(world: World) -> None:
             conflicts += 1
         assert now(world) == {"a": nth, "b": nth}
         assert world.advance(SPEC).action == "up-to-date"
-    assert DatasetStore(world.lake, NAME).require_manifest().counters["read"] == 12, "nothing twice"
+    assert StoredVersions(world.lake, NAME).require_manifest().counters["read"] == 12, "nothing twice"
     assert conflicts > 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import advance as follow
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.manifest import POSITION
@@ -66,14 +66,14 @@ class Oracle:
 
 
 def by_key(world: World) -> dict[str, int]:
-    view = DatasetStore(world.lake, "facts").require_current()
+    view = StoredVersions(world.lake, "facts").require_current()
     entries = {key: entry["n"] for key, entry in view.items()}
     assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == entries
     return entries
 
 
 def by_spark(world: World) -> dict[str, int]:
-    view = DatasetStore(world.lake, "facts").require_current()
+    view = StoredVersions(world.lake, "facts").require_current()
     rows = view.frame(world.spark()).collect()
     assert len({row.k for row in rows}) == len(rows), "a key stands twice in the frame"
     return {row.k: row.n for row in rows}
@@ -177,12 +177,12 @@ def test_changes_at_or_below_the_horizon_come_too_late_and_are_counted(sparkling
         send(world, facts)
         world.advance(spec)
     compact_dataset(world.lake, "facts", world.spark, by="test", level="major")
-    assert DatasetStore(world.lake, "facts").require_manifest().horizon == 90
+    assert StoredVersions(world.lake, "facts").require_manifest().horizon == 90
     send(world, [("b", 55, 9), ("c", 90, 9), ("d", 91, 9)])
     report = world.advance(spec)
     assert report.counters["late"] == 2
     assert by_spark(world) == by_key(world) == {"a": 1, "d": 9}, "the deletion of b is forgotten, and not undone"
-    assert DatasetStore(world.lake, "facts").require_manifest().counters["late"] == 2
+    assert StoredVersions(world.lake, "facts").require_manifest().counters["late"] == 2
 
 
 @pytest.mark.spark

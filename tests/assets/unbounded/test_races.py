@@ -14,7 +14,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflict
@@ -64,7 +64,7 @@ def table_with(*commits: list[Fact], unread: list[Fact] | None = None, spec: Any
 
 
 def now(world: World) -> dict[str, int]:
-    return content(DatasetStore(world.lake, NAME).require_current())
+    return content(StoredVersions(world.lake, NAME).require_current())
 
 
 def compact(world: World, level: Any = "major", lake: Lake | None = None) -> Any:
@@ -72,7 +72,7 @@ def compact(world: World, level: Any = "major", lake: Lake | None = None) -> Any
 
 
 def read_in_all(world: World) -> int:
-    return DatasetStore(world.lake, NAME).require_manifest().counters["read"]
+    return StoredVersions(world.lake, NAME).require_manifest().counters["read"]
 
 
 # -- somebody else at any request of ours

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.rebucketing.report import RebucketReport
 from dagster_adjunct.assets.rebucketing.table import repartition_table
@@ -79,12 +79,12 @@ def rewrite(world: World, partitions: int = 5, lake: Lake | None = None, **optio
 
 def check(world: World, log: Log) -> int:
     """What is served is what the facts say, lies where its hash says, and is whole; return its partitions."""
-    view = DatasetStore(world.lake, NAME).require_current()
+    view = StoredVersions(world.lake, NAME).require_current()
     starts, ends = spans_of(view)
     assert content(view) == log.table(ends, starts)
     partitions = view.sealed.partitions
     assert partitions is not None
-    assert DatasetStore(world.lake, NAME).require_manifest().declaration.partitions == partitions
+    assert StoredVersions(world.lake, NAME).require_manifest().declaration.partitions == partitions
     buckets = {bucket_of([key], ["string"], partitions) for key in KEYS}
     assert {file.bucket for each in view.sealed.generations for file in each.files} <= buckets
     assert verify_version(view, deep=True).ok
@@ -100,7 +100,7 @@ def log_of(*commits: list[Fact]) -> Log:
 
 def test_base_and_deltas_are_the_same_in_the_new_partitions_and_changes_go_on() -> None:
     world = table_with(FIRST, SECOND)
-    store = DatasetStore(world.lake, NAME)
+    store = StoredVersions(world.lake, NAME)
     before, old = store.require_manifest(), store.require_current()
     report = rewrite(world)
     assert (report.before, report.partitions, report.rows) == (2, 5, 6)
@@ -125,21 +125,21 @@ def test_base_and_deltas_are_the_same_in_the_new_partitions_and_changes_go_on() 
 
 def test_versions_of_before_keep_their_partitions_until_they_are_discarded() -> None:
     world = table_with(FIRST)
-    first = DatasetStore(world.lake, NAME).require_current()
+    first = StoredVersions(world.lake, NAME).require_current()
     send(world, SECOND)
     world.advance(SPEC)
     with Lease.acquire(world.lake, NAME, [first.version], holder="a reader"):
         rewrite(world)
         discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
-        old = DatasetStore(world.lake, NAME).version(first.version)
+        old = StoredVersions(world.lake, NAME).version(first.version)
         assert (content(old), old.sealed.partitions) == ({"a": 1, "b": 2, "c": 3}, 2)
-        assert content(DatasetStore(world.lake, NAME).as_of(commit=first.sealed.number)) == {"a": 1, "b": 2, "c": 3}
+        assert content(StoredVersions(world.lake, NAME).as_of(commit=first.sealed.number)) == {"a": 1, "b": 2, "c": 3}
     discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
-    assert DatasetStore(world.lake, NAME).require_manifest().retired == ()
+    assert StoredVersions(world.lake, NAME).require_manifest().retired == ()
     assert left_over(world, MORE) == set()
     assert check(world, log_of(FIRST, SECOND)) == 5
     with pytest.raises(DatasetError):
-        DatasetStore(world.lake, NAME).version(first.version)
+        StoredVersions(world.lake, NAME).version(first.version)
 
 
 facts = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(1, 40), st.none() | st.integers(0, 9)), max_size=6)
@@ -213,7 +213,7 @@ def test_an_erasure_meanwhile_leaves_the_key_in_nothing_that_was_rewritten() -> 
     world = table_with(FIRST, SECOND)
     fault = Fault("put_if_match", 1, "meanwhile", lambda: forget(world.lake, NAME, ["b"], reason="asked", by="ada"))
     rewrite(world, lake=faulty(world, fault))
-    view = DatasetStore(world.lake, NAME).require_current()
+    view = StoredVersions(world.lake, NAME).require_current()
     assert (content(view), view.sealed.partitions) == ({"c": 3, "d": 6}, 5)
     assert forget(world.lake, NAME, ["b"], reason="once more", by="ada").complete
 
@@ -227,7 +227,7 @@ def test_an_advance_that_read_the_old_table_loses_and_one_of_now_goes_on() -> No
     assert check(world, log_of(FIRST, SECOND)) == 5
     assert world.advance(MORE).action == "applied"
     assert check(world, log_of(FIRST, SECOND)) == 5
-    assert DatasetStore(world.lake, NAME).require_manifest().counters["read"] == 6
+    assert StoredVersions(world.lake, NAME).require_manifest().counters["read"] == 6
 
 
 def test_a_compaction_that_read_the_old_table_leaves_nothing_behind() -> None:
@@ -241,8 +241,8 @@ def test_a_compaction_that_read_the_old_table_leaves_nothing_behind() -> None:
 
 def test_what_can_not_be_rewritten_is_refused_and_a_dry_run_changes_nothing() -> None:
     world = table_with(FIRST)
-    version = DatasetStore(world.lake, NAME).require_current().version
-    commit = DatasetStore(world.lake, NAME).read()[0]
+    version = StoredVersions(world.lake, NAME).require_current().version
+    commit = StoredVersions(world.lake, NAME).read()[0]
     holds = {version: "open batch 7 of application app"}
     planned = rewrite(world, dry_run=True, roots=lambda: holds)
     assert (planned.versions, planned.holding) == ({version: ""}, ("open batch 7 of application app",))
@@ -255,7 +255,7 @@ def test_what_can_not_be_rewritten_is_refused_and_a_dry_run_changes_nothing() ->
         rewrite(world, 2)
     with pytest.raises(ConfigurationError, match="without a reason"):
         rewrite(world, reason=" ")
-    assert DatasetStore(world.lake, NAME).read()[0] == commit
+    assert StoredVersions(world.lake, NAME).read()[0] == commit
     assert left_over(world, SPEC) == set()
     whole = facts_in(lake_in(InMemoryStore()), no_session)
     send(whole, FIRST)

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_d
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded import advance as follow
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -207,13 +207,13 @@ def test_by_a_column_the_highest_still_wins_and_what_may_be_deleted_is_refused(s
     rewind(world, table(65), everything)
     assert served(world, table(65)) == {"a": 1}, "c is left out now, b stays deleted, and 90 does not beat 100"
     compact_dataset(world.lake, NAME, world.spark, by="test", level="major")
-    assert DatasetStore(world.lake, NAME).require_manifest().horizon == 90
+    assert StoredVersions(world.lake, NAME).require_manifest().horizon == 90
     rewind(world, table(65), {part(p): at(0) for p in (0, 1)})
     assert {key for _, key, _ in stored(world, table(65))} == {"a"}, "what is forgotten stays so"
-    before = DatasetStore(world.lake, NAME).read()[0]
+    before = StoredVersions(world.lake, NAME).read()[0]
     with pytest.raises(DatasetError, match="1 of the changes to apply again are at or below position 90"):
         rewind(world, table(100), everything_again := {part(p): at(0) for p in (0, 1)})
-    assert DatasetStore(world.lake, NAME).read()[0] == before
+    assert StoredVersions(world.lake, NAME).read()[0] == before
     assert all("/attempts/" in key for key in left_over(world, table(100)))
     report = rewind(world, table(100), everything_again, force=True)
     assert report.counters["late"] == 1
@@ -278,11 +278,11 @@ def corrected(patch: pytest.MonkeyPatch) -> None:
 
 
 def told(world: World) -> Any:
-    return DatasetStore(world.lake, NAME).require_manifest()
+    return StoredVersions(world.lake, NAME).require_manifest()
 
 
 def now(world: World) -> dict[str, int]:
-    return content(DatasetStore(world.lake, NAME).require_current())
+    return content(StoredVersions(world.lake, NAME).require_current())
 
 
 def table_with(*commits: list[Fact], **options: Any) -> World:
@@ -308,7 +308,7 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     world = table_with(FIRST, SECOND)
     facts.send(world, [("a", 30, 30)])
     ends = {p: int(told(world).offsets[str(part(p))]) for p in (0, 1)}
-    before = DatasetStore(world.lake, NAME).read()[0]
+    before = StoredVersions(world.lake, NAME).read()[0]
 
     def plan(positions: Mapping[SystemStreamPartition, Startpoint], **force: Any) -> Any:
         return plan_rewind(world.lake, world.systems, table_of(), positions=positions, **force)
@@ -331,7 +331,7 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     assert "refused" in skipping.summary()
     assert "it would never have the changes between" in skipping.to_json()["refusal"]
     assert plan({part(grown): at(ends[grown] + 1)}, force=[part(grown)]).refusal is None
-    assert DatasetStore(world.lake, NAME).read()[0] == before
+    assert StoredVersions(world.lake, NAME).read()[0] == before
     with pytest.raises(DatasetError, match=r"lake.other.0 is none of them"):
         plan({part(0, "other"): at(0)})
     with pytest.raises(OffsetOutOfRangeError, match=r"dataset 'facts': lake.facts.0: the startpoint's offset 99"):
@@ -358,7 +358,7 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes(monke
     assert [each.start for each in plan_rewind(
         world.lake, world.systems, table_of(), positions={**more, part(0): at(2)}
     ).partitions] == ["2"], "only the new one counts"  # fmt: skip
-    entry = DatasetStore(world.lake, NAME).history(limit=1)[0]
+    entry = StoredVersions(world.lake, NAME).history(limit=1)[0]
     assert (entry.action, entry.by, entry.reason) == ("rewind", "ada", "the filter was wrong")
 
 
@@ -384,7 +384,7 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     manifest = told(world)
     assert manifest.offsets == {**ends, str(part(0)): upcoming[part(0)]}
     assert manifest.applied == {str(part(0)): (skip.id,)}
-    entry = DatasetStore(world.lake, NAME).history(limit=1)[0]
+    entry = StoredVersions(world.lake, NAME).history(limit=1)[0]
     assert (entry.by, entry.reason) == ("bob", "a flood of nonsense")
     world.advance(spec)
     log = facts.Log()
@@ -553,7 +553,7 @@ def test_of_two_at_once_one_wins_and_the_other_does_nothing(anew: bool, monkeypa
     )
     assert report.action == "up-to-date"
     assert now(world) == wanted
-    history = [(entry.action, entry.by) for entry in DatasetStore(world.lake, NAME).history(limit=None)]
+    history = [(entry.action, entry.by) for entry in StoredVersions(world.lake, NAME).history(limit=None)]
     assert "ada" not in {by for action, by in history if action in ("rewind", "bootstrap")}
 
 
@@ -614,11 +614,11 @@ def test_files_that_are_read_again_outlive_a_compaction_and_a_discard_meanwhile(
 def test_where_there_is_nothing_to_apply_again_only_the_startpoint_is_recorded_once() -> None:
     world = table_with(FIRST)
     end = StartpointSpecific(offset=told(world).offsets[str(part(0))])
-    before = DatasetStore(world.lake, NAME).require_current().version
+    before = StoredVersions(world.lake, NAME).require_current().version
     meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: rewind(world, table_of(), {part(0): end}))
     rewind(world, table_of(), {part(0): end}, lake=facts.faulty(world, meanwhile))
-    assert [entry.action for entry in DatasetStore(world.lake, NAME).history(limit=None)].count("rewind") == 1
-    assert DatasetStore(world.lake, NAME).require_current().version == before
+    assert [entry.action for entry in StoredVersions(world.lake, NAME).history(limit=None)].count("rewind") == 1
+    assert StoredVersions(world.lake, NAME).require_current().version == before
 
 
 @pytest.mark.usefixtures("quick")
@@ -632,9 +632,9 @@ def test_a_table_without_bootstrap_can_go_back_to_before_it_began() -> None:
     begun = manifest.model_copy(
         update={"bootstrap": manifest.bootstrap.model_copy(update={"start": dict(manifest.offsets)})}
     )
-    DatasetStore(world.lake, NAME).log.transact(lambda _: begun, by="test")
+    StoredVersions(world.lake, NAME).log.transact(lambda _: begun, by="test")
     rewind(world, spec, {part(p): at(0) for p in (0, 1)})
-    offsets = DatasetStore(world.lake, NAME).require_current().sealed.offsets
+    offsets = StoredVersions(world.lake, NAME).require_current().sealed.offsets
     assert {start for start, _ in offsets.values()} == {"0"}, "the version says from where it has read"
 
 

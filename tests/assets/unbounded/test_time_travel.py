@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import (
@@ -40,7 +40,7 @@ def quick(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
 def commits(world: World, name: str) -> dict[str, Commit]:
     """Return the commit that made each version."""
     found = {}
-    for commit, manifest in DatasetStore(world.lake, name).log.history():
+    for commit, manifest in StoredVersions(world.lake, name).log.history():
         if manifest.version is not None and manifest.version.number == commit.number:
             found[manifest.version.id] = commit
     return found
@@ -51,7 +51,7 @@ def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: Worl
     history = [send(quick, spec, {"a": number}) for number in range(5)]
     report = compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
     history.append((str(report.version), history[-1][1]))
-    store, made = DatasetStore(quick.lake, spec.name), commits(quick, spec.name)
+    store, made = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)
     for place, (version, held) in enumerate(history):
         commit = made[version]
         after = made[history[place + 1][0]].created_at - TICK if place + 1 < len(history) else datetime.now(UTC)
@@ -69,17 +69,17 @@ def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: Worl
 def test_a_commit_that_made_no_version_shows_the_one_before(quick: World) -> None:
     spec = table(quick)
     version, held = send(quick, spec, {"a": 1})
-    log = DatasetStore(quick.lake, spec.name).log
+    log = StoredVersions(quick.lake, spec.name).log
     log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
     commit, _ = log.read()
     assert commit is not None
-    view = DatasetStore(quick.lake, spec.name).as_of(commit=commit.number)
+    view = StoredVersions(quick.lake, spec.name).as_of(commit=commit.number)
     assert (view.version, content(view)) == (version, held)
 
 
 def test_before_the_first_version_there_was_nothing(quick: World) -> None:
     spec = table(quick)
-    store = DatasetStore(quick.lake, spec.name)
+    store = StoredVersions(quick.lake, spec.name)
     with pytest.raises(DatasetNotFoundError, match="there is no dataset 'table'"):
         store.as_of(datetime.now(UTC))
     quick.send(spec.name, [("a", 1)])
@@ -100,7 +100,7 @@ def test_before_the_first_version_there_was_nothing(quick: World) -> None:
 def test_what_is_asked_for_must_be_one_thing_that_is_there(quick: World) -> None:
     spec = table(quick)
     send(quick, spec, {"a": 1})
-    store = DatasetStore(quick.lake, spec.name)
+    store = StoredVersions(quick.lake, spec.name)
     with pytest.raises(ConfigurationError, match="as of nothing"):
         store.as_of()
     with pytest.raises(ConfigurationError, match="a time and a commit"):
@@ -118,7 +118,7 @@ def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -
     made = commits(quick, spec.name)
     report = compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
     discard(quick.lake, spec.name, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
-    store, oldest = DatasetStore(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
+    store, oldest = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
     left = rf"has been discarded; the oldest that can be read was committed at .* UTC, as number {oldest.number}\."
     for version, _ in history:
         for asked in ({"when": made[version].created_at}, {"commit": made[version].number}):
@@ -136,7 +136,7 @@ def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) 
     rival = Fault("put_if_match", 1, "meanwhile", lambda: won.append(str(quick.advance(spec).version)))
     with pytest.raises(CommitConflict):
         quick.advance(spec, lake=faulty(quick, rival))
-    store = DatasetStore(quick.lake, spec.name)
+    store = StoredVersions(quick.lake, spec.name)
     number = commits(quick, spec.name)[won[0]].number
     manifests = [item.key for item in quick.lake.store.list(f"datasets/{spec.name}/manifests/{number:012d}-")]
     assert len(manifests) == 2
@@ -150,12 +150,12 @@ def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) 
 def test_a_commit_among_many_is_found_by_few_requests(quick: World) -> None:
     spec = table(quick)
     version, _ = send(quick, spec, {"a": 1})
-    log = DatasetStore(quick.lake, spec.name).log
+    log = StoredVersions(quick.lake, spec.name).log
     for _ in range(200):
         log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
     at = commits(quick, spec.name)[version].created_at
     counting = FaultyStore(quick.lake.store)
-    assert DatasetStore(Lake(counting, quick.lake.id), spec.name).as_of(at).version == version
+    assert StoredVersions(Lake(counting, quick.lake.id), spec.name).as_of(at).version == version
     assert len(counting.requests) < 15
 
 
@@ -169,7 +169,7 @@ def test_what_a_bounded_dataset_served_at_a_time_is_found_as_well(
     for number in (1, 2):
         quick.send("planes", [("a", number)], version=f"v{number}")
         ids.append(quick.advance(spec).version)
-    store = DatasetStore(quick.lake, spec)
+    store = StoredVersions(quick.lake, spec)
     store.rollback(reason="a test", by="test")
     served = [(entry.at, entry.number, entry.served) for entry in store.history() if entry.served]
     assert [version for _, _, version in served] == [ids[0], ids[1], ids[0]]
@@ -192,4 +192,4 @@ def test_a_commit_of_changes_that_was_decided_twice_is_found_by_its_id(quick: Wo
     report = quick.advance(spec, lake=faulty(quick, compaction))
     assert entries(quick, spec, report.version) == {"a": 3}
     number = commits(quick, spec.name)[str(report.version)].number
-    assert DatasetStore(quick.lake, spec.name).as_of(commit=number).version == report.version
+    assert StoredVersions(quick.lake, spec.name).as_of(commit=number).version == report.version

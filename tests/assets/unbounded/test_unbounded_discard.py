@@ -9,8 +9,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.store import DatasetStore
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard, reachable
 from dagster_adjunct.assets.retention.generations import oldest_kept, plan_retired
@@ -56,7 +56,7 @@ def data(world: World, spec: AdjunctDataset) -> set[str]:
 
 
 def manifest_of(world: World, spec: AdjunctDataset) -> DatasetManifest:
-    return DatasetStore(world.lake, spec.name).require_manifest()
+    return StoredVersions(world.lake, spec.name).require_manifest()
 
 
 def four_versions(world: World) -> tuple[AdjunctDataset, list[tuple[str, dict[str, int]]]]:
@@ -139,7 +139,7 @@ def test_what_was_retired_after_the_lake_was_looked_at_is_young() -> None:
 
 def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_it(quick: World) -> None:
     spec, history = four_versions(quick)
-    store = DatasetStore(quick.lake, spec.name)
+    store = StoredVersions(quick.lake, spec.name)
     assert [entries(quick, spec, version) for version, _ in history] == [held for _, held in history]
     assert all(entry.readable for entry in store.history() if entry.served)
     assert len(data(quick, spec)) == 4
@@ -185,7 +185,7 @@ def test_the_newest_versions_stay_however_old_they_are(quick: World) -> None:
 
 def test_commits_without_a_version_do_not_count_as_versions(quick: World) -> None:
     spec, history = four_versions(quick)
-    log = DatasetStore(quick.lake, spec.name).log
+    log = StoredVersions(quick.lake, spec.name).log
     for _ in range(5):
         log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
     make_older(quick.lake, timedelta(days=9))
@@ -200,7 +200,7 @@ def test_a_discard_asks_no_more_where_more_versions_are_kept(quick: World) -> No
         for number in range(count):
             send(quick, spec, {"a": number})
             if number % 4 == 3:
-                DatasetStore(quick.lake, spec.name).log.transact(
+                StoredVersions(quick.lake, spec.name).log.transact(
                     lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test"
                 )
         compact(quick, spec, "major")
@@ -212,7 +212,7 @@ def test_a_discard_asks_no_more_where_more_versions_are_kept(quick: World) -> No
 
 def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_finds(quick: World) -> None:
     spec, _ = four_versions(quick)
-    store = DatasetStore(quick.lake, spec.name)
+    store = StoredVersions(quick.lake, spec.name)
     for number in range(6):
         store.log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
         send(quick, spec, {"a": number})
@@ -240,12 +240,12 @@ def test_the_policy_that_was_declared_last_counts(quick: World) -> None:
 
 def test_a_dry_run_says_what_would_go(quick: World) -> None:
     spec, _ = four_versions(quick)
-    before = objects(quick.lake, f"datasets/{spec.name}/data/"), DatasetStore(quick.lake, spec.name).read()[0]
+    before = objects(quick.lake, f"datasets/{spec.name}/data/"), StoredVersions(quick.lake, spec.name).read()[0]
     report = go(quick, spec, dry_run=True)
     assert (len(report.discarded), report.dry_run) == (3, True)
     assert report.summary().startswith("dataset table: would discard 3 generation(s); versions from ")
     assert report.to_json()["retained_from"] == report.retained_from
-    after = objects(quick.lake, f"datasets/{spec.name}/data/"), DatasetStore(quick.lake, spec.name).read()[0]
+    after = objects(quick.lake, f"datasets/{spec.name}/data/"), StoredVersions(quick.lake, spec.name).read()[0]
     assert after == before
 
 
@@ -281,7 +281,7 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
     spec = table(quick)
     _, first = send(quick, spec, {"a": 1, "b": 1})
     send(quick, spec, {"a": 2})
-    store = DatasetStore(quick.lake, spec.name)
+    store = StoredVersions(quick.lake, spec.name)
     with store.open() as held:
         held.hold()
         reading = held.items()
@@ -303,8 +303,8 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
 
 def test_a_reader_without_a_lease_moves_to_what_is_served_then(quick: World) -> None:
     spec, history = four_versions(quick)
-    view: DatasetView = DatasetStore(quick.lake, spec.name).version(history[0][0])
-    with DatasetStore(quick.lake, spec.name).open(lease=False) as served:
+    view: VersionReader = StoredVersions(quick.lake, spec.name).version(history[0][0])
+    with StoredVersions(quick.lake, spec.name).open(lease=False) as served:
         send(quick, spec, {"c": 4})
         compact(quick, spec, "major")
         go(quick, spec)
@@ -321,7 +321,7 @@ def test_of_a_reader_and_a_discard_one_always_sees_the_other(quick: World, tmp_p
     while True:
         nth += 1
         copy = copy_of(quick, tmp_path / str(nth))
-        view = DatasetStore(copy.lake, spec.name).version(version)
+        view = StoredVersions(copy.lake, spec.name).version(version)
         held: list[Lease] = []
 
         def hold(copy: World = copy, held: list[Lease] = held) -> None:
@@ -351,12 +351,12 @@ def test_a_version_that_an_open_batch_was_begun_with_stays(quick: World) -> None
     version, whole = history[1]
     report = go(quick, spec, roots=lambda: {version: "open batch 3 of application flights"})
     assert {each.reason for each in report.kept} == {"open batch 3 of application flights"}
-    assert content(DatasetStore(quick.lake, spec.name).version_of_batch(version)) == whole
+    assert content(StoredVersions(quick.lake, spec.name).version_of_batch(version)) == whole
     # A batch that began just before the discard looked at it again: what it reads is doomed, and spared.
     answers = [{}, {version: "open batch 3"}, {version: "open batch 3"}]
     report = go(quick, spec, roots=lambda: answers.pop(0))
     assert {each.reason for each in report.spared} == {"open batch 3"}
-    assert content(DatasetStore(quick.lake, spec.name).version_of_batch(version)) == whole
+    assert content(StoredVersions(quick.lake, spec.name).version_of_batch(version)) == whole
     go(quick, spec)
     assert len(data(quick, spec)) == 1
 
@@ -378,7 +378,7 @@ def test_commits_stay_as_long_as_their_versions_can_be_read(quick: World, monkey
         history.append(send(quick, spec, {"a": number}))
     make_older(quick.lake, timedelta(days=2))
     assert len(go(quick, spec, day).discarded) == 4
-    store = DatasetStore(quick.lake, spec.name)
+    store = StoredVersions(quick.lake, spec.name)
     assert min(entry.number for entry in store.history(None)) == manifest_of(quick, spec).retained_from
     for version, held in history[4:]:
         assert entries(quick, spec, version) == held
@@ -406,11 +406,11 @@ def test_a_compaction_that_dies_at_any_request_is_ended_by_the_next_one(quick: W
             pass
         else:
             break
-        done = len(DatasetStore(copy.lake, spec.name).require_current().sealed.generations)
+        done = len(StoredVersions(copy.lake, spec.name).require_current().sealed.generations)
         outcomes.add(done)
         assert entries(copy, spec) == {"a": 2}
         assert compact(copy, spec, "major").action == ("nothing" if done == 1 else "compacted")
-        assert len(DatasetStore(copy.lake, spec.name).require_current().sealed.generations) == 1
+        assert len(StoredVersions(copy.lake, spec.name).require_current().sealed.generations) == 1
         for version, held in history:
             assert entries(copy, spec, version) == held
         make_older(copy.lake, timedelta(hours=1))
@@ -436,7 +436,7 @@ def test_a_discard_that_dies_at_any_request_is_ended_by_the_next_one(quick: Worl
             pass
         else:
             break
-        store = DatasetStore(copy.lake, spec.name)
+        store = StoredVersions(copy.lake, spec.name)
         for version, held in history:
             if version_number(version) >= manifest_of(copy, spec).retained_from:
                 assert content(store.version(version)) == held, "what can be opened can be read"

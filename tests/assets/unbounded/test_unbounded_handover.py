@@ -17,7 +17,7 @@ from dagster_adjunct.assets.exchange.iceberg import (
     register_in_iceberg,
     release_from_iceberg,
 )
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
@@ -74,7 +74,7 @@ def compacted(world: World, spec: AdjunctDataset, *changes: dict[str, int | None
 
 def everywhere(world: World) -> Content:
     """Return what all engines see in what is served, which is the same."""
-    view = DatasetStore(world.lake, NAME).require_current()
+    view = StoredVersions(world.lake, NAME).require_current()
     connection = duckdb.connect()
     duckdb_view(connection, view, "v")
     columns = list(view.schema.names)
@@ -104,17 +104,17 @@ def test_a_compacted_table_is_handed_over_and_one_with_deltas_is_not(quick: Worl
     assert everywhere(quick) == entries == {"a": 4, "c": 3}
     send(quick, spec, {"a": 5})
     with pytest.raises(DatasetError, match="adjunct dataset compact table --level major"):
-        parquet_files(DatasetStore(quick.lake, NAME).require_current())
+        parquet_files(StoredVersions(quick.lake, NAME).require_current())
 
 
 def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: World, catalog: Any) -> None:
     narrow = table(quick, NAME, columns=["k"])
     quick.send(NAME, [("a", 1), ("b", 1)])
     quick.advance(narrow)
-    first = register_in_iceberg(DatasetStore(quick.lake, NAME).require_current(), catalog, TABLE.identifier)
+    first = register_in_iceberg(StoredVersions(quick.lake, NAME).require_current(), catalog, TABLE.identifier)
     quick.advance(table(quick, NAME))
     assert everywhere(quick) == {"a": None, "b": None}
-    second = register_in_iceberg(DatasetStore(quick.lake, NAME).require_current(), catalog, TABLE.identifier)
+    second = register_in_iceberg(StoredVersions(quick.lake, NAME).require_current(), catalog, TABLE.identifier)
     assert second.new
     assert second.files == first.files
     assert in_iceberg(catalog) == {"a": None, "b": None}
@@ -135,7 +135,7 @@ def test_versions_follow_each_other_and_nobody_sees_adjunct_s_own_columns(quick:
     second = publish_to_iceberg(quick.lake, NAME, TABLE, no_session, by="test")
     assert (in_iceberg(catalog), in_iceberg(catalog, first.snapshot_id)) == (after, before)
     assert second.new
-    assert second.files == tuple(parquet_files(DatasetStore(quick.lake, NAME).require_current()))
+    assert second.files == tuple(parquet_files(StoredVersions(quick.lake, NAME).require_current()))
     loaded = catalog.load_table(TABLE.identifier)
     assert [field.name for field in loaded.schema().fields] == ["k", "n"]
     assert loaded.scan(row_filter="n >= 4", selected_fields=("k",)).to_arrow().to_pylist() == [{"k": "c"}]
@@ -150,10 +150,10 @@ def test_what_is_registered_already_is_neither_compacted_nor_registered_again(qu
     send(quick, spec, {"a": 1})
     send(quick, spec, {"a": 2})
     first = publish_to_iceberg(quick.lake, NAME, TABLE, no_session, by="test")
-    commit = DatasetStore(quick.lake, NAME).read()[0]
+    commit = StoredVersions(quick.lake, NAME).read()[0]
     again = publish_to_iceberg(quick.lake, NAME, TABLE, no_session, by="test")
     assert (first.new, again.new, again.snapshot_id) == (True, False, first.snapshot_id)
-    assert DatasetStore(quick.lake, NAME).read()[0] == commit
+    assert StoredVersions(quick.lake, NAME).read()[0] == commit
 
 
 def test_a_change_that_is_committed_meanwhile_is_compacted_too(quick: World, catalog: Any) -> None:
@@ -175,7 +175,7 @@ def test_what_a_snapshot_refers_to_outlives_compactions_until_it_is_let_go(quick
     assert in_iceberg(catalog, first.snapshot_id) == before
     assert release_from_iceberg(quick.lake, NAME, TABLE.identifier) == (first.version,)
     assert discard(quick.lake, NAME, everything, by="test").discarded
-    assert content(DatasetStore(quick.lake, NAME).require_current()) == {"a": 3, "b": 2}
+    assert content(StoredVersions(quick.lake, NAME).require_current()) == {"a": 3, "b": 2}
 
 
 def test_an_erasure_waits_for_the_snapshots_that_hold_a_key(quick: World, catalog: Any) -> None:
@@ -196,7 +196,7 @@ def test_what_can_t_be_published_says_why(quick: World, catalog: Any, monkeypatc
     with pytest.raises(ConfigurationError, match=r"catalogue 'nowhere' can't be opened.*PYICEBERG_CATALOG"):
         publish_to_iceberg(quick.lake, NAME, IcebergTable("a.b", "nowhere"), no_session, by="test")
     send(quick, spec, {"a": 1})
-    log = DatasetStore(quick.lake, NAME).log
+    log = StoredVersions(quick.lake, NAME).log
     sealed = log.read()[1].version  # type: ignore[union-attr]
     assert isinstance(sealed, SealedVersion)
     log.transact(lambda now: now.after(version=sealed.model_copy(update={"rows": 0})), by="test")

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
 from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Delivery
 from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
@@ -94,7 +94,7 @@ def refused(world: World, *arguments: str) -> str:
 
 
 def served(world: World, name: str) -> str | None:
-    manifest = DatasetStore(world.lake, name).manifest()
+    manifest = StoredVersions(world.lake, name).manifest()
     return None if manifest is None or manifest.version is None else manifest.version.name
 
 
@@ -104,7 +104,7 @@ def test_a_dataset_is_advanced_and_nothing_else_of_its_application(world: World)
     (report,) = json.loads(said(world, "dataset", "advance", "stock", "shop:full", "--by", "ada", "--json"))
     assert (report["dataset"], report["action"], report["rows"]) == ("stock", "sealed", 1)
     assert (served(world, "stock"), served(world, "items")) == ("v1", None)
-    assert DatasetStore(world.lake, "stock").history(1)[0].by == "ada"
+    assert StoredVersions(world.lake, "stock").history(1)[0].by == "ada"
     assert "dataset stock: up-to-date" in said(world, "dataset", "advance", "stock", "shop:full")
 
 
@@ -123,7 +123,7 @@ def test_a_partition_is_built_beside_a_later_one_unless_it_is_to_be_current(worl
         assert served(world, "daily") == then
     said(world, *command, "2026-01-03", "--make-current")
     assert served(world, "daily") == "2026-01-03"
-    assert len(DatasetStore(world.lake, "daily").versions()) == 3
+    assert len(StoredVersions(world.lake, "daily").versions()) == 3
 
 
 def test_what_can_not_be_advanced_so_is_refused_with_the_next_step(world: World) -> None:

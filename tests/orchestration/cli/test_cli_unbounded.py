@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
@@ -117,20 +117,20 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
 
 def test_a_rebuild_says_why_and_keeps_what_was_served_until_it_is_done(world: World) -> None:
     advanced(world)
-    before = DatasetStore(world.lake, "rates").require_current().version
+    before = StoredVersions(world.lake, "rates").require_current().version
     command = ["dataset", "rebuild", "rates", "shop:app", "--reason", "ticket 7", "--by", "ada"]
     report = json.loads(said(world, *command, "--json"))
     assert (report["action"], report["decision"]["reason"]) == ("bootstrapped", "rebuild: ticket 7")
     assert report["version"] != before
-    assert DatasetStore(world.lake, "rates").history(1)[0].by == "ada"
+    assert StoredVersions(world.lake, "rates").history(1)[0].by == "ada"
     assert "100% (4 of 4 offsets)" in said(world, *command)
     unexplained = refused(world, "dataset", "rebuild", "rates", "shop:app", "--reason", " ")
     assert "rebuild rates does not say a reason" in unexplained
     world.streams.configure("rates", retention=Retention(max_bytes=1), compaction=None)
     world.streams.maintain("rates")
-    served = DatasetStore(world.lake, "rates").require_current().version
+    served = StoredVersions(world.lake, "rates").require_current().version
     assert "does not hold all changes" in refused(world, *command)
-    assert DatasetStore(world.lake, "rates").require_current().version == served
+    assert StoredVersions(world.lake, "rates").require_current().version == served
 
 
 def test_compacting_asks_for_the_level_and_prints_the_report(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.cli.layout import in_minutes, shortened
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
@@ -42,11 +42,11 @@ def shown(world: World, *arguments: str, columns: int = 80) -> list[str]:
 
 @pytest.mark.parametrize("command", ["list", "versions planes", "history planes", "show planes", "discard --dry-run"])
 def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -> None:
-    DatasetStore(world.lake, "planes").pin("2013-01-01", reason=REASON, by="ada.lovelace@example.com")
+    StoredVersions(world.lake, "planes").pin("2013-01-01", reason=REASON, by="ada.lovelace@example.com")
     lines = shown(world, "dataset", *command.split())
     tables = [line for line in lines if line.startswith("│")]
     assert max(map(len, tables)) <= 80
-    ids = {ref.id for ref in DatasetStore(world.lake, "planes").versions()}
+    ids = {ref.id for ref in StoredVersions(world.lake, "planes").versions()}
     cells = [cell.strip() for line in tables for cell in line.strip("│").split("│")]
     named = [cell for cell in cells if cell.startswith("v0")]
     assert named
@@ -59,7 +59,7 @@ def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -
 
 
 def test_wide_tables_have_ids_times_and_reasons_whole(world: World) -> None:
-    refs = DatasetStore(world.lake, "planes").versions()
+    refs = StoredVersions(world.lake, "planes").versions()
     lines = shown(world, "dataset", "versions", "planes", "--wide")
     for ref in refs:
         (line,) = [line for line in lines if ref.id in line]
@@ -68,7 +68,7 @@ def test_wide_tables_have_ids_times_and_reasons_whole(world: World) -> None:
 
 
 def test_a_shortened_id_is_taken_where_it_is_one_versions(world: World) -> None:
-    store = DatasetStore(world.lake, "planes")
+    store = StoredVersions(world.lake, "planes")
     first, second = store.versions()
     assert store.version(first.id[:7]).version == first.id
     assert store.version(first.id[:12]).version == first.id

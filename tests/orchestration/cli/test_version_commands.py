@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import guarded
@@ -66,11 +66,11 @@ def refused(world: World, *arguments: str) -> str:
 
 
 def served(world: World) -> str | None:
-    return DatasetStore(world.lake, PLANES).require_current().sealed.name
+    return StoredVersions(world.lake, PLANES).require_current().sealed.name
 
 
 def ids(world: World) -> dict[str, str]:
-    return {str(ref.name): ref.id for ref in DatasetStore(world.lake, PLANES).versions()}
+    return {str(ref.name): ref.id for ref in StoredVersions(world.lake, PLANES).versions()}
 
 
 def test_versions_lists_what_is_served_and_what_was_rejected_and_why(world: World) -> None:
@@ -166,7 +166,7 @@ def test_a_dataset_that_can_not_be_read_is_listed_with_the_reason_and_keeps_no_o
     world.stream("crews", SCHEMA, ["tailnum"], 2)
     world.send("crews", [("N1", 1)], version="v1")
     world.advance(bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2))
-    key = DatasetStore(world.lake, "crews").read()[0].manifest_key  # type: ignore[union-attr]
+    key = StoredVersions(world.lake, "crews").read()[0].manifest_key  # type: ignore[union-attr]
     whole = world.lake.store.get(key).data
     world.lake.store.put(key, whole.replace(b'"offsets"', b'"offset"'))
     listed = {item["name"]: item for item in json.loads(said(world, "list", "--json"))}
@@ -231,7 +231,7 @@ def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world
 
 def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -> None:
     assert [report["ok"] for report in told(world, "verify", "planes", "--deep")] == [True, True]
-    view = DatasetStore(world.lake, PLANES).require_current()
+    view = StoredVersions(world.lake, PLANES).require_current()
     file = view.sealed.generations[0].files[0]
     key = f"{view.sealed.generations[0].folder}/{file.name}"
     world.lake.store.delete(key)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.reapply import Rewinding
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
@@ -115,7 +115,7 @@ def request(stream: str, number: int, startpoint: Startpoint, **options: Any) ->
 
 
 def values(world: World, name: str) -> dict[str, int]:
-    return {key: entry["n"] for key, entry in DatasetStore(world.lake, name).require_current().items()}
+    return {key: entry["n"] for key, entry in StoredVersions(world.lake, name).require_current().items()}
 
 
 def tenfold_in(world: World, stream: str, *partitions: int) -> dict[str, int]:
@@ -179,7 +179,7 @@ def test_what_is_asked_of_a_dataset_is_applied_in_one_commit_and_then_removed(wo
     assert values(world, "one") == tenfold_in(world, "one", 0, 1)
     assert values(world, "two") == tenfold_in(world, "two", 1)
     assert startpoints.get_fan_outs().keys() == {"Partition 0"}
-    entry, bootstrap = DatasetStore(world.lake, "one").history(limit=2)
+    entry, bootstrap = StoredVersions(world.lake, "one").history(limit=2)
     assert (entry.action, entry.by) == ("rewind", "run 1")
     assert entry.reason == "ticket 7 (asked for by ada); ticket 7 (asked for by bob)"
     assert bootstrap.action == "bootstrap"
@@ -229,12 +229,12 @@ def test_a_crash_between_the_commit_and_the_removal_applies_nothing_twice(world:
     with pytest.raises(Crash):
         apply(world, app, manager(world, Fault("put_if_match", 1, "crash-before")))
     assert values(world, "one") == tenfold_in(world, "one", 0)
-    before = DatasetStore(world.lake, "one").read()[0]
+    before = StoredVersions(world.lake, "one").read()[0]
     startpoints = manager(world)
     assert startpoints.get_fan_outs().keys() == {"dataset one"}
     outcome = apply(world, app, startpoints)
     assert [report.action for report in outcome.reports] == ["up-to-date"]
-    assert DatasetStore(world.lake, "one").read()[0] == before
+    assert StoredVersions(world.lake, "one").read()[0] == before
     assert startpoints.get_fan_outs() == {}
 
 
@@ -306,14 +306,14 @@ def test_a_request_of_a_dataset_that_comes_again_is_applied_once_whatever_came_b
     asked, between = (request("one", 0, StartpointSpecific(offset="0")) for _ in range(2))
     for each in (asked, between):
         assert apply(world, app, ask(world, app, each)).reports[0].action == "rewound"
-    before = DatasetStore(world.lake, "one").read()[0]
+    before = StoredVersions(world.lake, "one").read()[0]
     startpoints = manager(world)
     startpoints.write_startpoints([asked])
     report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
     assert (report.tasks, [each.id for each in report.again]) == ({}, [asked.id])
     again = apply(world, app, ask(world, app, asked)).reports
     assert [each.note for each in again] == ["its startpoints were applied already"]
-    assert DatasetStore(world.lake, "one").read()[0] == before
+    assert StoredVersions(world.lake, "one").read()[0] == before
 
 
 def test_a_startpoint_that_is_written_again_rewinds_a_dataset_again_as_it_does_an_application(world: World) -> None:

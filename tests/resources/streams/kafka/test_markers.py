@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.store import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -131,7 +131,7 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
         return advance_dataset(system.lake, {"kafka": system}, planes, lambda: spark, by="test")
 
     def served() -> dict[str, int]:
-        view = DatasetStore(system.lake, planes).current()
+        view = StoredVersions(system.lake, planes).current()
         return {} if view is None else {row.tailnum: row.seats for row in view.frame(spark).collect()}
 
     def delivered(sequence: int, version: str | None, **seats: int) -> tuple[str, dict[str, int]]:
@@ -145,7 +145,9 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
 
     zero = SystemStreamPartition("kafka", "planes", 0)
     begins = int(system.upcoming([zero])[zero])
-    read = DatasetStore(system.lake, planes).require_manifest().offsets[str(zero)]  # before a transaction's own record
+    read = (
+        StoredVersions(system.lake, planes).require_manifest().offsets[str(zero)]
+    )  # before a transaction's own record
     fleet = {f"N{number}": number for number in range(20)}
     send(4, "v3", **fleet)
     cut = TopicPartition(declared.topic, 0, begins + 1)  # one record of v3, in one partition

@@ -10,7 +10,7 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.lake import Lake
 
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Held:
     """One version that is read, by how many calls, and the lease that keeps it from being discarded."""
 
-    view: DatasetView
+    view: VersionReader
     lease: Lease | None = None
     users: int = 0
 
@@ -34,7 +34,7 @@ class Holding:
     A lease is given back when its version has been replaced and the last call has left it.
     """
 
-    def __init__(self, lake: Lake, name: str, view: DatasetView, *, leases: bool, holder: str) -> None:
+    def __init__(self, lake: Lake, name: str, view: VersionReader, *, leases: bool, holder: str) -> None:
         self._lake, self._name = lake, name
         self._leases, self._holder = leases, holder
         self._held: Held | None = Held(view)
@@ -79,7 +79,7 @@ class Holding:
         if idle:
             _let_go(held)
 
-    def move_to(self, view: DatasetView) -> None:
+    def move_to(self, view: VersionReader) -> None:
         """Let calls that begin from now on read this version; it is leased first if the one before was."""
         with self.moving:
             leased = self._held is not None and self._held.lease is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.compare import key_codes
+from dagster_adjunct.assets.reading.arrow_comparison import key_codes
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.evolved import as_laid_out, columns_problem
@@ -13,11 +13,11 @@ from dagster_adjunct.resources.bucketing.evolved import as_laid_out, columns_pro
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.assets.reading.view import DatasetView
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.bucketing.files import BucketLayout
 
 
-def read_entries(view: DatasetView, bucket: int | None, *, threads: bool = True) -> pa.Table:
+def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
     """Return the entries of one bucket, or of all (None), with the columns that users see.
 
     Deltas are merged, so each key stands once. Whole files are fetched, in one request each. `threads` decodes columns

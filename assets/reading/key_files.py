@@ -9,13 +9,12 @@ manifest has it, else one.
 from __future__ import annotations
 
 import json
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.keys import decode_key
 from dagster_adjunct.assets.reading.row_group import RowGroup, decode_group, range_of_group
 from dagster_adjunct.assets.reading.stored_files import StoredFile
@@ -29,42 +28,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.store import ObjectStore
 
-T = TypeVar("T")
 Key = tuple[Plain, ...]
-CACHE_BYTES = 512 * 1024 * 1024
 _TAIL = 64 * 1024
-
-
-class FileCache:
-    """Footers and decoded row groups, the most recently used ones, of at most `max_bytes` in memory.
-
-    Safe to share between views, datasets and threads. Looking up keys at random is fast while the decoded version
-    fits: about 100 bytes a row of eight short columns, so the default of 512 MiB holds some 5M such rows. The
-    newest value is kept even when it alone is larger.
-    """
-
-    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.bytes = 0
-        self._values: OrderedDict[Hashable, tuple[object, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
-        """Return the value of this key; `load` gives it and its size in bytes when it is not there."""
-        with self._lock:
-            known = self._values.get(key)
-            if known is not None:
-                self._values.move_to_end(key)
-                return cast(T, known[0])
-        value, size = load()  # unlocked: two threads may load the same, which is only wasted work
-        with self._lock:
-            if key not in self._values:
-                self._values[key] = (value, size)
-                self.bytes += size
-            while self.bytes > self.max_bytes and len(self._values) > 1:
-                _, (_, dropped) = self._values.popitem(last=False)
-                self.bytes -= dropped
-        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from itertools import groupby
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_adjunct.assets.reading.file_cache import FileCache
+from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
 from dagster_adjunct.assets.reading.key_ranges import key_range
 from dagster_adjunct.assets.reading.keys import coerce_key, key_from_text
-from dagster_adjunct.assets.reading.lookup import FileCache, Key, KeyFiles
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.hashing import bucketer
 from dagster_adjunct.resources.schemas.columns import column
@@ -32,7 +33,7 @@ Entry = dict[str, Any]
 _ROWS_AT_ONCE = 1024
 
 
-class DatasetView:
+class VersionReader:
     """One version, pinned. Reading by key imports no Spark; a view may be shared by threads."""
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: SealedVersion, cache: FileCache | None = None) -> None:
@@ -52,7 +53,7 @@ class DatasetView:
         self._bucketer = bucketer(tuple(self._key[i].type for i in self._bucketed_by), self._layout.partitions)
 
     def __repr__(self) -> str:
-        return f"DatasetView({self.dataset!r}, {self.version!r})"
+        return f"VersionReader({self.dataset!r}, {self.version!r})"
 
     @property
     def store(self) -> ObjectStore:

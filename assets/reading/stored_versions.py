@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.inputs import QuerySource
-from dagster_adjunct.assets.reading.lookup import FileCache
-from dagster_adjunct.assets.reading.view import DatasetView
+from dagster_adjunct.assets.reading.file_cache import FileCache
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.choosing import SHORT_ID, require_version
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.log import NAMES, DatasetLog, members_of, redirect_of, set_log
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 
-class DatasetStore:
+class StoredVersions:
     """The versions of one dataset. Every call reads the pointer anew; views stay what they were.
 
     `spec` is the declaration, or only the name of a dataset that exists: what is stored is enough to read it. A
@@ -95,15 +95,15 @@ class DatasetStore:
             self, version=version, cache=cache, lease=lease, on_damage=on_damage or declared, holder=holder
         )
 
-    def current(self) -> DatasetView | None:
+    def current(self) -> VersionReader | None:
         """Return the version that is served now, or None while there is none."""
         return self.view_of(self.manifest())
 
-    def view_of(self, manifest: DatasetManifest | None) -> DatasetView | None:
+    def view_of(self, manifest: DatasetManifest | None) -> VersionReader | None:
         """Return the version that a manifest of this dataset serves."""
         return None if manifest is None or manifest.version is None else self._view(manifest.version)
 
-    def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> DatasetView:
+    def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> VersionReader:
         """Return the version that is served now, or raise NoSealedVersionError saying what it waits for.
 
         With the stream `systems` and a declaration, the error names the partitions without a marker.
@@ -135,7 +135,7 @@ class DatasetStore:
         found = source.next(self.manifest() or source.first_manifest())
         return found if isinstance(found, Awaiting) else None
 
-    def version(self, version: str) -> DatasetView:
+    def version(self, version: str) -> VersionReader:
         """Return any retained version by its id, or the newest of a name; a withdrawn one is refused.
 
         Raises VersionDiscardedError for a version of an unbounded dataset that can't be read any more.
@@ -152,14 +152,14 @@ class DatasetStore:
             require_version(manifest, ref.id, sealed=True)  # says why, and what to do
         return self._view(self.log.read_version(ref))
 
-    def as_of(self, when: datetime | None = None, *, commit: int | str | None = None) -> DatasetView:
+    def as_of(self, when: datetime | None = None, *, commit: int | str | None = None) -> VersionReader:
         """Return what was served at a time (with its zone), or after a commit, by its number or id.
 
         A time stands for the newest commit at or before it, by the clocks of those who committed. Raises
         NoSealedVersionError where nothing was served then, and VersionDiscardedError (DatasetError for a bounded
         dataset), naming what is retained, where it can't be read any more.
         """
-        from dagster_adjunct.assets.reading.travel import served_at
+        from dagster_adjunct.assets.reading.time_travel import served_at
 
         current, manifest = self.read()
         if current is None or manifest is None:
@@ -167,7 +167,7 @@ class DatasetStore:
         served = served_at(self.log, current, manifest, when, commit)
         return self.version(served.id) if manifest.declaration.kind == "bounded" else self._view(served)
 
-    def version_of_batch(self, version: str) -> DatasetView:
+    def version_of_batch(self, version: str) -> VersionReader:
         """Return the version of this id that an open batch was begun with.
 
         Also one that was withdrawn since, or that an erasure has rewritten, which is kept as it was until that batch
@@ -282,8 +282,8 @@ class DatasetStore:
             }
         return described
 
-    def _view(self, version: SealedVersion) -> DatasetView:
-        return DatasetView(self._lake.store, self.name, version, self._cache)
+    def _view(self, version: SealedVersion) -> VersionReader:
+        return VersionReader(self._lake.store, self.name, version, self._cache)
 
     def _check(self, manifest: DatasetManifest, spec: AdjunctDataset) -> None:
         """Compare what a specification says by itself; the stream's types and partitions stay as stored."""
@@ -318,7 +318,7 @@ class DatasetStore:
 
     def _begun(self, manifest: DatasetManifest, version: str) -> SealedVersion | None:
         """Return an unbounded dataset's version by the beginning of its id; its number is that of a commit."""
-        from dagster_adjunct.assets.reading.travel import served_at
+        from dagster_adjunct.assets.reading.time_travel import served_at
 
         number, current = version_number(version), self.read()[0]
         if current is None or not manifest.retained_from <= number <= current.number:
@@ -400,9 +400,9 @@ def _is_retained(manifest: DatasetManifest, version: str) -> bool:
     return ref is not None and ref.state == "sealed"
 
 
-def open_dataset(lake: Lake, name: str) -> DatasetStore:
+def open_dataset(lake: Lake, name: str) -> StoredVersions:
     """Return a dataset that exists, from what is stored of it alone. Raises DatasetNotFoundError."""
-    store = DatasetStore(lake, name)
+    store = StoredVersions(lake, name)
     if store.manifest() is None:
         raise store._not_found()
     return store
