@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
+    if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dagster_adjunct import _api
 
-    if name not in _api.__all__:
+    if name not in {*_api.__all__, "__all__"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_api, name)
 

@@ -8,6 +8,7 @@ import collections.abc
 import inspect
 import numbers
 import sys
+import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -31,6 +32,8 @@ class _ByName(type):
 
 
 _HEAVY = ("pyspark.", "pyarrow.")
+# Python 3.11 counts the depth of all trees that it builds together: two threads at once end in a SystemError.
+_PARSING = threading.Lock()
 _BY_NAME = {name: _ByName(name, (), {}) for name in ("SparkSession", "DataFrame", "StructType", "Table", "Schema")}
 _ARROW = types.SimpleNamespace(**_BY_NAME)
 
@@ -52,7 +55,9 @@ class _Names(dict[str, Any]):
 def _imported_for_types(module: str) -> dict[str, Any]:
     """Return what a module imports for type checkers only, as far as it is of this package and loaded, or is heavy."""
     found: dict[str, Any] = {}
-    for block in ast.parse(inspect.getsource(sys.modules[module])).body:
+    with _PARSING:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    for block in tree.body:
         if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"):
             continue
         for line in block.body:

@@ -6,6 +6,8 @@ import asyncio
 import enum
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -248,3 +250,36 @@ def test_checked_functions_keep_signature_documentation_and_pickle() -> None:
     assert inspect.signature(public.bounded_dataset) == inspect.signature(bounded_dataset)
     assert public.bounded_dataset.__doc__ == bounded_dataset.__doc__
     assert pickle.loads(pickle.dumps(public.bounded_dataset)) is public.bounded_dataset
+
+
+def test_annotations_are_looked_up_by_many_threads_at_once() -> None:
+    """Python 3.11 fails where two threads build trees at once and one of them is collected from in between."""
+    code = """
+import gc, sys, threading, time
+import dagster_adjunct._api
+from dagster_adjunct import _fitting
+sys.setswitchinterval(1e-6)
+gc.set_threshold(5, 2, 2)
+class Cyclic:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        time.sleep(0)
+ours = [name for name in sys.modules if name.startswith("dagster_adjunct.")][:120]
+errors = []
+def look_up():
+    for name in ours:
+        [Cyclic() for _ in range(20)]
+        try:
+            _fitting._imported_for_types.__wrapped__(name)
+        except (OSError, TypeError):
+            pass
+        except SystemError as error:
+            errors.append(error)
+threads = [threading.Thread(target=look_up) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(errors)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.strip() == "[]"

@@ -101,9 +101,10 @@ def session_config(
         settings |= {"spark.ui.enabled": "false"}
     if lake_url and lake_url.startswith("s3://"):
         settings |= _s3a()
-    # Executors import the floors too; on one machine the checkout is where they are.
+    # Executors import this package too; on one machine it is where the driver has it. It comes last: beside a checkout
+    # lie folders with names that a project may have for its own.
     settings["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[3])]
     )
     return settings | user
 
