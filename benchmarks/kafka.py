@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from benchmarks.environments import HERE, Ask, Environment
 from benchmarks.timing import Measured, show
-from dagster_adjunct import Json, KafkaTopic, OffsetRange, kafka_system, open_lake, session_scope
+from dagster_adjunct import open_lake, session_scope
+from dagster_adjunct.kafka import Json, KafkaTopic, kafka_system
 from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.streams import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct import StreamSystem
+    from dagster_adjunct.streams import StreamSystem
     from tests.servers.kafka import KafkaServer
 
 PARTITIONS = 8

@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import alternate
-from dagster_adjunct import LakeStreams, OffsetRange, Schema, open_lake, session_scope
+from dagster_adjunct import LakeStreams, Schema, open_lake, session_scope
+from dagster_adjunct.streams import OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

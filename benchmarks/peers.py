@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from benchmarks.datasets import BUCKETS, CHANGES, CHUNK, SCHEMA, rows
 from benchmarks.environments import Environment
 from benchmarks.timing import Measured, show
-from dagster_adjunct import DatasetStore, LakeStreams, advance_dataset, open_lake, session_scope, unbounded_dataset
+from dagster_adjunct import LakeStreams, advance_dataset, open_lake, session_scope, unbounded_dataset
+from dagster_adjunct.reading import DatasetStore
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,15 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import alternate, show
-from dagster_adjunct import (
-    DatasetStore,
-    LakeStreams,
-    Schema,
-    advance_dataset,
-    open_lake,
-    session_scope,
-    unbounded_dataset,
-)
+from dagster_adjunct import LakeStreams, Schema, advance_dataset, open_lake, session_scope, unbounded_dataset
+from dagster_adjunct.reading import DatasetStore
 
 if TYPE_CHECKING:
     import numpy as np

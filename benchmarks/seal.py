@@ -13,16 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import alternate, show
-from dagster_adjunct import (
-    DatasetStore,
-    LakeStreams,
-    Schema,
-    StageEvent,
-    advance_dataset,
-    bounded_dataset,
-    open_lake,
-    session_scope,
-)
+from dagster_adjunct import LakeStreams, Schema, StageEvent, advance_dataset, bounded_dataset, open_lake, session_scope
+from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.objects import lake_in
 from dagster_adjunct.resources.objects.faulty import FaultyStore
 from tests.servers.s3 import serve_versitygw, versitygw_binary

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.seal import SCHEMA, rows
-from dagster_adjunct import DatasetStore, Lake, open_lake
+from dagster_adjunct import Lake, open_lake
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     DatasetManifest,
@@ -23,6 +23,7 @@ from dagster_adjunct.assets.versions.manifest import (
     VersionRef,
     layout_of,
 )
+from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects import lake_in

@@ -1,28 +1,45 @@
-"""Adjunct's public API: the only package to import.
+"""Streams joined with versioned reference data and written as partial updates, on Dagster and Spark.
 
-Streams joined with versioned reference data and written as partial updates, on Dagster and Spark. Names are loaded when
-the first of them is asked for: Spark's tasks import parts of this package, on machines that may have no Dagster.
+Here is what a first application needs. The modules beside it, from `changes` to `validators`, have the rest, each name
+in exactly one of them; the folders are not for users. Names are loaded when the first of them is asked for: Spark's
+tasks import parts of this package, on machines that may have no Dagster.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+_MODULES = (
+    "changes",
+    "code_location",
+    "errors",
+    "exchange",
+    "kafka",
+    "reading",
+    "sources",
+    "startpoints",
+    "streams",
+    "tables",
+    "upkeep",
+    "validators",
+)
 
 if TYPE_CHECKING:
     from dagster_adjunct._api import *  # noqa: F403
+else:  # A type checker would take every name for one that is there.
 
+    def __getattr__(name):
+        import importlib
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("_") and name != "__all__":
+        if name in _MODULES:
+            return importlib.import_module(f"dagster_adjunct.{name}")
+        if not name.startswith("_") or name == "__all__":
+            api = importlib.import_module("dagster_adjunct._api")
+            if name in {*api.__all__, "__all__"}:
+                return getattr(api, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dagster_adjunct import _api
 
-    if name not in {*_api.__all__, "__all__"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_api, name)
+    def __dir__():
+        from dagster_adjunct import _api
 
-
-def __dir__() -> list[str]:
-    from dagster_adjunct import _api
-
-    return sorted([*globals(), *_api.__all__])
+        return sorted([*globals(), *_MODULES, *_api.__all__])

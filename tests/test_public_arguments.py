@@ -11,14 +11,16 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import dagster_adjunct as public
-from dagster_adjunct import AdjunctError, ConfigurationError
+from dagster_adjunct.errors import AdjunctError, ConfigurationError
+from tests.public_names import public_names
 
+public = SimpleNamespace(**public_names())
 WRONG: tuple[Any, ...] = (None, 5, -1, True, 1.5, [], [5], {}, "", "a b", b"x", object(), lambda *given, **named: 1)
 
 
@@ -69,8 +71,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _functions() -> Iterator[tuple[str, Any]]:
-    for name in public.__all__:
-        found = getattr(public, name)
+    for name, found in vars(public).items():
         if inspect.isfunction(found):
             yield name, found
         elif inspect.isclass(found) and not issubclass(found, BaseException | enum.Enum) and _is_made(found):

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_adjunct import ConfigurationError, Schema
+from dagster_adjunct import Schema
+from dagster_adjunct.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa

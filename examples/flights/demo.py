@@ -14,7 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dagster_adjunct import AdjunctError, open_lake, prepare_dagster_home
+from dagster_adjunct import open_lake
+from dagster_adjunct.code_location import prepare_dagster_home
+from dagster_adjunct.errors import AdjunctError
 from dagster_adjunct.examples.flights.deliver import deliver
 
 FOLDER = Path(".adjunct")

@@ -9,15 +9,13 @@ import os
 
 from dagster_adjunct import (
     Application,
-    PostgresTable,
-    RemoteTable,
-    SqliteTable,
     UpdateContract,
     bounded_dataset,
     build_definitions,
     unbounded_dataset,
     update_message,
 )
+from dagster_adjunct.tables import PostgresTable, RemoteTable, SqliteTable
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
 airlines = bounded_dataset("airlines", input="lake.airlines", key="carrier", broadcast=True)

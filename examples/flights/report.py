@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from dagster_adjunct import DatasetStore, LakeStreams, application_state, served_versions
+from dagster_adjunct import LakeStreams, application_state, served_versions
+from dagster_adjunct.reading import DatasetStore
 
 if TYPE_CHECKING:
     import pyarrow as pa

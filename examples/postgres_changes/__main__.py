@@ -11,19 +11,13 @@ import os
 import sys
 from pathlib import Path
 
-from dagster_adjunct import (
-    DatasetStore,
-    DebeziumEnvelope,
-    LakeStreams,
-    ParquetSnapshot,
-    advance_dataset,
-    open_lake,
-    rebuild_dataset,
-    session_scope,
-    unbounded_dataset,
-)
+from dagster_adjunct import LakeStreams, advance_dataset, open_lake, session_scope, unbounded_dataset
+from dagster_adjunct.changes import DebeziumEnvelope
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.examples.postgres_changes.slot import Slot
+from dagster_adjunct.reading import DatasetStore
+from dagster_adjunct.sources import ParquetSnapshot
+from dagster_adjunct.upkeep import rebuild_dataset
 
 COLUMNS = "id BIGINT, owner STRING, balance BIGINT"
 SNAPSHOT = Path("accounts-snapshot")

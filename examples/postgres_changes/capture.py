@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct import Lake, LakeStreams, OffsetRange, Schema, SystemStreamPartition
+from dagster_adjunct import Lake, LakeStreams, Schema, SystemStreamPartition
 from dagster_adjunct.examples.postgres_changes.envelopes import (
     Event,
     commit_of,
@@ -29,6 +29,7 @@ from dagster_adjunct.examples.postgres_changes.envelopes import (
 )
 from dagster_adjunct.examples.postgres_changes.pgoutput import Transaction, transactions
 from dagster_adjunct.examples.postgres_changes.slot import Rows, Slot
+from dagster_adjunct.streams import OffsetRange
 
 if TYPE_CHECKING:
     import psycopg

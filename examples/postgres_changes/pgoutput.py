@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dagster_adjunct import MalformedDocumentError
+from dagster_adjunct.errors import MalformedDocumentError
 
 Row = dict[str, Any]
 _EPOCH_MS = 946_684_800_000  # PostgreSQL counts from 2000-01-01

@@ -15,7 +15,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGconn
 
-from dagster_adjunct import ConfigurationError
+from dagster_adjunct.errors import ConfigurationError
 
 Rows = Iterable[list[tuple[Any, ...]]]
 # How values look as text, in changes as in snapshots.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dagster_adjunct import Application, Json, KafkaTopic, KeyText, kafka_system
+from dagster_adjunct import Application
+from dagster_adjunct.kafka import Json, KafkaTopic, KeyText, kafka_system
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

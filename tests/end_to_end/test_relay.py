@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct import OffsetOutOfRangeError
+from dagster_adjunct.errors import OffsetOutOfRangeError
 from tests.end_to_end.world import APP, MIDNIGHT, Event, World
 from tests.servers.kafka import KafkaServer
 

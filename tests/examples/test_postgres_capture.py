@@ -12,17 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct import (
-    ConfigurationError,
-    Lake,
-    LakeStreams,
-    MalformedDocumentError,
-    OffsetRange,
-    SystemStreamPartition,
-    open_lake,
-)
+from dagster_adjunct import Lake, LakeStreams, SystemStreamPartition, open_lake
+from dagster_adjunct.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.examples.postgres_changes.slot import Slot
+from dagster_adjunct.streams import OffsetRange
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
 from tests.servers.postgres import PostgresServer
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct import DatasetStore, open_lake
+from dagster_adjunct import open_lake
+from dagster_adjunct.reading import DatasetStore
 from tests.doc_blocks import ROOT, Block, PageReader, blocks_of
 from tests.servers.postgres import PostgresServer
 

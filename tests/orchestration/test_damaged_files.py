@@ -9,14 +9,14 @@ from py4j.protocol import Py4JJavaError
 
 from dagster_adjunct import (
     Application,
-    ManifestMismatchError,
     advance_dataset,
     advance_version_set,
     bounded_dataset,
     run_application,
-    sql_check,
     version_set,
 )
+from dagster_adjunct.errors import ManifestMismatchError
+from dagster_adjunct.validators import sql_check
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct import Application, PlanningError, application_state
+from dagster_adjunct import Application, application_state
+from dagster_adjunct.errors import PlanningError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import dagster_adjunct
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -20,10 +19,11 @@ from dagster_adjunct.orchestration.batchlog.log import (
     Range,
     list_applications,
 )
-from dagster_adjunct.orchestration.upkeep.discarding import discard_all, open_batches
+from dagster_adjunct.orchestration.upkeep.discarding import open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.upkeep import DiscardReport, discard, discard_all
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole
 from tests.assets.plain import build_without_spark
@@ -75,15 +75,15 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
 def test_discarding_one_dataset_from_python_spares_open_batches_and_goes_by_what_is_declared(planes: World) -> None:
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old})
-    assert dagster_adjunct.discard(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
+    assert discard(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
     policy = DiscardPolicy(keep=1, grace=timedelta(0))
-    told = dagster_adjunct.discard(planes.lake, NAME, policy, by="test", dry_run=True)
+    told = discard(planes.lake, NAME, policy, by="test", dry_run=True)
     assert [each.name for each in told.discarded] == ["v2"]
-    dagster_adjunct.discard(planes.lake, NAME, policy, by="test")
+    discard(planes.lake, NAME, policy, by="test")
     assert retained(planes) == ["v1", "v3"]
     end(planes.lake, "delays", intent)
-    (report,) = dagster_adjunct.discard_all(planes.lake, AT_ONCE, by="test")
-    assert isinstance(report, dagster_adjunct.DiscardReport)
+    (report,) = discard_all(planes.lake, AT_ONCE, by="test")
+    assert isinstance(report, DiscardReport)
     assert retained(planes) == ["v3"]
 
 

@@ -15,7 +15,6 @@ from dagster import AssetCheckKey, AssetKey, DagsterInstance, Definitions, Execu
 from dagster_adjunct import (
     AdjunctDataset,
     Application,
-    DatasetStore,
     Lake,
     LakeStreams,
     Schema,
@@ -23,6 +22,7 @@ from dagster_adjunct import (
     build_definitions,
     open_lake,
 )
+from dagster_adjunct.reading import DatasetStore
 from tests.assets.plain import build_without_spark
 
 SCHEMA = Schema.of(item="string", label="string", price="int")

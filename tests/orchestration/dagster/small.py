@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 from dagster_adjunct import (
     Application,
     LakeStreams,
-    QuerySource,
-    RemoteTable,
     Schema,
-    SqliteTable,
     UpdateContract,
     VersionPartitions,
     bounded_dataset,
     unbounded_dataset,
     update_message,
 )
+from dagster_adjunct.sources import QuerySource
+from dagster_adjunct.tables import RemoteTable, SqliteTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct import Computation, Lake
+    from dagster_adjunct import Lake
+    from dagster_adjunct.sources import Computation
 
 SCHEMAS = {
     "orders": Schema.of(id="bigint", item="string", currency="string", quantity="int"),

@@ -11,17 +11,10 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DefaultSensorStatus, Definitions
 
-from dagster_adjunct import (
-    AdjunctTranslator,
-    Application,
-    AssetSubject,
-    ConfigurationError,
-    FileSource,
-    QuerySource,
-    Schema,
-    bounded_dataset,
-    build_definitions,
-)
+from dagster_adjunct import Application, Schema, bounded_dataset, build_definitions
+from dagster_adjunct.code_location import AdjunctTranslator, AssetSubject
+from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.sources import FileSource, QuerySource
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
 

@@ -11,14 +11,13 @@ from dagster import DagsterRun, DagsterRunStatus
 from dagster_adjunct import (
     AdjunctDataset,
     Application,
-    FileSource,
-    QuerySource,
     Schema,
     bounded_dataset,
     build_definitions,
     unbounded_dataset,
     version_set,
 )
+from dagster_adjunct.sources import FileSource, QuerySource
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab
 from tests.orchestration.dagster.ticking import Ticker
 

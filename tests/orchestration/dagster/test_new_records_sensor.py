@@ -14,16 +14,16 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_adjunct import (
     Application,
-    ConfigurationError,
     Lake,
     LakeStreams,
-    LaunchWhen,
     Schema,
     SystemStreamPartition,
     open_lake,
     run_application,
     systems_for,
 )
+from dagster_adjunct.code_location import LaunchWhen
+from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, Intent, Range
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay, ResolvedStartpoint
 from dagster_adjunct.orchestration.code_location.sensing import new_records

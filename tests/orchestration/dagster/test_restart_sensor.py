@@ -15,19 +15,17 @@ from dagster import (
     op,
 )
 
-from dagster_adjunct import (
+from dagster_adjunct import Application, Lake, open_lake
+from dagster_adjunct.errors import (
     AdjunctError,
-    Application,
     ApplicationBusyError,
     CommitConflict,
     CommitStateUnknown,
     ConfigurationError,
-    Lake,
     LeaseLostError,
     OffsetOutOfRangeError,
     RunLeaseLostError,
     TransientError,
-    open_lake,
 )
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, ClosedBatch, Intent, Range
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease

@@ -14,15 +14,13 @@ from dagster import AssetKey, TableColumnLineage
 from dagster_adjunct import (
     Application,
     LakeStreams,
-    Projection,
-    RemoteTable,
     Schema,
-    SqliteTable,
     UpdateContract,
     bounded_dataset,
     build_definitions,
     update_message,
 )
+from dagster_adjunct.changes import Projection
 from dagster_adjunct.orchestration.application.lineage import Node
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState
 from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
@@ -33,6 +31,7 @@ from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.tables import RemoteTable, SqliteTable
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab
 
 ITEMS = bounded_dataset(

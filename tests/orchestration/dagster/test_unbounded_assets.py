@@ -15,11 +15,7 @@ from dagster import AssetKey, DefaultScheduleStatus, FreshnessPolicy
 from dagster_adjunct import (
     AdjunctDataset,
     Application,
-    DatasetStore,
     LakeStreams,
-    MetadataStore,
-    StartpointManager,
-    StartpointOldest,
     application_state,
     build_definitions,
     unbounded_dataset,
@@ -27,8 +23,10 @@ from dagster_adjunct import (
 from dagster_adjunct.assets.declaration.following import Following
 from dagster_adjunct.assets.unbounded import advance as follow
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport
+from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
 from tests.assets.unbounded.following_plain import follow_without_spark
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab
 

@@ -12,7 +12,6 @@ from dagster import DagsterInstance
 
 from dagster_adjunct import (
     Application,
-    DatasetStore,
     Lake,
     LakeStreams,
     application_state,
@@ -22,6 +21,7 @@ from dagster_adjunct import (
     systems_for,
 )
 from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.errors import DatasetError
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.lab import Said

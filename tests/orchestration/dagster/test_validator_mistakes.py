@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct import AdjunctDataset, Validator, VersionPartitions, bounded_dataset, min_rows, no_nulls
+from dagster_adjunct import AdjunctDataset, VersionPartitions, bounded_dataset
+from dagster_adjunct.validators import Validator, min_rows, no_nulls
 from tests.orchestration.dagster.lab import APPLES, Lab, running_lab
 
 

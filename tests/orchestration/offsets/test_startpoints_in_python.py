@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct import (
-    Application,
-    CheckpointManager,
-    Startpoint,
-    StartpointManager,
-    StartpointRequest,
-    Startpoints,
-)
+from dagster_adjunct import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
 from dagster_adjunct.orchestration.step.progress import input_progress
@@ -28,6 +21,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
 from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

@@ -1,0 +1,26 @@
+"""What the records of a change stream may look like, and what an unbounded dataset makes of them."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.changes.formats import ChangeFormat, DebeziumUnwrapped, OperationColumn, Upserts
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
+from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor, Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+
+__all__ = [
+    "BY_OFFSET",
+    "ChangeFormat",
+    "DeadLetters",
+    "DebeziumEnvelope",
+    "DebeziumUnwrapped",
+    "DeltaCompaction",
+    "KeyValueExtractor",
+    "OperationColumn",
+    "Projection",
+    "PythonExtractor",
+    "Upserts",
+]
+
+guard(globals(), __all__)

@@ -1,0 +1,17 @@
+"""How a Dagster code location is adjusted: the keys and words of its assets, and when its jobs are launched."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.orchestration.code_location.instance import prepare_dagster_home
+from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
+from dagster_adjunct.orchestration.code_location.shared.translator import AdjunctTranslator, AssetSubject
+
+__all__ = [
+    "AdjunctTranslator",
+    "AssetSubject",
+    "LaunchWhen",
+    "prepare_dagster_home",
+]
+
+guard(globals(), __all__)

@@ -1,0 +1,30 @@
+"""Versions handed to other engines without a copy: DuckDB, Polars, pyarrow, Iceberg."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.iceberg import (
+    IcebergSnapshot,
+    IcebergTable,
+    publish_to_iceberg,
+    register_in_iceberg,
+    release_from_iceberg,
+)
+from dagster_adjunct.assets.exchange.stream_view import StreamView, stream_view
+
+__all__ = [
+    "IcebergSnapshot",
+    "IcebergTable",
+    "StreamView",
+    "duckdb_view",
+    "parquet_files",
+    "polars_frame",
+    "publish_to_iceberg",
+    "pyarrow_dataset",
+    "register_in_iceberg",
+    "release_from_iceberg",
+    "stream_view",
+]
+
+guard(globals(), __all__)

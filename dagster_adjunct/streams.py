@@ -1,0 +1,41 @@
+"""Streams: what is read and written partition by partition, how streams are kept, and stream systems of your own."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.resources.streams.interface.checksum import records_checksum
+from dagster_adjunct.resources.streams.interface.system import (
+    RECORD_META,
+    AppendResult,
+    Marker,
+    OffsetRange,
+    StreamInfo,
+    StreamSystem,
+)
+from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.lake.readers import NewRecords, ReaderInfo, forget_reader, list_readers, read_new
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.registry import open_system, register_system
+
+__all__ = [
+    "RECORD_META",
+    "AppendResult",
+    "CompactionPolicy",
+    "Marker",
+    "NewRecords",
+    "OffsetRange",
+    "ReaderInfo",
+    "Retention",
+    "SourceRange",
+    "Sources",
+    "StreamInfo",
+    "StreamSystem",
+    "forget_reader",
+    "list_readers",
+    "open_system",
+    "read_new",
+    "records_checksum",
+    "register_system",
+]
+
+guard(globals(), __all__)

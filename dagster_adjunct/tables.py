@@ -1,0 +1,32 @@
+"""Tables in other stores that applications read and write, and backends of your own."""
+
+from __future__ import annotations
+
+from dagster_adjunct._arguments import guard
+from dagster_adjunct.resources.backends import PostgresTable, SqliteTable, register_backend
+from dagster_adjunct.resources.tables import (
+    BlockingTable,
+    RateLimit,
+    RemoteTable,
+    RetryPolicy,
+    TableMetrics,
+    TableReadFunction,
+    TableWriteFunction,
+    UpdateMessage,
+)
+
+__all__ = [
+    "BlockingTable",
+    "PostgresTable",
+    "RateLimit",
+    "RemoteTable",
+    "RetryPolicy",
+    "SqliteTable",
+    "TableMetrics",
+    "TableReadFunction",
+    "TableWriteFunction",
+    "UpdateMessage",
+    "register_backend",
+]
+
+guard(globals(), __all__)

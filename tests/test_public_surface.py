@@ -1,0 +1,73 @@
+"""What users import is known: each name has one place, and a change to it shows in `public_surface.txt`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import dagster_adjunct
+from dagster_adjunct.resources import errors
+from tests.public_names import public_modules
+
+SURFACE = Path(__file__).with_name("public_surface.txt")
+HEAVY = {"boto3", "dagster", "pandas", "pyarrow", "pydantic", "pyspark"}
+# What user code imports that Spark's tasks load, too, on machines that may have no Dagster.
+FOR_TASKS = (
+    "changes",
+    "errors",
+    "sources",
+    "startpoints",
+    "streams",
+    "kafka",
+    "tables",
+    "validators",
+    "reading",
+    "exchange",
+)
+
+
+def test_the_public_names_are_those_that_are_written_down() -> None:
+    lines = []
+    for module, contents in public_modules().items():
+        lines += [module, *(f"    {name}" for name in sorted(contents.__all__))]
+    assert "\n".join(lines) + "\n" == SURFACE.read_text(encoding="utf-8"), f"if this is meant, change {SURFACE.name}"
+
+
+def test_a_name_is_in_exactly_one_module() -> None:
+    names = Counter(name for module in public_modules().values() for name in module.__all__)
+    assert [name for name, places in names.items() if places > 1] == []
+    assert set(names) & set(dagster_adjunct._MODULES) == set()
+
+
+def test_a_name_is_imported_from_where_it_is_and_from_nowhere_else() -> None:
+    for module, contents in public_modules().items():
+        for name in contents.__all__:
+            assert getattr(import_module(module), name) is getattr(contents, name)
+    with pytest.raises(ImportError):
+        from dagster_adjunct import discard  # noqa: F401
+    assert dagster_adjunct.upkeep.discard is import_module("dagster_adjunct.upkeep").discard
+
+
+def test_every_error_is_public() -> None:
+    ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert ours == set(dagster_adjunct.errors.__all__)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the top-level packages that a new Python process has loaded after the statement."""
+    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_the_package_loads_next_to_nothing() -> None:
+    assert loaded_by("import dagster_adjunct, dagster_adjunct.errors") & HEAVY == set()
+
+
+def test_what_tasks_import_needs_no_dagster() -> None:
+    statement = f"from dagster_adjunct import {', '.join(FOR_TASKS)}"
+    assert loaded_by(statement) & {"dagster", "dagster_pyspark"} == set()
