@@ -12,15 +12,15 @@
     |   |-- ObjectNotFoundError
     |   |-- ObjectExistsError          put-if-absent met an object
     |   |-- PreconditionFailedError    put-if-match met another ETag
-    |   |-- CommitConflict             somebody else committed: re-read and decide again
-    |   |-- CommitStateUnknown         the store never said whether the commit happened
-    |   |-- ProducerConflict           one producer and sequence, two different contents
+    |   |-- CommitConflictError          somebody else committed: re-read and decide again
+    |   |-- CommitStateUnknownError      the store never said whether the commit happened
+    |   |-- ProducerConflictError        one producer and sequence, two different contents
     |   |-- LakeNotFoundError          no lake is where one is to be read
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- StillReadError             something still reads what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
-    |   |-- PlanningError, PartitionCountMismatch
+    |   |-- PlanningError, PartitionCountMismatchError
     |   `-- TableError, RecordNotFoundError, TableAccessError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError
@@ -123,15 +123,15 @@ class PreconditionFailedError(PermanentError):
     """`put_if_match` met an object with another ETag, or none."""
 
 
-class CommitConflict(PermanentError):
+class CommitConflictError(PermanentError):
     """Somebody else committed first: nothing of ours is visible. Re-read and decide again."""
 
 
-class CommitStateUnknown(PermanentError):
+class CommitStateUnknownError(PermanentError):
     """The store never answered whether our commit happened: read the current state before acting."""
 
 
-class ProducerConflict(PermanentError):
+class ProducerConflictError(PermanentError):
     """One producer and sequence came twice, with different contents."""
 
 
@@ -203,7 +203,7 @@ class PlanningError(PermanentError):
     """The application can't be planned."""
 
 
-class PartitionCountMismatch(PlanningError):
+class PartitionCountMismatchError(PlanningError):
     """Streams of one join have partition counts that can't agree."""
 
 

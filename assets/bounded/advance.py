@@ -70,7 +70,7 @@ def advance_bounded(
     are records to build from. `partition` asks for the version of this name, where the dataset declares version
     partitions; an older one is kept beside what is served unless `make_current`. Raises MarkerConflictError when
     markers contradict each other, DatasetError (a changed declaration), ValidatorError (a mistake in a validator),
-    and CommitConflict when another writer was first; what is served stays served.
+    and CommitConflictError when another writer was first; what is served stays served.
     """
     spark = starter_of(spark)
     if spec.version_set is not None:

@@ -1,7 +1,7 @@
 """The switch: one commit that makes versions current, or keeps them aside; repeated over changes that don't matter.
 
 A pin or a rollback that is committed during a long build does not cost the build: the same decision is made again
-on what is current then. Another writer that took in the same delivery does: CommitConflict.
+on what is current then. Another writer that took in the same delivery does: CommitConflictError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.operator_actions import serve
 from dagster_adjunct.assets.versions.report import REJECT
 from dagster_adjunct.assets.writing.generation import add
-from dagster_adjunct.resources.errors import AdjunctError, CommitConflict
+from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advance import Member
@@ -56,12 +56,12 @@ def publish(
             try:
                 done = first.log.commit_all(commit, after, by=by)
                 break
-            except CommitConflict:
+            except CommitConflictError:
                 if tried + 1 == _TRIES:
                     raise
                 try:
                     commit = _rebase(members, built, documents)
-                except CommitConflict:
+                except CommitConflictError:
                     with suppress(AdjunctError):  # what stays is garbage for discarding
                         first.log.lake.store.delete_many(documents.values())
                     raise
@@ -109,7 +109,7 @@ def leave(
             return commit
         try:
             commit = member.log.commit(commit, after, by=by)
-        except CommitConflict:
+        except CommitConflictError:
             moved = _moved(members)
             if moved is None or tried + 1 == _TRIES:
                 raise
@@ -315,8 +315,8 @@ def _took_in(before: DatasetManifest, now: DatasetManifest) -> bool:
     return False
 
 
-def _lost(built: Built, what: str) -> CommitConflict:
-    return CommitConflict(
+def _lost(built: Built, what: str) -> CommitConflictError:
+    return CommitConflictError(
         f"dataset {built.member.spec.name!r}, version {built.delivery.version!r}: another writer {what} meanwhile.",
         "Nothing of this attempt is served. Advance again: it goes on from what the other one did.",
     )

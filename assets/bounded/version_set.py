@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.log import DatasetLog, members_of, redirect_of, set_log
-from dagster_adjunct.resources.errors import CommitConflict, DatasetError
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         manifest = own.body if own and not is_deleted(own) else None
         try:
             log.redirect(own, name, manifest, by=by)
-        except CommitConflict:
+        except CommitConflictError:
             continue  # the dataset moved on in between: fence what it is now
         return manifest
 

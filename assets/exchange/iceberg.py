@@ -23,8 +23,8 @@ from dagster_adjunct.assets.versions.holds import hold, let_go
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
-    CommitStateUnknown,
+    CommitConflictError,
+    CommitStateUnknownError,
     ConfigurationError,
     DatasetError,
     ManifestMismatchError,
@@ -108,7 +108,7 @@ def register_in_iceberg(
     `properties` too. If the version is current already, nothing is done.
 
     Raises DatasetError for a version that can't be handed over (see `parquet_files`) or is not sealed, for a table
-    that is not this dataset's, and for columns that went or changed their type; CommitConflict when somebody else
+    that is not this dataset's, and for columns that went or changed their type; CommitConflictError when somebody else
     changed the table meanwhile; ConfigurationError where PyIceberg is not installed.
     """
     engine("pyiceberg.table", extra="iceberg")
@@ -261,12 +261,12 @@ def _commit(
                 for file in arriving:
                     snapshot.append_data_file(file)
     except CommitStateUnknownException as error:
-        raise CommitStateUnknown(
+        raise CommitStateUnknownError(
             f"the catalogue did not say whether version {view.version} is in the Iceberg table {identifier!r} now.",
             "Register it again: what is there already is not done twice.",
         ) from error
     except (CommitFailedException, ValidationException) as error:
-        raise CommitConflict(
+        raise CommitConflictError(
             f"the Iceberg table {identifier!r} was changed by somebody else while {_what(view)} was registered "
             f"({error}).",
             "Nothing was registered. Look at what the table holds, and register again.",

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetNotFoundError,
     ManifestMismatchError,
@@ -50,7 +50,7 @@ def repartition_table(
     advance that read the old table loses its commit, and goes on by the new declaration. `roots` gives, by version id,
     why applications still need a version: those of open batches refuse it with StillReadError. `dry_run` only says
     what would be done. Raises ConfigurationError for a bounded or broadcast dataset or no change, DatasetError while a
-    bootstrap is not finished, and CommitConflict where others do not stop committing.
+    bootstrap is not finished, and CommitConflictError where others do not stop committing.
     """
     with ExitStack() as records:
         return _Rewriting(DatasetLog(lake, dataset), partitions, reason, by, roots, records).run(dry_run)
@@ -94,7 +94,7 @@ class _Rewriting:
                 after = self._commit(commit, manifest, version)
                 if after is not None and after.version is not None:
                     return self._report(before, version, after.version.id)
-            raise CommitConflict(
+            raise CommitConflictError(
                 f"dataset {self.log.name!r}: commits are made faster than its table can be rewritten.",
                 "Repeat it when the dataset is quiet.",
             )
@@ -110,7 +110,7 @@ class _Rewriting:
         self.asked = True
         try:
             self.log.commit(commit, after, by=self.by, commit_id=commit_id)
-        except CommitConflict:
+        except CommitConflictError:
             self.asked = False
             return None
         return after

@@ -26,7 +26,7 @@ from dagster_adjunct.assets.versions.manifest import (
     layout_of,
 )
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetNotFoundError,
     ManifestMismatchError,
@@ -78,7 +78,7 @@ def repartition_versions(
                 ids, rows = {each.old.id: each.new.id for each in used}, sum(each.sealed.stored_rows for each in used)
                 pending = tuple(f"{each.what}: {each.reason}" for each in spared)
                 return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
-        raise CommitConflict(
+        raise CommitConflictError(
             f"dataset {dataset!r}: versions are published faster than they can be rewritten.",
             "Repeat it when the dataset is quiet.",
         )

@@ -41,8 +41,8 @@ def check_deletable(dataset: str, seen: Commit) -> None:
 def delete(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> Swept:
     """Delete the dataset as it was `seen`, or what an interrupted deletion has left; return what went.
 
-    Raises CommitConflict where it has changed since, and DatasetError while somebody who began to read before still
-    holds a version: nobody new can read it then, and the objects go when this is repeated.
+    Raises CommitConflictError where it has changed since, and DatasetError while somebody who began to read before
+    still holds a version: nobody new can read it then, and the objects go when this is repeated.
     """
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log

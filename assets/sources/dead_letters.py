@@ -49,7 +49,7 @@ def send_dead_letters(
     """Append what `problems_of` gave to the dataset's stream of dead letters, once; return how many there are.
 
     The stream is created where it is not there. The same changes under the same producer and sequence add nothing.
-    Raises DatasetError for a stream that has other columns, and ProducerConflict for other changes.
+    Raises DatasetError for a stream that has other columns, and ProducerConflictError for other changes.
     """
     from pyspark.sql import functions as F
 

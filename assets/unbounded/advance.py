@@ -38,7 +38,7 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.assets.versions.report import Action, AdvanceReport, OnStage, StageEvent, Stages, ignore
 from dagster_adjunct.assets.writing.generation import add, check_declaration, write_generation
-from dagster_adjunct.resources.errors import CommitConflict, DatasetError
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
 
@@ -73,8 +73,8 @@ def advance_unbounded(
     `systems` are the stream systems by name; `by` says in the commits who did it. `spark` is called only if
     there are records to read. `rebuild` gives the reason to build it anew from the stream's oldest offset (or its
     bulk snapshot), beside the table that is served. Raises BadChangeError and NullKeyError for changes that can't be
-    applied, OffsetOutOfRangeError and DatasetError where the table can't be continued, and CommitConflict when another
-    writer was first.
+    applied, OffsetOutOfRangeError and DatasetError where the table can't be continued, and CommitConflictError when
+    another writer was first.
     """
     if not spec.following.persistent:
         raise DatasetError(
@@ -187,7 +187,7 @@ class Follower:
         """Refuse to go by a table that was compacted, and whose files were discarded, while it was looked at."""
         head = self.log.log.head()
         if self.commit is not None and head is not None and head.id != self.commit.id:
-            raise CommitConflict(
+            raise CommitConflictError(
                 f"dataset {self.spec.name!r}: another writer committed first, while this one looked at the table "
                 f"(number {head.number}, after {self.commit.number}).",
                 "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
@@ -386,7 +386,7 @@ class Follower:
                         counters |= counted if running else {"changes": generation.rows, **counted}
                 with self.stages("commit"):
                     self._commit_changes(attempt, generation, ranges, counters, reached=reached)
-        except CommitConflict:
+        except CommitConflictError:
             forget_attempt(self.lake, self.spec.name, attempt.id)
             raise
         forget_attempt(self.lake, self.spec.name, attempt.id)
@@ -483,7 +483,7 @@ class Follower:
             self._commit_again(
                 lambda: self._after(attempt, generation, ranges, counters, reached=reached), commit_id=attempt.id
             )
-        except CommitConflict:
+        except CommitConflictError:
             self.log.drop(generation)
             raise
 
@@ -561,7 +561,7 @@ class Follower:
             after = decide()
             try:
                 self.commit = self.log.commit(self.commit, after, by=self.by, commit_id=commit_id)
-            except CommitConflict:
+            except CommitConflictError:
                 self.commit, fresh = self.log.read()
                 if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
                     raise
@@ -581,7 +581,7 @@ class Follower:
             return
         try:
             self._keep(confirmed_at=now, decision=decision, change=Change(action="confirm"))
-        except CommitConflict:  # somebody else was here, and saw the same
+        except CommitConflictError:  # somebody else was here, and saw the same
             self.commit, fresh = self.log.read()
             self.manifest = fresh or self.manifest
 

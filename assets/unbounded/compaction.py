@@ -22,7 +22,7 @@ from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, Change, SealedVersion
 from dagster_adjunct.assets.writing.generation import write_generation
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
@@ -335,7 +335,7 @@ class _Compaction:
             after = _replaced(fresh, plan, built, commit.number + 1)
             try:
                 self.log.commit(commit, after, by=self.by, commit_id=built.attempt.id)
-            except CommitConflict:
+            except CommitConflictError:
                 if tried + 1 == _TRIES:
                     self.log.drop(built.generation)
                     raise

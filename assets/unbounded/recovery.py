@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     DatasetError,
     MalformedDocumentError,
     OffsetOutOfRangeError,
@@ -152,7 +152,7 @@ def _check_never_there(log: DatasetLog) -> None:
     later = next(log.log.before(sys.maxsize), None)
     if later is not None and later.number > 1:
         if log.log.head() is not None:
-            raise CommitConflict(
+            raise CommitConflictError(
                 f"dataset {log.name!r}: another writer committed first, while this one looked.",
                 "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
             )

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.operator_actions import explained
 from dagster_adjunct.assets.versions.report import OnStage, ignore
-from dagster_adjunct.resources.errors import CommitConflict, DatasetError
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
 
@@ -78,8 +78,8 @@ def rewind_dataset(
     startpoint after what is taken in, for a rebuild from a stream that does not tell of every key any more, for entries
     whose key an extractor computes, for changes that come too late. `force`, for all partitions or some, does it
     nevertheless. Also raises DatasetError for a bounded dataset and for a table that is not valid,
-    OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflict when another writer was first,
-    and what an advance raises.
+    OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflictError when another writer was
+    first, and what an advance raises.
     """
     spark = starter_of(spark)
     _check_kind(spec)
@@ -87,7 +87,7 @@ def rewind_dataset(
     work = Follower(lake, systems, spec, spark, by, None, on_stage)
     try:
         return _rewind(work, positions, reason, force)
-    except CommitConflict:
+    except CommitConflictError:
         again = Follower(lake, systems, spec, spark, by, None, on_stage)
         again.look()
         if open_startpoints(again.found, positions):

@@ -27,7 +27,7 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
     AdjunctError,
-    CommitConflict,
+    CommitConflictError,
     DatasetError,
     DatasetNotFoundError,
     MalformedDocumentError,
@@ -195,7 +195,7 @@ class DatasetLog:
     def commit(
         self, parent: Commit | None, manifest: DatasetManifest, *, by: str, commit_id: str | None = None
     ) -> Commit:
-        """Make `manifest` current, in one swap of the pointer. Raises CommitConflict, and then nothing is visible."""
+        """Make `manifest` current by one swap of the pointer. Raises CommitConflictError: then nothing is visible."""
         return self.commit_all(parent, {self.name: manifest}, by=by, commit_id=commit_id)
 
     def commit_all(
@@ -206,7 +206,7 @@ class DatasetLog:
             log, body = set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
             body["members"] = members_of(parent) | {name: new.body() for name, new in manifests.items()}
         elif parent is not None and redirect_of(parent) is not None:
-            raise CommitConflict(
+            raise CommitConflictError(
                 f"dataset {self.name!r} is about to join the version set {redirect_of(parent)!r}.",
                 "Advance the version set, which ends the joining, and try again.",
             )
@@ -215,8 +215,8 @@ class DatasetLog:
             self._list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
-        except CommitConflict as conflict:
-            raise CommitConflict(
+        except CommitConflictError as conflict:
+            raise CommitConflictError(
                 f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
                 "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
             ) from conflict
@@ -251,7 +251,7 @@ class DatasetLog:
                 return manifests
             try:
                 self.commit_all(commit, after, by=by)
-            except CommitConflict:
+            except CommitConflictError:
                 if tried + 1 == _TRIES:
                     raise
                 time.sleep(random.uniform(0.5, 1.0) * min(1.0, 0.02 * 2**tried))

@@ -156,7 +156,7 @@ class CheckpointManager:
 
         Outputs that hold records of it already get those that are read again, under another number, so twice. With
         `skip`, its ranges count as read, and what no output has yet is passed over. Raises ConfigurationError where no
-        batch is open, and CommitConflict.
+        batch is open, and CommitConflictError.
         """
         if self._log.read()[0] is None:
             self._check_name()

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     MalformedDocumentError,
     ObjectExistsError,
@@ -92,7 +92,7 @@ class BatchLog:
     """The batch log of one application in one lake.
 
     Every change is a compare-and-swap on the application's pointer: a second run of the application that
-    commits in between makes ours fail with CommitConflict, and nothing of ours counts.
+    commits in between makes ours fail with CommitConflictError, and nothing of ours counts.
     """
 
     def __init__(self, lake: Lake, application: str) -> None:
@@ -141,7 +141,8 @@ class BatchLog:
 
         Its number is not used again: outputs that hold records of it already get those that are read again under
         another number, so twice, but in a higher epoch. With `skip`, its ranges count as read, and what no output has
-        yet is passed over. Raises ConfigurationError where no batch is open or no reason is given, and CommitConflict.
+        yet is passed over. Raises ConfigurationError where no batch is open or no reason is given, and
+        CommitConflictError.
         """
         if not reason.strip():
             raise ConfigurationError(
@@ -170,7 +171,7 @@ class BatchLog:
     def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
         """Stop these bounded replays where they are; return those that were under way.
 
-        Raises ConfigurationError while a batch of one of them is open, and CommitConflict.
+        Raises ConfigurationError while a batch of one of them is open, and CommitConflictError.
         """
         commit, state = self.read()
         stopped = [state.offsets.replays[each] for each in sorted(ids) if each in state.offsets.replays]
@@ -191,7 +192,7 @@ class BatchLog:
         return stopped
 
     def hold(self, commit: Commit) -> None:
-        """Raise CommitConflict if another run has committed since: it owns the batch now.
+        """Raise CommitConflictError if another run has committed since: it owns the batch now.
 
         Called before each sink, so that a run that was presumed dead stops writing as early as it can.
         """
@@ -211,12 +212,12 @@ class BatchLog:
                 self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
         try:
             return self._log.commit(parent, state.model_dump(mode="json"), by=run)
-        except CommitConflict as conflict:
+        except CommitConflictError as conflict:
             raise self._fenced(self._log.current()) from conflict
 
-    def _fenced(self, now: Commit | None) -> CommitConflict:
+    def _fenced(self, now: Commit | None) -> CommitConflictError:
         by = f"{now.by} at {now.created_at}" if now else "nobody"
-        return CommitConflict(
+        return CommitConflictError(
             f"application {self._application!r} was taken over by another run (last commit by {by}).",
             "Nothing of this batch counts here; let the other run finish, or stop it and start again.",
         )

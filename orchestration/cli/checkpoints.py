@@ -143,7 +143,7 @@ def show_explained(intent: Intent, *, skip: bool) -> None:
     console.print(f"{_words(intent)}:", markup=False, highlight=False)
     for line in _spans(intent):
         show_line(f"  {line}")
-    show_line("If a run is in it, that run ends with CommitConflict, and nothing of it counts here.")
+    show_line("If a run is in it, that run ends with CommitConflictError, and nothing of it counts here.")
     if skip:
         show_line("Its records count as read: what outputs and tables do not have of them already, they never get.")
     else:

@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.planner.analysis import Groups, dataset_node
 from dagster_adjunct.orchestration.planner.auto import mismatch
 from dagster_adjunct.orchestration.planner.catalog import SPARK
 from dagster_adjunct.orchestration.planner.flow import Flows, requirement
-from dagster_adjunct.resources.errors import PartitionCountMismatch, PlanningError
+from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -23,7 +23,7 @@ _AUTO = "or set auto_repartition=True on the application"
 def check_counts(
     app: Application, groups: Groups, counts: Counts, edges: Mapping[str, StreamEdge], flows: Flows
 ) -> None:
-    """Raise PartitionCountMismatch for the first join whose streams have different counts."""
+    """Raise PartitionCountMismatchError for the first join whose streams have different counts."""
     join = counts.conflict
     if join is None:
         return
@@ -36,7 +36,7 @@ def check_counts(
         other = f", declare dataset {needed.dataset!r} with partitions={counts.partitions[left]}"
     else:
         where, columns, other = f"before send_to({needed.dataset})", app.dataset(needed.dataset).partition_by, ""
-    raise PartitionCountMismatch(
+    raise PartitionCountMismatchError(
         f"{join} needs equal partition counts: {found}.",
         f"Repartition the stream {where} with {_partition_by(columns)}{other}, {_AUTO}.",
     )

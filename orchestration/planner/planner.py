@@ -47,7 +47,7 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
     """Return the plan of an application; `catalog` has the facts of the streams that exist.
 
     Inputs and the inputs of datasets have to be in the catalog; outputs may be.
-    Raises PartitionCountMismatch when counts can't agree, and PlanningError for anything else that
+    Raises PartitionCountMismatchError when counts can't agree, and PlanningError for anything else that
     can't work: a stream that is not there, a missing or double column, a join that is not co-partitioned.
     """
     if not app.inputs:

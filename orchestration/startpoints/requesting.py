@@ -144,7 +144,7 @@ def take_back(
     """Take back what is asked for at these partitions (None: at all) and not applied, and stop bounded replays there.
 
     With `task`, only what is for this task alone or was handed to it; replays are of all, and go on. What a batch has
-    begun with stays. Raises CommitConflict where a run commits at the same moment; what was taken back stays so.
+    begun with stays. Raises CommitConflictError where a run commits at the same moment; what was taken back stays so.
     """
     startpoints, log = startpoints_of(lake, app), BatchLog(lake, app.name)
     _, state = log.read()

@@ -111,7 +111,7 @@ class Startpoints:
         """Take back what is asked for at these partitions and not applied, and cancel bounded replays there.
 
         With `task`, only what is for this task, or was handed to it; replays go on then. What a batch has begun with
-        stays, and is said to. Raises CommitConflict where a run commits at the same moment: repeat it then.
+        stays, and is said to. Raises CommitConflictError where a run commits at the same moment: repeat it then.
         """
         return take_back(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.report import StageEvent, ignore
 from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
-from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.spark.errors import adjunct_error, first_line
 from dagster_adjunct.resources.times import before
 
@@ -100,7 +100,7 @@ def follow_meanwhile(
     """
     for dataset in datasets:
         if dataset.kind == "unbounded" and not dataset.bootstrap and advances_alone(dataset):
-            with suppress(CommitConflict):
+            with suppress(CommitConflictError):
                 for report in advance_together(lake, systems, [dataset], spark, by=by, on_stage=on_stage):
                     if report.changed:
                         on_report(report)

@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
 from dagster_adjunct.orchestration.step.rehearsal import check_outputs
 from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
-from dagster_adjunct.resources.errors import CommitConflict, StoreUnavailableError
+from dagster_adjunct.resources.errors import CommitConflictError, StoreUnavailableError
 from dagster_adjunct.resources.spark.errors import adjunct_error
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
@@ -56,7 +56,7 @@ def run_step(context: StepContext) -> StepReport:
     requested later waits for the next one. Bounded replays take turns with the main input.
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
-    StaleDatasetError when one is staler than its table allows, and CommitConflict when another run takes the
+    StaleDatasetError when one is staler than its table allows, and CommitConflictError when another run takes the
     application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
     from that commit.
     """
@@ -67,7 +67,7 @@ def run_step(context: StepContext) -> StepReport:
                 if not step.run_next():
                     return step.report(caught_up=True)
             return step.report(caught_up=False)
-        except CommitConflict as conflict:
+        except CommitConflictError as conflict:
             if step.has_committed or context.still_ours is None or attempt == _BEGINNINGS:
                 raise
             context.check()

@@ -13,7 +13,7 @@ from dagster_adjunct.assets.versions.leases import live_leases, store_now
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, list_applications
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetNotFoundError,
     MalformedDocumentError,
@@ -225,7 +225,7 @@ def _delete(
             raise _refused(kind, name, found)
         try:
             done = delete(seen)
-        except CommitConflict:
+        except CommitConflictError:
             if repeated or tried + 1 == _TRIES:
                 raise
             continue  # who committed meanwhile may be a new reader: look again

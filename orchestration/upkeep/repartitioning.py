@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUT
 from dagster_adjunct.orchestration.startpoints.stored_requests import waits_on
 from dagster_adjunct.orchestration.upkeep.discarding import open_batches
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     MalformedDocumentError,
     StillReadError,
@@ -199,12 +199,12 @@ def _carry(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, 
             continue
         try:
             log.start(commit, after, after.checkpoint, by, after.offsets, carried_note(f"lake.{name}", info))
-        except CommitConflict:
+        except CommitConflictError:
             continue
         carried.append(application)
     datasets = []
     for dataset in list_datasets(lake):
-        with suppress(CommitConflict, MalformedDocumentError):
+        with suppress(CommitConflictError, MalformedDocumentError):
             if carry_over(DatasetLog(lake, dataset), f"lake.{name}", info, by=by):
                 datasets.append(dataset)
     return tuple(carried), tuple(datasets)

@@ -111,8 +111,8 @@ class Namespace:
 
         `decide(snapshot)` gives the new values by key (None removes the entry) and any result. After every conflict
         it decides again, from a new snapshot, so it must have no side effects. Where nothing changes there is no
-        commit. Raises CommitConflict, CommitStateUnknown (it may have happened: the same call may be repeated if
-        deciding twice does no harm) and StoreUnavailableError (it did not happen).
+        commit. Raises CommitConflictError, CommitStateUnknownError (it may have happened: the same call may be
+        repeated if deciding twice does no harm) and StoreUnavailableError (it did not happen).
         """
         decided: list[T] = []
 

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
-    CommitStateUnknown,
+    CommitConflictError,
+    CommitStateUnknownError,
     ConfigurationError,
     MalformedDocumentError,
     ObjectExistsError,
@@ -152,8 +152,8 @@ class CommitLog:
     def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
         """Make `body` the next commit after `parent` (None: the first one) and return it.
 
-        Raises `CommitConflict` when somebody else committed after `parent`: nothing of this is visible.
-        Raises `CommitStateUnknown` when the store never said whether it happened, and `StoreUnavailableError`
+        Raises `CommitConflictError` when somebody else committed after `parent`: nothing of this is visible.
+        Raises `CommitStateUnknownError` when the store never said whether it happened, and `StoreUnavailableError`
         when it failed before the swap, so that it certainly did not. `commit_id` must be new for each attempt.
         """
         number = 1 if parent is None else parent.number + 1
@@ -191,7 +191,7 @@ class CommitLog:
         """Commit what `decide(current)` returns, deciding again after every conflict; return what is current.
 
         `decide` may be called several times, so it must have no side effects; its None means that there is
-        nothing to do. Raises `CommitConflict` after `attempts`, and what `commit` raises.
+        nothing to do. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
         """
         for attempt in range(attempts):
             current = self.current()
@@ -200,7 +200,7 @@ class CommitLog:
                 return current
             try:
                 return self.commit(current, body, by=by)
-            except CommitConflict:
+            except CommitConflictError:
                 if attempt + 1 == attempts:
                     raise
                 _pause(attempt)
@@ -256,15 +256,15 @@ class CommitLog:
             commit = parent
         return commit.id == pointer.commit
 
-    def _conflict(self, pointer: Pointer, found: str) -> CommitConflict:
-        return CommitConflict(
+    def _conflict(self, pointer: Pointer, found: str) -> CommitConflictError:
+        return CommitConflictError(
             f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected at "
             f"number {pointer.number - 1}.",
             "Read the current commit and decide again.",
         )
 
-    def _unknown(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknown:
-        return CommitStateUnknown(
+    def _unknown(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
+        return CommitStateUnknownError(
             f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
             f"say ({error}).",
             f"Look whether {pointer.commit!r} is in the history before acting again.",
@@ -322,7 +322,7 @@ class CommitLog:
             return None if parent is None else parent.etag
         found = self._pointer()
         if found is None or found[0].commit != parent.id or found[0].number != parent.number:
-            raise CommitConflict(
+            raise CommitConflictError(
                 f"commit {parent.number} ({parent.id}) of {self.prefix} is not the current one any more.",
                 "Read the current commit and decide again.",
             )

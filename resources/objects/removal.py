@@ -37,7 +37,7 @@ def deletion(commit: Commit) -> dict[str, Any]:
 
 
 def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **more: Any) -> Commit:
-    """Make the deletion the last commit. Raises CommitConflict where somebody committed after `parent`."""
+    """Make the deletion the last commit. Raises CommitConflictError where somebody committed after `parent`."""
     said = {"at": datetime.now(UTC).isoformat(), "by": by, "reason": reason, **more}
     return log.commit(parent, {_DELETED: said}, by=by)
 

@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.report import AdvanceReport
-from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -94,7 +94,9 @@ def test_of_two_racing_writers_one_wins_and_the_other_leaves_nothing(sparkling: 
     world.send("changes", [("a", 2), ("b", 2)], version="v2")
     won: list[AdvanceReport] = []
     competitor = Fault("put_if_match", 1, "meanwhile", lambda: won.append(world.advance(spec)))
-    with pytest.raises(CommitConflict, match=r"'refs'.*another writer (committed first|took in the same delivery)"):
+    with pytest.raises(
+        CommitConflictError, match=r"'refs'.*another writer (committed first|took in the same delivery)"
+    ):
         world.advance(spec, lake=faulty(world, competitor))
     view = StoredVersions(world.lake, spec).current()
     assert view.version == won[0].version

@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     DatasetError,
     DatasetNotFoundError,
     VersionDiscardedError,
@@ -452,7 +452,7 @@ def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, m
         )
         try:
             outcomes.add(world.advance(PLANES, lake=lake).action)
-        except CommitConflict as conflict:
+        except CommitConflictError as conflict:
             outcomes.add("discarded" if "another writer discarded this build" in str(conflict) else str(conflict))
             assert served(world.lake) == whole(1)
             world.advance(PLANES)

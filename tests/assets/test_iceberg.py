@@ -24,7 +24,7 @@ from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, Declaration, VersionRef
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     ManifestMismatchError,
@@ -245,7 +245,9 @@ def test_of_two_that_register_at_once_one_is_told_to_do_it_again(planes: Publish
         planes.catalog.create_table(TABLE, SCHEMA.to_arrow())
     theirs, mine = planes.publish([plane(2)]), planes.publish([plane(3)])
     racing = Racing(planes.catalog, lambda: planes.register(theirs))
-    with pytest.raises(CommitConflict, match=r"was changed by somebody else while dataset 'planes', version v0*[23]-"):
+    with pytest.raises(
+        CommitConflictError, match=r"was changed by somebody else while dataset 'planes', version v0*[23]-"
+    ):
         register_in_iceberg(mine, racing, TABLE)
     assert planes.rows() == [plane(2)], "one whole version, never a mix"
     planes.register(mine)

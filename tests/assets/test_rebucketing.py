@@ -15,7 +15,7 @@ from dagster_adjunct.assets.rebucketing.versions import repartition_versions
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
-from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError, DatasetError, StillReadError
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, DatasetError, StillReadError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -145,7 +145,7 @@ def test_a_build_that_is_under_way_is_not_published_in_the_old_partitions(planes
     deliver(planes, 3)
     fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(planes.lake, NAME, 5, **WHY))
     behind = World(Lake(FaultyStore(planes.lake.store, [fault]), planes.lake.id), planes.spark)
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         behind.advance(PLANES)
     check(planes.lake, 5, 1, 2)
     planes.advance(MORE)
@@ -203,7 +203,7 @@ def test_a_member_is_not_rewritten_under_a_build_of_its_set(planes: World) -> No
     deliver_both(world, 3)
     fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(world.lake, NAME, 5, **WHY))
     behind = Lake(FaultyStore(world.lake.store, [fault]), world.lake.id)
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         advance_version_set(behind, world.systems, BOTH, no_session, by="test")
     check(world.lake, 5, 1, 2)
     assert served(world.lake, "routes") == whole(2)

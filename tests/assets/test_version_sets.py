@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     MarkerConflictError,
@@ -177,7 +177,7 @@ def test_a_writer_that_knew_a_member_before_it_joined_can_not_commit(prices: Wor
     log = DatasetLog(prices.lake, "fares")
     commit, manifest = log.read()
     advance(prices)
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         log.commit(commit, manifest, by="late")
 
 

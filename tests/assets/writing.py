@@ -19,7 +19,7 @@ import pytest
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.report import StageEvent
-from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from tests.assets.conftest import World
@@ -52,7 +52,7 @@ def race(url: str, env: Mapping[str, str], rounds: int, start: Barrier, built: B
         try:
             report = _advance(world, meet)
             told.put(Outcome(report.action, report.sealed))
-        except CommitConflict as conflict:
+        except CommitConflictError as conflict:
             told.put(Outcome("conflict", problem=str(conflict)))
         except Exception as error:  # told by the test
             told.put(Outcome("error", problem=f"{type(error).__name__}: {error}"))

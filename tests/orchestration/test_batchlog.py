@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.batchlog.log import (
     application_state,
     spread,
 )
-from dagster_adjunct.resources.errors import CommitConflict, MalformedDocumentError
+from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake, open_lake
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -68,16 +68,16 @@ def test_whoever_commits_second_is_fenced_and_told_by_whom(lake: Lake) -> None:
     log.hold(mine)
     taken = intent(1, 0, 5, "second")
     log.open(mine, ApplicationState(), taken)
-    with pytest.raises(CommitConflict, match=r"taken over by another run .*by second"):
+    with pytest.raises(CommitConflictError, match=r"taken over by another run .*by second"):
         log.hold(mine)
-    with pytest.raises(CommitConflict, match=r"taken over by another run .*by second"):
+    with pytest.raises(CommitConflictError, match=r"taken over by another run .*by second"):
         log.close(mine, ApplicationState(), closed(intent(1, 0, 5, "first"), 5))
     assert log.read()[1].open == taken
 
 
 def test_two_runs_that_begin_together_give_one_batch(lake: Lake) -> None:
     BatchLog(lake, "app").open(None, ApplicationState(), intent(1, 0, 5, "first"))
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         BatchLog(lake, "app").open(None, ApplicationState(), intent(1, 0, 5, "second"))
 
 

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.orchestration.batchlog.log import BatchLog, Intent, Range
 from dagster_adjunct.orchestration.upkeep.deletion import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
@@ -174,7 +174,7 @@ def test_an_append_that_began_before_the_deletion_does_not_come_back_as_the_new_
             return super()._commit(seen, append)
 
     sent(LakeStreams(lake), 1)
-    with pytest.raises(CommitConflict, match="made anew while its records were written"):
+    with pytest.raises(CommitConflictError, match="made anew while its records were written"):
         Slow(lake).append("s", pa.table({"k": ["a"], "v": [9]}), producer="p", sequence=2)
     assert values(LakeStreams(lake)) == []
 

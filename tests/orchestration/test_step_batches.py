@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.step.report import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     MalformedDocumentError,
     NoSealedVersionError,
     OffsetOutOfRangeError,
@@ -112,7 +112,7 @@ def test_a_second_run_takes_over_and_the_first_stops_before_it_writes(step_world
         if event.what == "intent":
             assert step_world.run(app, run="second").batches == 1
 
-    with pytest.raises(CommitConflict, match=r"'app' was taken over by another run \(last commit by second"):
+    with pytest.raises(CommitConflictError, match=r"'app' was taken over by another run \(last commit by second"):
         step_world.run(app, run="first", on_event=overtaken)
     assert found(step_world) == [(1, 100)]
     assert step_world.state(app).batch == 1
@@ -128,7 +128,7 @@ def test_a_run_that_is_overtaken_after_its_outputs_can_not_close_the_batch(step_
         if event.what == "outputs":
             step_world.run(app, run="second")
 
-    with pytest.raises(CommitConflict, match="second"):
+    with pytest.raises(CommitConflictError, match="second"):
         step_world.run(app, run="first", on_event=overtaken)
     assert found(step_world) == [(1, 100)]
     last = step_world.state(app).last

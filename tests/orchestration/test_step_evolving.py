@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.report import StepEvent
-from dagster_adjunct.resources.errors import PlanningError, ProducerConflict, StreamExistsError
+from dagster_adjunct.resources.errors import PlanningError, ProducerConflictError, StreamExistsError
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
@@ -75,7 +75,7 @@ def test_a_batch_of_before_whose_records_would_change_is_a_conflict(step_world: 
     numbers(step_world)
     with pytest.raises(Crash):
         step_world.run(sending("k", "v"), on_event=crash_at("outputs"))
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         step_world.run(sending("k", "v + 1L as v", "1 as w"))
     step_world.run(sending("k", "v", "1 as w"))
     assert out(step_world) == [("a", 1, None), ("b", 2, None)]

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.upkeep.discarding import discard_all
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     LeaseLostError,
     RunLeaseLostError,
     StoreUnavailableError,
@@ -252,7 +252,7 @@ def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(
 def test_who_has_lost_the_lease_or_has_none_is_ended_by_anothers_commit(new_trips, monkeypatch) -> None:
     trips = begun(new_trips())
     commits_late(trips, monkeypatch)
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         trips.run()
     commits_late(trips, monkeypatch)
     asked = iter((False, True))

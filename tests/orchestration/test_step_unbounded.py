@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.upkeep.discarding import open_batches
 from dagster_adjunct.resources.errors import (
     BadChangeError,
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     NoSealedVersionError,
     OffsetOutOfRangeError,
@@ -226,7 +226,7 @@ def test_a_followed_dataset_that_somebody_else_advances_too_does_not_end_the_run
     def overtaken(*args: Any, **options: Any) -> list[AdvanceReport]:
         calls.append(args)
         if len(calls) > 1:
-            raise CommitConflict("somebody else was first.")
+            raise CommitConflictError("somebody else was first.")
         return first(*args, **options)
 
     monkeypatch.setattr(advancing, "advance_together", overtaken)

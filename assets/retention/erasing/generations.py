@@ -24,7 +24,7 @@ from dagster_adjunct.assets.retention.erasing.rewriting import (
 )
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, SealedVersion, layout_of
-from dagster_adjunct.resources.errors import CommitConflict, DatasetNotFoundError, ManifestMismatchError
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetNotFoundError, ManifestMismatchError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
@@ -79,12 +79,12 @@ class Regenerating:
             if after is not None:
                 try:
                     self.log.commit(commit, after, by=self.by, commit_id=commit_id)
-                except CommitConflict:
+                except CommitConflictError:
                     continue
             self._tidy(after or manifest)
             return after or manifest
         self._tidy(None)
-        raise CommitConflict(
+        raise CommitConflictError(
             f"dataset {self.log.name!r}: commits are made faster than they can be searched for keys.",
             "Run the erasure again when the dataset is quiet.",
         )

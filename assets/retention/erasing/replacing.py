@@ -13,7 +13,7 @@ from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
 from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten, files_with, rewrite_without
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, Pin, SealedVersion, VersionRef
-from dagster_adjunct.resources.errors import CommitConflict, DatasetError, ManifestMismatchError
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ManifestMismatchError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
@@ -67,7 +67,7 @@ class Replacing:
             if all(ref.document in self.clean for ref in _documented(manifest)):
                 self._tidy(manifest)
                 return manifest
-        raise CommitConflict(
+        raise CommitConflictError(
             f"dataset {self.log.name!r}: versions are published faster than they can be searched for keys.",
             "Run the erasure again when the dataset is quiet.",
         )

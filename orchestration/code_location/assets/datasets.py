@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.code_location.shared.metadata import (
     version_metadata,
 )
 from dagster_adjunct.orchestration.code_location.shared.row_preview import dataset_preview
-from dagster_adjunct.resources.errors import CommitConflict, TransientError
+from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 # Another run that was faster leaves nothing to do, or less: decide again.
-RETRIED = (TransientError, CommitConflict)
+RETRIED = (TransientError, CommitConflictError)
 Results = Iterator[AssetEvent | AssetCheckResult]
 
 

@@ -10,7 +10,7 @@ from dagster import AssetExecutionContext, Failure, OpExecutionContext, RetryReq
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ApplicationBusyError,
-    CommitStateUnknown,
+    CommitStateUnknownError,
     LeaseLostError,
     PermanentError,
     TransientError,
@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.spark.errors import adjunct_error
 
 # Errors after which the same call is wrong, and a new run is right: it reads what stands and goes on from there.
-RUN_AGAIN = (CommitStateUnknown, LeaseLostError)
+RUN_AGAIN = (CommitStateUnknownError, LeaseLostError)
 MAX_RETRIES = 2
 _SECONDS = 5.0
 

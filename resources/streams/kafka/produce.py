@@ -72,7 +72,7 @@ def append(
     `producer`. The sequences of a producer rise: one below its last counts as in already.
 
     Where the result's offsets begin and end, records of other producers may lie in between. Raises
-    SchemaMismatchError, PermanentError for a record that Kafka refuses, ProducerConflict, CommitConflict, and
+    SchemaMismatchError, PermanentError for a record that Kafka refuses, ProducerConflictError, CommitConflictError, and
     StreamUnavailableError, after which the same call may be repeated.
     """
     check_producer(producer, sequence)

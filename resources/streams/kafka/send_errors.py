@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import (
     AdjunctError,
-    CommitConflict,
+    CommitConflictError,
     PermanentError,
     StreamUnavailableError,
 )
@@ -23,7 +23,7 @@ def refused(error: KafkaError, target: Target, key: bytes | None = None, size: i
     """Return the error of ours that says what Kafka's means here."""
     code, said = error.code(), error.str()
     if code in (error._FENCED, error.PRODUCER_FENCED, error.INVALID_PRODUCER_EPOCH):
-        return CommitConflict(
+        return CommitConflictError(
             f"{target}: another producer with the same name took over while this one was appending, or the append took "
             f"longer than transaction.timeout.ms ({said}).",
             "Nothing of this append is visible. Run one application of a name at a time, then append again: what is "

@@ -6,7 +6,7 @@ got records where they lie. The broker forgets it `offsets.retention.minutes` (7
 append; a batch that is repeated later than that is written again.
 
 A crash leaves an open transaction, of which readers see nothing. The next append of the same producer ends it before
-it looks at the mark, and whoever still writes under the name then fails with CommitConflict.
+it looks at the mark, and whoever still writes under the name then fails with CommitConflictError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.errors import MalformedDocumentError, ProducerConflict
+from dagster_adjunct.resources.errors import MalformedDocumentError, ProducerConflictError
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.kafka.delivery import Append, Record, Sender, Span, Target, records_of
 from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
@@ -56,8 +56,8 @@ Marks = Mapping[int, tuple[Mark, int]]
 def transact(append: Append, batches: Iterable[pa.RecordBatch]) -> tuple[list[Span], bool]:
     """Append the batches in one transaction; return where they lie, and whether they were in already.
 
-    Raises ProducerConflict for other records under a sequence that is in, CommitConflict where another producer took
-    the name over, and StreamUnavailableError, after which the same call may be repeated.
+    Raises ProducerConflictError for other records under a sequence that is in, CommitConflictError where another
+    producer took the name over, and StreamUnavailableError, after which the same call may be repeated.
     """
     sender = Sender(append.target, f"{append.producer}/{append.target.topic}")
     _settle(sender, sender.producer.init_transactions)
@@ -210,7 +210,7 @@ class _Digest:
 
 def _check_same(append: Append, last: Mark, digest: str) -> None:
     if last.digest != digest:
-        raise ProducerConflict(
+        raise ProducerConflictError(
             f"sequence {append.sequence} of producer {append.producer!r} in {append.target} is in already with other "
             f"contents (digest {last.digest[:12]}, now {digest[:12]}).",
             "Nothing was added. Retry with the same records, or give new records the next sequence.",

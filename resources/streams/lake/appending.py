@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
 from dagster_adjunct.resources.streams.interface.system import AppendResult
 from dagster_adjunct.resources.streams.lake.document import FileEntry, MarkerEntry, Segment, Sent, StreamState
 from dagster_adjunct.resources.streams.lake.index import Fold, folded
@@ -57,11 +57,11 @@ class Append:
 def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[StreamState | None, AppendResult]:
     """Return the state after the append, or None for one that is in already, and its result.
 
-    Raises ProducerConflict, and CommitConflict when the files were collected meanwhile.
+    Raises ProducerConflictError, and CommitConflictError when the files were collected meanwhile.
     """
     what = f"sequence {append.sequence} of producer {append.producer!r} in stream {append.stream!r}"
     if state.id != append.seen:
-        raise CommitConflict(
+        raise CommitConflictError(
             f"{what}: the stream was made anew while its records were written.",
             "Nothing was added. Append again, if the records belong into the new one.",
         )
@@ -70,7 +70,7 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
         check_same(before, append.digest, what)
         return None, result_of(before, duplicate=True)
     if append.files and append.started < state.horizon:
-        raise CommitConflict(
+        raise CommitConflictError(
             f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
             "before the stream's horizon, so they may be collected already.",
             "Nothing was added. Append again; if it happens at once again, set this machine's clock.",

@@ -26,7 +26,7 @@ def objects_in(streams: LakeStreams, stream: str) -> dict[str, int]:
 def delete(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> Swept:
     """Delete the stream as it was `seen`, or what an interrupted deletion has left; return what went.
 
-    Raises CommitConflict where it has changed since. Who reads it at this moment fails over a missing file.
+    Raises CommitConflictError where it has changed since. Who reads it at this moment fails over a missing file.
     """
     log = streams.log(stream)
     last = seen if is_deleted(seen) else commit_deletion(log, seen, reason=reason, by=by)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
 from dagster_adjunct.resources.streams.lake.compaction import merge_files
 from dagster_adjunct.resources.streams.lake.document import (
     Dropped,
@@ -87,7 +87,7 @@ def maintain(streams: LakeStreams, stream: str, now: datetime, grace: timedelta)
         try:
             commit = streams.log(stream).commit(commit, after.body(), by="maintain")
             break
-        except CommitConflict:
+        except CommitConflictError:
             if attempt + 1 == _ATTEMPTS:
                 raise
     objects = _out_of_reach(streams, stream, commit, after, pages, after.horizon)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
-from dagster_adjunct.resources.errors import ConfigurationError, ProducerConflict
+from dagster_adjunct.resources.errors import ConfigurationError, ProducerConflictError
 from dagster_adjunct.resources.streams.interface.system import AppendResult
 from dagster_adjunct.resources.streams.lake.document import Sent
 
@@ -58,7 +58,7 @@ def known(producers: Producers, producer: str, sequence: int) -> Sent | None:
 def check_same(sent: Sent, digest: str, what: str) -> None:
     """Refuse other contents under a sequence that is known."""
     if sent.digest and sent.digest != digest:
-        raise ProducerConflict(
+        raise ProducerConflictError(
             f"{what} is in already with {sent.rows} records of other contents (digest {sent.digest[:12]}, "
             f"now {digest[:12]}).",
             "Nothing was added. Retry with the same records, or give new records the next sequence.",

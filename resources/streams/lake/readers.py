@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     MalformedDocumentError,
     OffsetOutOfRangeError,
@@ -145,18 +145,18 @@ class NewRecords:
     def commit(self) -> None:
         """Store that these records were dealt with: the next batch begins behind them. Once more does nothing.
 
-        Raises CommitConflict where the reader was moved meanwhile: nothing of this batch counts, and what was made of
-        it is made by another, too. Raises CommitStateUnknown as every commit.
+        Raises CommitConflictError where the reader was moved meanwhile: nothing of this batch counts, and what was
+        made of it is made by another, too. Raises CommitStateUnknownError as every commit.
         """
         if self.committed:
             return
         log = _log(self._streams.lake, self.stream, self.reader)
         try:
             log.commit(self._parent, self._position.model_dump(mode="json"), by=self.by)
-        except CommitConflict as conflict:
+        except CommitConflictError as conflict:
             now = log.current()
             who = f"{now.by} committed batch {now.number} at {now.created_at}" if now else "it was forgotten"
-            raise CommitConflict(
+            raise CommitConflictError(
                 f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be committed: {who}.",
                 "Nothing of this batch counts. Undo what was made of it, or write it under the batch's number, so that "
                 "one of the two stays; then read again.",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.evolved import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
-from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError, ManifestMismatchError
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, ManifestMismatchError
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
 from dagster_adjunct.resources.streams.interface.system import EPOCH, TIMESTAMP
@@ -143,7 +143,7 @@ def repartition(
     """Rewrite the stream and return its new state; `check` refuses by raising, and is asked before each try to commit.
 
     What is appended meanwhile is rewritten, too. A crash leaves the stream as it was, and files that `maintain`
-    collects. Raises ConfigurationError for a stream without key, and CommitConflict where writers do not stop.
+    collects. Raises ConfigurationError for a stream without key, and CommitConflictError where writers do not stop.
     """
     written: dict[tuple[int, Ranges], _Piece] = {}
     for tried in range(_TRIES):
@@ -169,7 +169,7 @@ def repartition(
         check(state)  # once more: writing takes a while
         try:
             streams.log(stream).commit(commit, after.body(), by=by)
-        except CommitConflict:
+        except CommitConflictError:
             if tried + 1 == _TRIES:
                 raise
             continue

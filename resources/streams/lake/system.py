@@ -21,7 +21,7 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     MalformedDocumentError,
     ObjectExistsError,
-    ProducerConflict,
+    ProducerConflictError,
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.names import check_name
@@ -171,8 +171,8 @@ class LakeStreams(LakeReads):
         then has the columns of POSITION, which are left out otherwise.
 
         A retry with the same records is answered with the first result. It must come the same way, as a table
-        or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflict,
-        and CommitConflict or CommitStateUnknown, after which the same call may be repeated.
+        or as a frame, because the two have digests of their own. Raises SchemaMismatchError, ProducerConflictError,
+        and CommitConflictError or CommitStateUnknownError, after which the same call may be repeated.
         """
         check_producer(producer, sequence)
         if end_of_dataset is not None:
@@ -194,7 +194,7 @@ class LakeStreams(LakeReads):
             )
             try:
                 result = self._commit(state, append)
-            except ProducerConflict:
+            except ProducerConflictError:
                 sent = known(self.state(stream)[1].producers, producer, sequence)
                 if sent is None or sent.columns == append.columns:
                     raise

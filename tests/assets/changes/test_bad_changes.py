@@ -17,7 +17,7 @@ from dagster_adjunct.assets.sources.dead_letters import (
     send_dead_letters,
     without_problems,
 )
-from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflict
+from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import unwrapped
 from tests.assets.changes.changing import VALUES, dataset, frame_of, send, stream
@@ -89,7 +89,7 @@ def test_dead_letters_are_sent_once_however_often_they_are_sent(sparkling: World
         assert send_dead_letters(sparkling.systems, DEAD, bad, producer="dead-table", sequence=3) == 1
     assert sparkling.streams.read_arrow(sparkling.streams.whole("dead")).num_rows == 1
     send(sparkling, [(2, "x", None)])
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         send_dead_letters(
             sparkling.systems, DEAD, problems_of(frame_of(sparkling, DEAD)), producer="dead-table", sequence=3
         )

@@ -15,7 +15,7 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from tests.assets.conftest import World
@@ -48,7 +48,7 @@ def advance_beside(
         try:
             report = advance_dataset(world.lake, world.systems, table_of(), no_session, by=str(os.getpid()))
             told.put((report.action, report.counters.get("read", 0), ""))
-        except CommitConflict as conflict:
+        except CommitConflictError as conflict:
             told.put(("conflict", 0, str(conflict)))
         except Exception as error:  # told by the test
             told.put(("error", 0, f"{type(error).__name__}: {error}"))

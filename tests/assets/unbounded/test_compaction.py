@@ -12,7 +12,7 @@ from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compac
 from dagster_adjunct.assets.versions.manifest import SealedVersion
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
@@ -427,7 +427,7 @@ def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_hori
     change(sparkling, spec, ("a", 20, True), ("c", 1000, False))
     lake = faulty(sparkling, Fault("put_if_match", 1, "meanwhile", lambda: compact(sparkling, spec, "major")))
     sparkling.send(spec.name, [("a", 15)])
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         sparkling.advance(spec, lake=lake)
     assert entries(sparkling, spec) == {"c": 1000}
     report = sparkling.advance(spec)

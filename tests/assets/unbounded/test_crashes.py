@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
+from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -194,7 +194,7 @@ def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
             act(copy, case, faulty(copy, Fault("*", nth, kind)))
         except Crash:
             assert kind != "lost-after"
-        except (StoreUnavailableError, CommitStateUnknown, CommitConflict):
+        except (StoreUnavailableError, CommitStateUnknownError, CommitConflictError):
             assert kind == "lost-after", where
         else:
             assert kind == "lost-after", where

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.attempts import attempts
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.resources.errors import CommitConflict, ManifestMismatchError, VersionDiscardedError
+from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -386,7 +386,7 @@ def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: 
     monkeypatch.setattr(generations, "_ROUNDS", 2)
     acts = [Fault("put_if_match", nth, "meanwhile", lambda: send(quick, spec, {"f": 1})) for nth in (1, 2)]
     before = {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")}
-    with pytest.raises(CommitConflict, match="faster than they can be searched"):
+    with pytest.raises(CommitConflictError, match="faster than they can be searched"):
         forget(faulty(quick, *acts), NAME, [SECRET], **WHY)
     assert {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")} == before
     assert forget(quick.lake, NAME, [SECRET], **WHY).complete

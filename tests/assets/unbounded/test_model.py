@@ -34,8 +34,8 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
-    CommitStateUnknown,
+    CommitConflictError,
+    CommitStateUnknownError,
     ManifestMismatchError,
     StoreUnavailableError,
     VersionDiscardedError,
@@ -209,7 +209,7 @@ class FactsMachine(RuleBasedStateMachine):
             self._act(other, self.world.lake)
             self.follow()
 
-        with suppress(CommitConflict):
+        with suppress(CommitConflictError):
             self._act(mine, faulty(self.world, Fault("*", nth, "meanwhile", meanwhile)))
         self.follow()
 
@@ -237,7 +237,7 @@ class FactsMachine(RuleBasedStateMachine):
             report = act(lake)
         except Crash:
             pass
-        except (StoreUnavailableError, CommitStateUnknown, CommitConflict):
+        except (StoreUnavailableError, CommitStateUnknownError, CommitConflictError):
             assert crash is not None
             assert crash[1] == "lost-after"
         self.follow()

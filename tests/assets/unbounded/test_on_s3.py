@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.resources.errors import CommitConflict, VersionDiscardedError
+from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from tests.assets.conftest import World
@@ -121,7 +121,7 @@ def test_of_two_writers_one_counts(world: World) -> None:
         send(world, [("a", nth, nth), ("b", nth, nth)])
         try:
             world.advance(SPEC, lake=faulty(world, Fault("*", nth, "meanwhile", lambda: world.advance(SPEC))))
-        except CommitConflict:
+        except CommitConflictError:
             conflicts += 1
         assert now(world) == {"a": nth, "b": nth}
         assert world.advance(SPEC).action == "up-to-date"

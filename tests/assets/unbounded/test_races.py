@@ -17,7 +17,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.resources.errors import CommitConflict
+from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -87,7 +87,7 @@ def test_of_two_writers_at_any_moment_one_counts(before: list[list[Fact]]) -> No
         lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: w.advance(SPEC)))
         try:
             world.advance(SPEC, lake=lake)
-        except CommitConflict:
+        except CommitConflictError:
             conflicts += 1
         requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]
         assert now(world) == ({"b": 5, "c": 3, "d": 6} if before else {"b": 5, "d": 6}), nth
@@ -128,7 +128,7 @@ def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() 
         lake = faulty(world, Fault("*", nth, "meanwhile", meanwhile))
         try:
             assert world.advance(SPEC, lake=lake).action == "applied"
-        except CommitConflict as conflict:  # the files of the version that it read were discarded before it looked
+        except CommitConflictError as conflict:  # the files of the version that it read were discarded before it looked
             refused.append(str(conflict))
             assert world.advance(SPEC).action == "applied"
         requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]

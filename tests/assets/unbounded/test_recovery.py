@@ -602,14 +602,14 @@ def test_a_damaged_pointer_is_refused_with_the_next_step(world: World) -> None:
 
 
 def test_two_writers_who_find_the_damage_commit_once(world: World) -> None:
-    from dagster_adjunct.resources.errors import CommitConflict
+    from dagster_adjunct.resources.errors import CommitConflictError
 
     table = table_in(world)
     table.send(a=1)
     table.advance()
     damage_the_manifest(table)
     rival = Lake(faulty(world, Fault("put_if_match", 1, "meanwhile", lambda: table.advance())).store, world.lake.id)
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         table.advance(lake=rival)
     assert (table.content, table.advance().action) == ({"a": 1}, "up-to-date")
 

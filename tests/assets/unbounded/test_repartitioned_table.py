@@ -24,7 +24,7 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import (
     AdjunctError,
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     StillReadError,
@@ -222,7 +222,7 @@ def test_an_advance_that_read_the_old_table_loses_and_one_of_now_goes_on() -> No
     world = table_with(FIRST)
     send(world, SECOND)
     fault = Fault("put_if_match", 1, "meanwhile", lambda: rewrite(world))
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         world.advance(SPEC, lake=faulty(world, fault))
     assert check(world, log_of(FIRST, SECOND)) == 5
     assert world.advance(MORE).action == "applied"

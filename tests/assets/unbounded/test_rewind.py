@@ -26,8 +26,8 @@ from dagster_adjunct.assets.versions.manifest import POSITION
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
-    CommitStateUnknown,
+    CommitConflictError,
+    CommitStateUnknownError,
     DatasetError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
@@ -521,7 +521,7 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(
     for nth, kind in faults:
         where = f"{kind} at request {nth}: {counted.requests[nth - 1]}"
         world = _copy(begin)
-        with suppress(Crash, StoreUnavailableError, CommitStateUnknown, CommitConflict):
+        with suppress(Crash, StoreUnavailableError, CommitStateUnknownError, CommitConflictError):
             rewind(world, spec, positions, lake=facts.faulty(world, Fault("*", nth, kind)))
         assert now(world) in (before, after), where
         done = bool(told(world).applied)
@@ -564,7 +564,7 @@ def test_an_advance_that_comes_first_is_never_undone(monkeypatch: pytest.MonkeyP
     corrected(monkeypatch)
     positions: dict[SystemStreamPartition, Startpoint] = {part(p): at(0) for p in (0, 1)}
     meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: world.advance(table_of()))
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         rewind(world, table_of(), positions, lake=facts.faulty(world, meanwhile))
     assert left_over(world, table_of()) == set()
     assert not told(world).applied

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
@@ -134,7 +134,7 @@ def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) 
     quick.send(spec.name, [("a", 2)])
     won: list[str] = []
     rival = Fault("put_if_match", 1, "meanwhile", lambda: won.append(str(quick.advance(spec).version)))
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         quick.advance(spec, lake=faulty(quick, rival))
     store = StoredVersions(quick.lake, spec.name)
     number = commits(quick, spec.name)[won[0]].number

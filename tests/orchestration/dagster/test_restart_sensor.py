@@ -19,8 +19,8 @@ from dagster_adjunct import Application, Lake, open_lake
 from dagster_adjunct.errors import (
     AdjunctError,
     ApplicationBusyError,
-    CommitConflict,
-    CommitStateUnknown,
+    CommitConflictError,
+    CommitStateUnknownError,
     ConfigurationError,
     LeaseLostError,
     OffsetOutOfRangeError,
@@ -230,7 +230,7 @@ def test_a_restart_keeps_the_tags_that_say_which_startpoints_it_is_for(
 @pytest.mark.parametrize(
     "error",
     [
-        CommitConflict("application 'copy' was taken over by another run.", "Let it finish."),
+        CommitConflictError("application 'copy' was taken over by another run.", "Let it finish."),
         OffsetOutOfRangeError("lake.orders.0: retention has passed the checkpoint.", "Write a startpoint."),
         ConfigurationError("that can't work.", "Change it."),
     ],
@@ -297,7 +297,7 @@ def test_a_failure_of_the_day_before_yesterday_is_left_alone(
     assert Ticker(lake, copying(), instance, "copy_restart").skipped() == "No run to restart."
 
 
-@pytest.mark.parametrize("error", [CommitStateUnknown, LeaseLostError, ApplicationBusyError, RunLeaseLostError])
+@pytest.mark.parametrize("error", [CommitStateUnknownError, LeaseLostError, ApplicationBusyError, RunLeaseLostError])
 def test_what_a_new_run_finds_settled_is_launched_again(
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], error: type[AdjunctError]
 ) -> None:

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
-    CommitStateUnknown,
+    CommitConflictError,
+    CommitStateUnknownError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
 )
@@ -194,7 +194,7 @@ class OffsetMachine(RuleBasedStateMachine):
 
         def interrupt() -> None:
             happened.append(True)
-            with suppress(OffsetOutOfRangeError, CommitConflict):
+            with suppress(OffsetOutOfRangeError, CommitConflictError):
                 act()
 
         before, doings.assigned = doings.assigned, mine
@@ -263,11 +263,11 @@ class OffsetMachine(RuleBasedStateMachine):
     def attempt(self, act: Callable[..., Any], *faults: Fault) -> str:
         try:
             act(*faults)
-        except (Crash, StoreUnavailableError, CommitStateUnknown):
+        except (Crash, StoreUnavailableError, CommitStateUnknownError):
             return "dead"
         except OffsetOutOfRangeError:
             return "refused"
-        except CommitConflict:
+        except CommitConflictError:
             return "conflict"
         return "done"
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.resources.errors import CommitStateUnknown, StoreUnavailableError
+from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.metadata import document as document_module
 from dagster_adjunct.resources.objects import commit as commit_module
@@ -251,7 +251,7 @@ class StartpointMachine(RuleBasedStateMachine):
         result, whole = None, True
         try:
             result = act(self.manager(Lake(FaultyStore(self.lake.store, plan), self.lake.id)))
-        except (Crash, StoreUnavailableError, CommitStateUnknown):
+        except (Crash, StoreUnavailableError, CommitStateUnknownError):
             whole = False
         others_steps = other[2] if other is not None and interrupted else None
         self.worlds = [after for world in self.worlds for after in model.outcomes(world, steps, others_steps, whole)]

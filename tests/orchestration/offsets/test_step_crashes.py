@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.step.report import StepEvent
-from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
@@ -199,7 +199,7 @@ def test_a_run_whose_batch_was_given_up_writes_nothing_more(world: OffsetsWorld)
         if event.what == "intent":
             BatchLog(world.lake, "app").abandon(reason="ticket 8", by="ada", skip=False)
 
-    with pytest.raises(CommitConflict, match="taken over"):
+    with pytest.raises(CommitConflictError, match="taken over"):
         world.run(app, on_event=give_up)
     assert world.output.batches == {}
     assert world.reads(app) == [{S0: ("@0", "@3"), S1: ("@0", "@3")}]
@@ -216,9 +216,9 @@ def crashes(world: OffsetsWorld, app: Application, **options: Any) -> bool:
     return False
 
 
-def outcome(world: OffsetsWorld, app: Application, **options: Any) -> CommitConflict | None:
+def outcome(world: OffsetsWorld, app: Application, **options: Any) -> CommitConflictError | None:
     try:
         world.run(app, **options)
-    except CommitConflict as conflict:
+    except CommitConflictError as conflict:
         return conflict
     return None

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.orchestration.planner import PlannerConfig, plan
 from dagster_adjunct.orchestration.planner.counts import assign
-from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatch, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 
 
@@ -18,7 +18,7 @@ def test_figure_3_equal_counts_are_accepted_and_unequal_ones_refused():
     app.input_stream("lake.s1").join(app.table(dataset("t", 16)), on="k", select=[])
     group = plan(app, catalog(s1=16, t=16)).join_groups[0]
     assert (group.join, group.streams, group.partitions) == ("join-2-t", ("lake.s1", "lake.t"), 16)
-    with pytest.raises(PartitionCountMismatch) as caught:
+    with pytest.raises(PartitionCountMismatchError) as caught:
         plan(app, catalog(s1=8, t=16))
     assert str(caught.value) == (
         "join-2-t needs equal partition counts: lake.s1 has 8 (input), lake.t has 16 (dataset t). "
@@ -42,7 +42,7 @@ def test_figure_5_an_intermediate_stream_that_needs_two_counts_is_refused_naming
     app = application()
     moved = app.input_stream("lake.s2").partition_by("k")
     moved.join(app.table(dataset("a", 16)), on="k", select=[]).join(app.table(dataset("b", 8)), on="k", select=[])
-    with pytest.raises(PartitionCountMismatch) as caught:
+    with pytest.raises(PartitionCountMismatchError) as caught:
         plan(app, catalog(s2=8, a=1, b=1))
     assert caught.value.problem == (
         "join-4-b needs equal partition counts: app-partition-by-2 has 16 (inferred from dataset a in join-3-a), "
@@ -68,11 +68,11 @@ def test_case_1_two_inputs_must_be_equal():
         "lake.s2",
         "lake.t",
     )
-    with pytest.raises(PartitionCountMismatch) as caught:
+    with pytest.raises(PartitionCountMismatchError) as caught:
         plan(fed(False, False, 8), catalog(s1=4, s2=8, t=8))
     assert "lake.s1 has 4 (input), lake.s2 has 8 (input), lake.t has 8 (dataset t)" in caught.value.problem
     assert "before send_to(t)" in caught.value.next_step
-    with pytest.raises(PartitionCountMismatch):
+    with pytest.raises(PartitionCountMismatchError):
         plan(fed(False, False, 8), catalog(s1=8, s2=4, t=8))
 
 
@@ -108,7 +108,7 @@ def test_cases_1_and_2_hold_for_side_inputs_with_the_count_of_the_dataset():
     assert planned.stream("app-partition-by-2").partitions == 8
     direct = application()
     direct.input_stream("lake.s2").join(direct.table(dataset("t", 8)), on="k")
-    with pytest.raises(PartitionCountMismatch, match=r"lake\.t has 8 \(dataset t\)"):
+    with pytest.raises(PartitionCountMismatchError, match=r"lake\.t has 8 \(dataset t\)"):
         plan(direct, catalog(s2=3, t=3))
 
 
@@ -172,7 +172,7 @@ def test_a_count_given_with_partition_by_stands_and_can_conflict():
     app.input_stream("lake.s").partition_by("k", partitions=4).join(app.table(dataset("t", 4)), on="k", select=[])
     assert intermediate(app, catalog(s=12, t=1)) == (4, "partition_by(partitions=4)")
     app.input_stream("lake.r").partition_by("k", partitions=5).join(app.table(dataset("u", 4)), on="k")
-    with pytest.raises(PartitionCountMismatch, match=r"has 5 \(partition_by\(partitions=5\)\), lake\.u has 4"):
+    with pytest.raises(PartitionCountMismatchError, match=r"has 5 \(partition_by\(partitions=5\)\), lake\.u has 4"):
         plan(app, catalog(s=12, r=12, t=1, u=1))
 
 

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.application.graph import (
 )
 from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.planner.counts import assign
-from dagster_adjunct.resources.errors import PartitionCountMismatch, PlanningError
+from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 
 COUNTS = st.sampled_from([2, 3])
@@ -135,7 +135,7 @@ def brute_force(app: Application):
     default = max(inputs + [output.partitions for output in app.outputs.values()])
     wanted, conflict = components(counts, pairs, default)
     if conflict:
-        return PartitionCountMismatch, wanted
+        return PartitionCountMismatchError, wanted
     if any(lies_by(operators[join.inputs[0]]) != ("k",) for join in joins):
         return PlanningError, wanted
     return None, wanted

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
-from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatch, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
 
@@ -36,7 +36,7 @@ def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
     found = plan(app, catalog(RULES, s=16, wide=16, other=16))
     assert all("lake.rules" not in group.streams for group in found.join_groups)
     assert found.partitions_at("input-3") == 16  # as many as there are tasks
-    with pytest.raises(PartitionCountMismatch):
+    with pytest.raises(PartitionCountMismatchError):
         plan(app, catalog(RULES, s=8, wide=16, other=16))
 
 

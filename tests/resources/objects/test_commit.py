@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import CommitConflict, ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
 from dagster_adjunct.resources.objects.faulty import FaultyStore
 
@@ -59,7 +59,7 @@ def test_a_commit_may_follow_one_whose_manifest_is_damaged(store: ObjectStore, l
     after = log.commit(head, {"n": 4}, by="a")
     assert log.current() == after
     assert (after.number, after.parent) == (4, damaged.id)
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         log.commit(head, {"n": 5}, by="b")
     store.put(log.pointer_key, b"{")
     with pytest.raises(MalformedDocumentError):
@@ -70,7 +70,7 @@ def test_a_stale_parent_loses_and_leaves_nothing_visible(log: CommitLog) -> None
     first = log.commit(None, {"n": 1}, by="a")
     second = log.commit(first, {"n": 2}, by="a")
     for stale in (None, first):
-        with pytest.raises(CommitConflict, match="streams/flights"):
+        with pytest.raises(CommitConflictError, match="streams/flights"):
             log.commit(stale, {"n": 99}, by="b")
     assert log.current() == second
     assert [commit.id for commit in log.history()] == [second.id, first.id]
@@ -79,7 +79,7 @@ def test_a_stale_parent_loses_and_leaves_nothing_visible(log: CommitLog) -> None
 def test_a_commit_read_from_history_is_a_parent_only_while_it_is_current(log: CommitLog) -> None:
     first = log.commit(None, {}, by="a")
     second = log.commit(log.read(first.manifest_key), {}, by="a")
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         log.commit(log.read(first.manifest_key), {}, by="a")
     assert log.current() == second
 
@@ -89,7 +89,7 @@ def test_a_rollback_to_an_equal_body_has_a_new_etag(log: CommitLog) -> None:
     second = log.commit(first, {"v": 2}, by="a")
     third = log.commit(second, {"v": 1}, by="a")
     assert len({first.etag, second.etag, third.etag}) == 3
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         log.commit(first, {"v": 3}, by="a")
 
 
@@ -140,7 +140,7 @@ def test_a_transaction_decides_again_after_a_conflict_and_gives_up_in_the_end() 
         rival.commit(current, {}, by="rival")
         return {}
 
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         log.transact(always_late, by="a", attempts=3)
 
 

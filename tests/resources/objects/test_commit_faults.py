@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import CommitConflict, CommitStateUnknown, StoreUnavailableError
+from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 
@@ -62,7 +62,7 @@ def test_a_competitor_between_read_and_swap_makes_a_conflict(kind: FaultKind) ->
         Fault("put_if_match", 1, "meanwhile", overtake),
         Fault("put_if_match", 1, kind),
     )
-    with pytest.raises(CommitConflict, match="commit 2 of x lost a race"):
+    with pytest.raises(CommitConflictError, match="commit 2 of x lost a race"):
         log.commit(parent, {"n": "mine"}, by="me")
     assert log.current() == theirs[0]
 
@@ -78,7 +78,7 @@ def test_a_commit_that_won_is_found_below_those_that_came_after_it() -> None:
     made = log.commit(parent, {"n": "mine"}, by="me")
     assert [commit.id for commit in rival.history()][3] == made.id
     assert made.etag is None
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         log.commit(made, {}, by="me")
 
 
@@ -90,13 +90,13 @@ def test_a_lost_race_is_told_from_a_won_one_below_those_that_came_after() -> Non
             rival.commit(rival.current(), {"later": n}, by="rival")
 
     store.plan = (Fault("put_if_match", 1, "meanwhile", overtake), Fault("put_if_match", 1, "lost-before"))
-    with pytest.raises(CommitConflict):
+    with pytest.raises(CommitConflictError):
         log.commit(parent, {"n": "mine"}, by="me")
 
 
 def test_a_store_that_never_says_leaves_the_state_unknown() -> None:
     log, rival, parent, _ = _at_second_commit(Fault("put_if_match", 1, "lost-after"), Fault("get", 1, "lost-before"))
-    with pytest.raises(CommitStateUnknown, match="may or may not have happened") as caught:
+    with pytest.raises(CommitStateUnknownError, match="may or may not have happened") as caught:
         log.commit(parent, {"n": 2}, by="me", commit_id="mine")
     assert "'mine'" in str(caught.value)
     current = rival.current()
@@ -106,7 +106,7 @@ def test_a_store_that_never_says_leaves_the_state_unknown() -> None:
 
 def test_a_swap_that_never_gets_through_leaves_the_state_unknown() -> None:
     log, rival, parent, _ = _at_second_commit(*[Fault("put_if_match", n, "lost-before") for n in range(1, 20)])
-    with pytest.raises(CommitStateUnknown):
+    with pytest.raises(CommitStateUnknownError):
         log.commit(parent, {"n": 2}, by="me")
     assert rival.current() == parent
 
@@ -163,11 +163,11 @@ def test_whatever_is_lost_every_commit_is_in_history_exactly_as_reported(
         try:
             parents[turn % 2] = log.commit(parents[turn % 2], body, by="me", commit_id=commit_id)
             outcome["won"].add(commit_id)
-        except (CommitConflict, StoreUnavailableError) as error:
+        except (CommitConflictError, StoreUnavailableError) as error:
             outcome["lost"].add(commit_id)
-            if isinstance(error, CommitConflict):
+            if isinstance(error, CommitConflictError):
                 parents[turn % 2] = CommitLog(inner, "x", "stream").current()
-        except CommitStateUnknown:
+        except CommitStateUnknownError:
             outcome["unknown"].add(commit_id)
             parents[turn % 2] = CommitLog(inner, "x", "stream").current()
     history = [commit.id for commit in CommitLog(inner, "x", "stream").history()]

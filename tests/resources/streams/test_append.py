@@ -8,9 +8,9 @@ import pytest
 
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
-    ProducerConflict,
+    ProducerConflictError,
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
@@ -69,9 +69,9 @@ def test_a_retried_append_adds_nothing(s: LakeStreams, records: Records, clock: 
 def test_one_sequence_with_other_contents_is_a_conflict(s: LakeStreams, records: Records) -> None:
     s.append("s", records(("a", 1)), producer="p", sequence=0)
     for other in (records(("a", 2)), records(("a", 1), ("a", 1)), records(("a", 1), __tombstone=[True])):
-        with pytest.raises(ProducerConflict, match="sequence 0 of producer 'p' in stream 's'"):
+        with pytest.raises(ProducerConflictError, match="sequence 0 of producer 'p' in stream 's'"):
             s.append("s", other, producer="p", sequence=0)
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         s.append("s", records(("a", 1)), producer="p", sequence=0, end_of_dataset="v1")
     assert not s.append("s", records(("a", 2)), producer="q", sequence=0).duplicate
     assert [row[1] for row in everything(s)] == [1, 2]
@@ -200,7 +200,7 @@ def test_an_attempt_older_than_the_horizon_can_not_commit(s: LakeStreams, record
     stray = s.lake.store.put_if_absent("streams/s/data/1700000000000-dead/part", b"x")
     assert stray
     slow.lake = Lake(slow_store, "x")
-    with pytest.raises(CommitConflict, match="before the stream's horizon"):
+    with pytest.raises(CommitConflictError, match="before the stream's horizon"):
         slow.append("s", records(("b", 2)), producer="slow", sequence=0)
     assert [row[1] for row in everything(s)] == [1]
     assert s.lake.store.head("streams/s/data/1700000000000-dead/part") is None

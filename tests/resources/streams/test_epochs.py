@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.resources.errors import ProducerConflict, SchemaMismatchError
+from dagster_adjunct.resources.errors import ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.document import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
@@ -69,7 +69,7 @@ def test_records_without_epochs_have_no_column_for_them_and_zeros_are_none(s: La
 def test_the_same_records_of_another_epoch_are_other_records(s: LakeStreams, records: Records) -> None:
     s.append("s", records(("a", 1), __epoch=ints(1)), producer="p", sequence=0)
     assert s.append("s", records(("a", 1), __epoch=ints(1)), producer="p", sequence=0).duplicate
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         s.append("s", records(("a", 1), __epoch=ints(2)), producer="p", sequence=0)
 
 
@@ -116,7 +116,7 @@ def test_spark_reads_and_writes_epochs_also_beside_files_without_them(
     assert not copied(frame, 0)
     assert epochs(streams, "copy") == expected
     assert copied(frame, 0)
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         copied(frame.withColumn("__epoch", F.col("__epoch") + 1), 0)
     # No column says the same as zeros: a batch that was begun before streams had epochs ends as it began.
     assert not copied(frame.where("v < 8").drop("__epoch"), 1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import (
     AdjunctError,
-    ProducerConflict,
+    ProducerConflictError,
     SchemaMismatchError,
     StreamExistsError,
 )
@@ -100,7 +100,7 @@ def test_a_retry_with_more_columns_is_the_same_append(streams: LakeStreams) -> N
     assert streams.append("s", again, producer="app", sequence=1).duplicate
     assert read(streams) == [("a", Decimal("1.00"), 7, None)]
     for other in (("a", Decimal(2), "x", 7), ("a", Decimal("1.50"), "x", 7), ("a", Decimal(1), "x", 2**40)):
-        with pytest.raises((ProducerConflict, SchemaMismatchError)):
+        with pytest.raises((ProducerConflictError, SchemaMismatchError)):
             streams.append("s", table(NOW, other), producer="app", sequence=1)
     assert len(read(streams)) == 1
 

@@ -9,7 +9,7 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ManifestMismatchError,
     OffsetOutOfRangeError,
-    ProducerConflict,
+    ProducerConflictError,
 )
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
@@ -87,7 +87,7 @@ def test_markers_alone_are_told_their_counts(streams: LakeStreams) -> None:
     assert streams.append_markers(
         "m", "v1", partitions=[1], rows={1: 5}, checksum="abc", producer="p", sequence=0
     ).duplicate
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         streams.append_markers("m", "v1", partitions=[1], rows={1: 6}, checksum="abc", producer="p", sequence=0)
     streams.append_markers("m", "v2", producer="p", sequence=1)
     assert [(m.version, m.rows, m.checksum) for m in streams.markers("m")][:2] == [("v1", 5, "abc"), ("v2", 0, None)]

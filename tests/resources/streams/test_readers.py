@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import (
-    CommitConflict,
+    CommitConflictError,
     ConfigurationError,
     InvalidNameError,
     OffsetOutOfRangeError,
@@ -68,7 +68,7 @@ def test_what_was_not_committed_is_read_again_under_the_same_number(
 def test_of_two_at_once_one_commits_and_the_other_is_told_who(lake: Lake, s: LakeStreams) -> None:
     mine, theirs = read_new(lake, "s", reader="report"), read_new(lake, "s", reader="report", by="the other run")
     theirs.commit()
-    with pytest.raises(CommitConflict, match=r"batch 1 can't be committed: the other run committed batch 1 at"):
+    with pytest.raises(CommitConflictError, match=r"batch 1 can't be committed: the other run committed batch 1 at"):
         mine.commit()
     assert not mine.committed
     assert read_new(lake, "s", reader="report").records == 0
@@ -132,7 +132,7 @@ def test_a_batch_of_a_reader_that_was_forgotten_can_t_commit(lake: Lake, s: Lake
     read_new(lake, "s", reader="report", max_records=2).commit()
     batch = read_new(lake, "s", reader="report")
     forget_reader(lake, "s", "report")
-    with pytest.raises(CommitConflict, match="it was forgotten"):
+    with pytest.raises(CommitConflictError, match="it was forgotten"):
         batch.commit()
 
 
@@ -197,7 +197,7 @@ def test_racing_and_dying_runs_commit_each_record_once(lake: Lake, s: LakeStream
             found = values(batch)
             try:
                 batch.commit()
-            except CommitConflict:
+            except CommitConflictError:
                 continue
             for value in found:
                 counted[value] += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.errors import ManifestMismatchError, ProducerConflict, SchemaMismatchError
+from dagster_adjunct.resources.errors import ManifestMismatchError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
@@ -133,7 +133,7 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
     assert not copy(source, 0)
     assert copy(source.repartition(3), 0)
     assert not copy(source, 1, partitioned=True)
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         copy(source.withColumn("v", F.col("v") + 1), 0)
     table = streams.read_arrow(streams.whole("copy"), columns=["v"])
     for partition in range(4):
@@ -151,7 +151,7 @@ def test_a_tombstone_makes_another_content(spark: SparkSession, streams: LakeStr
     streams.create("s", schema=SCHEMA, partitions=1)
     frame = spark.createDataFrame([("a", 1)], "k string, v bigint")
     streams.append("s", frame, producer="p", sequence=0)
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         streams.append("s", frame.withColumn("__tombstone", F.lit(True)), producer="p", sequence=0)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.errors import CommitConflict, PermanentError, ProducerConflict
+from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.delivery import Append, Target
 from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
@@ -79,7 +79,7 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
         assert numbers == sorted(numbers)
     # The same records as a table are the same append.
     assert system.append("s", frame.drop("i").toArrow(), producer="p", sequence=1).duplicate
-    with pytest.raises(ProducerConflict, match=r"sequence 1 of producer 'p' in kafka\.s is in already"):
+    with pytest.raises(ProducerConflictError, match=r"sequence 1 of producer 'p' in kafka\.s is in already"):
         system.append("s", frame.where("i > 0"), producer="p", sequence=1, order_by=["i"])
     # What Spark knows to be empty has no task, but is a batch all the same.
     assert system.append("s", frame.where("false"), producer="p", sequence=2, order_by=["i"]).rows == 0
@@ -105,9 +105,9 @@ def test_other_contents_under_a_sequence_that_is_in_are_refused(
 ) -> None:
     system.append("s", RECORDS, producer="p", sequence=0)
     for other in (RECORDS.slice(1), pa.concat_tables([RECORDS, RECORDS.slice(0, 1)])):
-        with pytest.raises(ProducerConflict, match="Nothing was added"):
+        with pytest.raises(ProducerConflictError, match="Nothing was added"):
             system.append("s", other, producer="p", sequence=0)
-    with pytest.raises(ProducerConflict):
+    with pytest.raises(ProducerConflictError):
         system.append("s", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
     # The order does not matter: another run of the same plan may give another.
     assert system.append("s", RECORDS.take(list(range(19, -1, -1))), producer="p", sequence=0).duplicate
@@ -150,7 +150,7 @@ def test_a_second_producer_of_the_name_fences_the_first(kafka: KafkaServer, topi
         assert (sum(span.rows for span in spans), duplicate) == (20, False)
         yield _encoded(10, 10)
 
-    with pytest.raises(CommitConflict, match=r"kafka\.s: another producer with the same name took over"):
+    with pytest.raises(CommitConflictError, match=r"kafka\.s: another producer with the same name took over"):
         transact(append, zombie())
     assert keys(kafka, topic) == ALL
     assert transact(append, [_encoded(0, 20)])[1]
