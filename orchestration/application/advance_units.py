@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,14 +42,14 @@ def partitions_note(dataset: AdjunctDataset) -> str:
     """Return who makes the versions of a dataset that has them as partitions; "" for any other dataset."""
     if dataset.versions is None:
         return ""
-    job = f"the Dagster job {dataset.name.replace('-', '_')}_versions"
+    job = f"the Dagster job {dagster_name(dataset.name)}_versions"
     if made_by_partition(dataset):
         command = f"adjunct dataset advance {dataset.name} MODULE:APP --partition VERSION"
         return (
             f"Dataset {dataset.name} has a version for each partition, made when it is asked for: no run of the "
             f"application makes one. Ask with {job}, or {command}."
         )
-    sensor = f"the sensor {dataset.name.replace('-', '_')}_new_versions"
+    sensor = f"the sensor {dagster_name(dataset.name)}_new_versions"
     return (
         f"Dataset {dataset.name} has its versions as partitions: adjunct run takes in what is delivered, and the "
         f"application's Dagster job, which has no partitions, does not. There {job} does, launched by {sensor}."

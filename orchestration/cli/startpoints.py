@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.loading import load_application
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
 from dagster_adjunct.orchestration.cli.versions import explained, who
@@ -248,7 +249,7 @@ def _show_asked(asked: Asked) -> None:
 
 
 def _next(app: Application, reference: str) -> str:
-    sensor = f"{app.name}_startpoints".replace("-", "_")
+    sensor = dagster_name(f"{app.name}_startpoints")
     return f"The next run begins there: the sensor {sensor}, if it is on, starts one; else: adjunct run {reference}."
 
 

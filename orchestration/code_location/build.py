@@ -18,6 +18,7 @@ from dagster import (
 
 from dagster_adjunct.assets.declaration.inputs import FileSource
 from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note, units_of
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.lineage import (
     Node,
     outputs_of,
@@ -121,7 +122,7 @@ def build_definitions(
     own = {application.name: graph.add(application) for application in apps}
     jobs = {
         application.name: define_asset_job(
-            application.name.replace("-", "_"),
+            dagster_name(application.name),
             selection=own[application.name],
             description=_job_description(application),
             executor_def=in_process_executor,
@@ -176,10 +177,10 @@ def _refuse_one_name(apps: "Sequence[Application]") -> None:
     """Refuse two applications whose jobs and sensors would have the same names."""
     known: dict[str, Application] = {}
     for app in apps:
-        other = known.setdefault(app.name.replace("-", "_"), app)
+        other = known.setdefault(dagster_name(app.name), app)
         if other is not app:
             raise ConfigurationError(
-                f"applications {other.name!r} and {app.name!r} would both have the job {app.name.replace('-', '_')!r}: "
+                f"applications {other.name!r} and {app.name!r} would both have the job {dagster_name(app.name)!r}: "
                 "Dagster writes '-' as '_'.",
                 "Rename one; the same application is given once.",
             )

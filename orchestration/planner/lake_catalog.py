@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.planner import Catalog, ExecutionPlan, StreamFacts, plan
 from dagster_adjunct.orchestration.planner.catalog import FoundStreams
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -31,7 +32,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     facts: dict[str, StreamFacts] = {}
     missing: dict[str, str] = {}
     for name in sorted(_streams(app)):
-        system, _, stream = name.partition(".")
+        system, stream = split_stream_name(name)
         if system not in systems:
             raise ConfigurationError(
                 f"application {app.name!r} reads {name}, and no stream system {system!r} is given: there are "
@@ -57,7 +58,7 @@ def plan_application(app: Application, systems: Mapping[str, StreamSystem]) -> E
 def _open(streams: Iterable[str], lake: Lake) -> dict[str, StreamSystem]:
     from dagster_adjunct.resources.streams.registry import open_system
 
-    return {name: open_system(name, lake) for name in {stream.split(".", 1)[0] for stream in streams}}
+    return {name: open_system(name, lake) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
 def _streams(app: Application) -> set[str]:

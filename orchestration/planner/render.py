@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.application.graph import (
     SendToStream,
     Spec,
 )
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan, PlannedOperator, Task
@@ -113,7 +114,11 @@ def _tasks(tasks: Sequence[Task]) -> list[str]:
 
 def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (
-        tuple(stream for stream in (ssp.rpartition(".")[0] for ssp in task.ssps) if stream not in task.broadcast),
+        tuple(
+            stream
+            for stream in (SystemStreamPartition.parse(ssp).qualified_stream for ssp in task.ssps)
+            if stream not in task.broadcast
+        ),
         tuple(bucket.rpartition(".")[0] for bucket in task.buckets),
     )
 

@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.application.graph import (
 from dagster_adjunct.orchestration.step.exchange_check import check_join
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
 from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.columns import bigints, column, quoted
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -157,7 +158,7 @@ class Batch:
         return frame
 
     def _read(self, stream: str) -> DataFrame:
-        system, _, name = stream.partition(".")
+        system, name = split_stream_name(stream)
         streams = self._context.systems[system]
         ranges = {ssp: r for ssp, r in self._inputs.ranges.items() if (ssp.system, ssp.stream) == (system, name)}
         if not ranges:
@@ -230,7 +231,7 @@ class Batch:
     def _declared_schema(self, dataset: AdjunctDataset) -> Schema:
         if not isinstance(dataset.input, str):
             return schema_of_entries(dataset, dataset.input.schema)
-        system, _, stream = dataset.input.partition(".")
+        system, stream = split_stream_name(dataset.input)
         records = self._context.systems[system].info(stream).schema
         return Schema(()) if records is None else schema_of_entries(dataset, records)
 
@@ -262,7 +263,7 @@ class Batch:
     def _append(self, operator: Operator, frame: DataFrame, spec: SendToStream) -> DataFrame:
         """Append to the output stream and go on with what it holds of this batch, where its system can tell."""
         output = self._context.app.outputs[spec.stream]
-        system_name, _, stream = spec.stream.partition(".")
+        system_name, stream = split_stream_name(spec.stream)
         system = self._context.systems[system_name]
         goes_on = bool(self._uses[operator.id])
         if goes_on and not system.appends_alone:
@@ -290,7 +291,7 @@ class Batch:
         self, operator: Operator, frame: DataFrame, qualified: str, key: Sequence[str], partitions: int
     ) -> AppendResult:
         self._before_output(qualified)
-        system_name, _, stream = qualified.partition(".")
+        system_name, stream = split_stream_name(qualified)
         system = self._context.systems[system_name]
         create = partial(system.create, stream, schema=sent_schema(frame), key=key, partitions=partitions)
         sources = self._sources(operator) if system.keeps_positions else None

@@ -87,7 +87,11 @@ def stream_progress(system: StreamSystem, source: Input, state: ApplicationState
     elif fresh:
         starts |= system.oldest(fresh)
     lags = {ssp: system.distance(ssp, start, upcoming[ssp]) for ssp, start in starts.items()}
-    replays = [each for each in state.offsets.replays.values() if each.ssp.rpartition(".")[0] == source.stream]
+    replays = [
+        each
+        for each in state.offsets.replays.values()
+        if SystemStreamPartition.parse(each.ssp).qualified_stream == source.stream
+    ]
     again = sum(system.distance(SystemStreamPartition.parse(each.ssp), each.next, each.until) for each in replays)
     return StreamProgress(sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due)
 
@@ -99,7 +103,11 @@ def position_of(app: Application, state: ApplicationState) -> dict[str, object]:
     """
     offsets = state.offsets
     return {
-        "checkpoint": {ssp: each for ssp, each in state.checkpoint.items() if ssp.rpartition(".")[0] in app.inputs},
+        "checkpoint": {
+            ssp: each
+            for ssp, each in state.checkpoint.items()
+            if SystemStreamPartition.parse(ssp).qualified_stream in app.inputs
+        },
         "resolved": {ssp: start.id for ssp, start in offsets.resolved.items()},
         "replays": {key: replay.next for key, replay in offsets.replays.items()},
         "opened": offsets.opened,
@@ -142,7 +150,7 @@ def feeding_streams(app: Application) -> tuple[str, ...]:
 def stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
     """Return the end of each partition of a stream, nothing where there is none of this name."""
     try:
-        return {str(ssp): end for ssp, end in system.upcoming(system.partitions(stream.partition(".")[2])).items()}
+        return {str(ssp): end for ssp, end in system.upcoming(system.partitions(split_stream_name(stream)[1])).items()}
     except StreamNotFoundError:
         return {}
 

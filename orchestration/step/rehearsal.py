@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.compile import Batch, BatchInputs, Counters, sent_schema
 from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,7 +74,7 @@ class Rehearsal(Batch):
         return
 
     def _check(self, qualified: str, frame: DataFrame, key: Sequence[str], partitions: int) -> None:
-        system, _, stream = qualified.partition(".")
+        system, stream = split_stream_name(qualified)
         self._context.systems[system].check_create(stream, schema=sent_schema(frame), key=key, partitions=partitions)
 
 

@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
 from dagster_adjunct.orchestration.step.rehearsal import check_outputs
 from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
 from dagster_adjunct.resources.errors import CommitConflictError, StoreUnavailableError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.errors import adjunct_error
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
@@ -173,7 +174,7 @@ class _Step:
     @property
     def _unit(self) -> str:
         """What the counts of input are of: offsets have no records behind them everywhere in systems with holes."""
-        systems = {stream.partition(".")[0] for stream in self._context.app.inputs}
+        systems = {split_stream_name(stream)[0] for stream in self._context.app.inputs}
         return "records" if all(self._context.systems[name].counts_unread for name in systems) else "offsets"
 
     def _records(self, intent: Intent) -> int:

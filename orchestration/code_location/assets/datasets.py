@@ -15,6 +15,7 @@ from dagster import (
     multi_asset,
 )
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.bootstrap_check import (
     bootstrap_results,
     bootstrap_specs,
@@ -50,6 +51,7 @@ from dagster_adjunct.orchestration.code_location.shared.metadata import (
 )
 from dagster_adjunct.orchestration.code_location.shared.row_preview import dataset_preview
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
 
     @multi_asset(
-        name=f"{kind}_{name}".replace("-", "_"),
+        name=dagster_name(f"{kind}_{name}"),
         specs=[member.spec.replace_attributes(skippable=True) for member in unit],
         check_specs=checks,
         # Makes the checks' outputs optional: a run in which no version was judged has none.
@@ -217,7 +219,7 @@ def shown_metadata(
         return {}
     records = None
     for stream in member.streams:
-        system, _, name = stream.partition(".")
+        system, name = split_stream_name(stream)
         found = systems[system].info(name).schema
         records = None if found is None else found.names
     source = next((dep.asset_key for dep in member.spec.deps), None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.graph import Join
 from dagster_adjunct.orchestration.application.lineage import joins_of
 
@@ -29,7 +30,7 @@ def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dic
         named = operator.split("-", 2)[2]
         twice = [each for each in joins if each.split("-", 2)[2] == named][1:]
         checks[operator] = AssetCheckSpec(
-            f"match_rate_{operator if operator in twice else named}".replace("-", "_").replace(".", "_"),
+            dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,
             description=f"How many of a run's records meet an entry of {spec.dataset} ({operator}): {demanded}.",
             metadata={} if least is None else {"adjunct/min_match_rate": float(least)},

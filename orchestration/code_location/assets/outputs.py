@@ -19,6 +19,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.lineage import Node
 from dagster_adjunct.orchestration.code_location.assets.datasets import observe, report_served
 from dagster_adjunct.orchestration.code_location.assets.events import AssetEvent, check_outputs, told
@@ -88,7 +89,7 @@ def outputs_asset(
     checks = join_check_specs(app, outputs)
 
     @multi_asset(
-        name=f"{app.name}_step".replace("-", "_"),
+        name=dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
         check_specs=[*checks.values()],
         # An asset can be asked for without its checks then, as the UI and sensors do.

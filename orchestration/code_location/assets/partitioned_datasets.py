@@ -23,6 +23,7 @@ from dagster import (
 from pydantic import Field
 
 from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.datasets import (
     RETRIED,
     DatasetAsset,
@@ -83,7 +84,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
     partitions = partitions_of(dataset)
 
     @multi_asset(
-        name=f"dataset_{dataset.name}".replace("-", "_"),
+        name=dagster_name(f"dataset_{dataset.name}"),
         specs=[member.spec.replace_attributes(skippable=True)],
         check_specs=check_specs(dataset, member.key),
         can_subset=True,
@@ -119,7 +120,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
 
 def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
     """Return the job that materialises partitions of one dataset."""
-    name = member.dataset.name.replace("-", "_")
+    name = dagster_name(member.dataset.name)
     return define_asset_job(
         f"{name}_versions",
         selection=[member.key],

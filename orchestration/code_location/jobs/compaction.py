@@ -17,6 +17,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.datasets import DatasetAsset
 from dagster_adjunct.orchestration.code_location.jobs.versions import switched_off
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures, raise_first
@@ -56,10 +57,10 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     dataset that fails keeps no other from being compacted.
     """
     keys = {member.dataset.name: member for member in members}
-    name = f"{application}_compact".replace("-", "_")
+    name = dagster_name(f"{application}_compact")
 
     # An op's name must differ from its job's, which stands for a graph.
-    @op(name=f"compact_{application}".replace("-", "_"), pool=f"adjunct/compact/{application}")
+    @op(name=dagster_name(f"compact_{application}"), pool=f"adjunct/compact/{application}")
     def compact(
         context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:

@@ -14,6 +14,7 @@ from dagster import (
 )
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.datasets import DatasetAsset
 from dagster_adjunct.orchestration.code_location.jobs.versions import switched_off
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures, raise_first
@@ -28,10 +29,10 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     A table of a change stream that has deltas is compacted before. A new snapshot is observed on the dataset's asset.
     A dataset that fails keeps no other from being handed over, and one without a version is passed over.
     """
-    name = f"{application}_iceberg".replace("-", "_")
+    name = dagster_name(f"{application}_iceberg")
 
     # An op's name must differ from its job's, which stands for a graph.
-    @op(name=f"iceberg_{application}".replace("-", "_"), pool=f"adjunct/iceberg/{application}")
+    @op(name=dagster_name(f"iceberg_{application}"), pool=f"adjunct/iceberg/{application}")
     def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
         from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
         from dagster_adjunct.assets.reading.stored_versions import list_datasets

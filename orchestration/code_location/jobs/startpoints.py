@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
 from pydantic import Field
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 
@@ -75,7 +76,7 @@ def startpoint_job(app: "Application") -> JobDefinition:
     What each would do, and what it takes the place of, is in the op's metadata and in the run's log. Nothing is read
     by it: the sensor `<application>_startpoints`, or the next run of the application, applies what was asked for.
     """
-    name = app.name.replace("-", "_")
+    name = dagster_name(app.name)
 
     # An op's name must differ from its job's, which stands for a graph.
     @op(name=f"startpoint_{name}")
@@ -130,7 +131,7 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
         context.log.info(f"takes the place of: {held.summary()}")
     if asked.written:
         name = startpoints.app.name
-        sensor = f"{name.replace('-', '_')}_startpoints"
+        sensor = f"{dagster_name(name)}_startpoints"
         context.log.info(f"asked for; the sensor {sensor}, or the next run of {name}, applies it.")
     else:
         context.log.info("dry run: nothing is written.")

@@ -20,6 +20,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.datasets import DatasetAsset, uri_of
 from dagster_adjunct.orchestration.code_location.assets.events import known_version
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
@@ -67,10 +68,10 @@ class DiscardConfig(Config):
 def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
     """Return the job that discards in these datasets by their policies; its report is the op's metadata."""
     specs = {member.dataset.name: member.dataset for member in members}
-    name = f"{application}_discard".replace("-", "_")
+    name = dagster_name(f"{application}_discard")
 
     # An op's name must differ from its job's, which stands for a graph.
-    @op(name=f"discard_{application}".replace("-", "_"), pool=f"adjunct/discard/{application}")
+    @op(name=dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.assets.reading.stored_versions import list_datasets
         from dagster_adjunct.orchestration.upkeep.discarding import discard_all
@@ -119,9 +120,9 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     What is served then is reported on the dataset's asset by the same run.
     """
     known = {member.dataset.name: member for member in members}
-    name = f"{application}_version_action".replace("-", "_")
+    name = dagster_name(f"{application}_version_action")
 
-    @op(name=f"version_action_{application}".replace("-", "_"))
+    @op(name=dagster_name(f"version_action_{application}"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.assets.reading.stored_versions import open_dataset
         from dagster_adjunct.assets.versions.operator_actions import kept_beside

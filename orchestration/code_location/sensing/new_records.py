@@ -17,6 +17,7 @@ from dagster import (
     sensor,
 )
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
@@ -111,7 +112,7 @@ def new_records_sensor(
     own = frozenset(assets)
 
     @sensor(
-        name=f"{app.name.replace('-', '_')}_new_records",
+        name=f"{dagster_name(app.name)}_new_records",
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=DefaultSensorStatus.STOPPED,

@@ -21,6 +21,7 @@ from dagster import (
     sensor,
 )
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip, wait_after
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
@@ -150,7 +151,7 @@ def restart_sensor(
     own, made = frozenset(assets), frozenset(outputs)
 
     @sensor(
-        name=f"{app.name.replace('-', '_')}_restart",
+        name=f"{dagster_name(app.name)}_restart",
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=DefaultSensorStatus.STOPPED,

@@ -15,6 +15,7 @@ from dagster import (
     sensor,
 )
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Skip, ask, shortened
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
@@ -75,7 +76,7 @@ def startpoint_sensor(
     own = frozenset(assets)
 
     @sensor(
-        name=f"{app.name.replace('-', '_')}_startpoints",
+        name=f"{dagster_name(app.name)}_startpoints",
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=DefaultSensorStatus.STOPPED,

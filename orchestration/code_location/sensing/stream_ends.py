@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field as Default
 
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
@@ -90,8 +91,8 @@ def look_at_ages(
     record, and whether the deadline left nothing unasked.
     """
     done = SystemStreamPartition.parse(look.young) if look.young else None
-    for name in sorted((name for name, found in look.streams.items() if found.lag), key=_in_order):
-        if done is not None and _in_order(name) < (done.system, done.stream):
+    for name in sorted((name for name, found in look.streams.items() if found.lag), key=split_stream_name):
+        if done is not None and split_stream_name(name) < (done.system, done.stream):
             continue
         for ssp, start in sorted(unread(name).items()):
             if done is not None and ssp <= done:
@@ -102,8 +103,3 @@ def look_at_ages(
                 return look, ssp, True
             look = look.model_copy(update={"young": str(ssp)})
     return look, None, True
-
-
-def _in_order(stream: str) -> tuple[str, str]:
-    system, _, name = stream.partition(".")
-    return system, name

@@ -15,6 +15,7 @@ from dagster import (
 )
 
 from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Skip, ask
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
@@ -43,7 +44,7 @@ def new_versions_sensor(
     dataset = member.dataset
 
     @sensor(
-        name=f"{dataset.name.replace('-', '_')}_new_versions",
+        name=f"{dagster_name(dataset.name)}_new_versions",
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=DefaultSensorStatus.STOPPED,
@@ -83,7 +84,7 @@ def delivered_sensor(
     name = datasets[0].version_set or datasets[0].name
 
     @sensor(
-        name=f"{name.replace('-', '_')}_delivered",
+        name=f"{dagster_name(name)}_delivered",
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=DefaultSensorStatus.STOPPED,

@@ -9,6 +9,7 @@ from dagster import MetadataValue, TableColumn, TableColumnDep, TableColumnLinea
 
 from dagster_adjunct.resources.backends import describe
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def stream_metadata(
     lake: Lake, systems: Mapping[str, StreamSystem], name: str, descriptions: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
     """Return what the stream "system.stream" holds now, None while there is none of this name."""
-    system_name, _, stream = name.partition(".")
+    system_name, stream = split_stream_name(name)
     system = systems[system_name]
     try:
         info = system.info(stream)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
 
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def stream_preview(
     """
     from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
-    system_name, _, stream = name.partition(".")
+    system_name, stream = split_stream_name(name)
     system = systems[system_name]
     if not rows or not isinstance(system, LakeStreams):
         return {}

@@ -9,6 +9,9 @@ from typing import Literal
 
 from dagster import AssetKey
 
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
+from dagster_adjunct.resources.names import split_stream_name
+
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
@@ -40,13 +43,13 @@ class AdjunctTranslator:
         if subject.kind == "files":
             path = subject.name.partition("://")[2] or subject.name
             return AssetKey(["files", *(re.sub(r"\W", "_", part) for part in path.split("/") if part not in ("", "."))])
-        name = subject.name.replace("-", "_")
         if subject.kind == "stream":
-            return AssetKey(name.split("."))
+            return AssetKey([dagster_name(part) for part in split_stream_name(subject.name)])
+        name = dagster_name(subject.name)
         return AssetKey(["datasets", f"{name}_dataset"] if subject.kind == "dataset" else ["tables", name])
 
     def get_group_name(self, subject: AssetSubject) -> str:
-        return subject.group or ("inputs" if subject.external else subject.application.replace("-", "_"))
+        return subject.group or ("inputs" if subject.external else dagster_name(subject.application))
 
     def get_owners(self, subject: AssetSubject) -> Sequence[str]:
         return subject.owners
@@ -61,7 +64,7 @@ class AdjunctTranslator:
             return {"spark", "parquet"}
         if subject.kind == "files":
             return {subject.storage}
-        system = subject.name.partition(".")[0]
+        system = split_stream_name(subject.name)[0]
         return {"stream", "parquet" if system == "lake" else system}
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:

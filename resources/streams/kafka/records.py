@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.schemas.schema import Schema, conform, widens
 from dagster_adjunct.resources.spark.errors import wrapped
@@ -75,7 +76,7 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
     import pyarrow.compute as pc
 
     key, value, written = key_format(topic), topic.value, _written(topic)
-    subject = topic.topic or stream.partition(".")[2]
+    subject = topic.topic or split_stream_name(stream)[1]
     write_value = value.writer(stream, f"{subject}-value")
     write_key = key.writer(stream, f"{subject}-key") if key else None
 

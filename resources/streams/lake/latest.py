@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import (
     OFFSET,
@@ -76,7 +77,7 @@ def _upstream_replaced(
         for name in sorted({SystemStreamPartition.parse(source).qualified_stream for source in partitions}):
             if (reader, name) in rewritten.readers:
                 continue
-            system, _, upstream = name.partition(".")
+            system, upstream = split_stream_name(name)
             try:
                 above = streams.state(upstream)[1] if system == streams.name else None
             except StreamNotFoundError:
@@ -105,7 +106,7 @@ def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[
         return True
     sources = {source for read in state.read.values() for source in read}
     for name in {SystemStreamPartition.parse(source).qualified_stream for source in sources}:
-        system, _, upstream = name.partition(".")
+        system, upstream = split_stream_name(name)
         if system == streams.name and upstream not in {*seen, stream}:
             try:
                 if _is_replayed(streams, upstream, streams.state(upstream)[1], {*seen, stream}):
@@ -176,7 +177,7 @@ def lineages_of(streams: LakeReads) -> Callable[[str], Lineage | None]:
 
     @cache
     def lineage_of(name: str) -> Lineage | None:
-        system, _, stream = name.partition(".")
+        system, stream = split_stream_name(name)
         try:
             return Lineage.of(streams.state(stream)[1]) if system == streams.name else None
         except StreamNotFoundError:

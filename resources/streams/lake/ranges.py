@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
@@ -20,7 +21,7 @@ def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
             f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}.",
             "Read each stream by itself; their columns differ.",
         )
-    return streams[0].partition(".")[2]
+    return split_stream_name(streams[0])[1]
 
 
 def no_partition(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
