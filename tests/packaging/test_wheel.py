@@ -22,31 +22,37 @@ FILES = ("pyproject.toml", "README.md", "LICENSE")
 PROJECT = {
     "resources.py": "WAREHOUSE = 'ours'\n",
     "assets/__init__.py": "from assets.orders import ORDERS\n",
-    "assets/orders.py": "ORDERS = [(1, 'a', 2), (2, 'b', 3), (3, 'a', 5)]\n",
+    "assets/orders.py": """
+ORDERS = [(1, "a", 2), (2, "b", 3), (3, "a", 5)]
+
+
+def in_cents():
+    from resources import WAREHOUSE  # of the project, in Spark's tasks
+
+    assert WAREHOUSE == "ours"
+    return lambda record: [{"item": record["item"], "cents": record["price"] * 100}]
+""",
     "orchestration/__init__.py": "",
     "orchestration/prices.py": "PRICES = [('a', 10), ('b', 20)]\n",
     "examples.py": "NAME = 'shop'\n",
     "shop.py": """
+import json
 import sys
 
 import pyarrow as pa
 
 from assets import ORDERS
-from dagster_adjunct import Application, Schema, bounded_dataset, open_lake, run_application, session_scope, systems_for
+from dagster_adjunct import (
+    Application, PythonExtractor, Schema, bounded_dataset, open_lake, run_application, session_scope, systems_for
+)
 from examples import NAME
 from orchestration.prices import PRICES
-from resources import WAREHOUSE
 
-
-def total(rows):
-    assert WAREHOUSE == "ours"  # in Spark's tasks too
-    return rows
-
-
-prices = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
+in_cents = PythonExtractor("assets.orders:in_cents", columns="item STRING, cents BIGINT", unchanged=["item"])
+prices = bounded_dataset("prices", input="lake.prices", key="item", partitions=2, extractor=in_cents)
 app = Application(NAME)
 orders = app.input_stream("lake.orders")
-orders.join(app.table(prices), on="item").map("item", "quantity * price AS amount").send_to(
+orders.join(app.table(prices), on="item").map("item", "quantity * cents AS amount").send_to(
     app.output_stream("lake.amounts", key="item", partitions=2)
 )
 
@@ -54,21 +60,20 @@ if __name__ == "__main__":
     lake = open_lake(sys.argv[1])
     systems = systems_for(app, lake)
     streams = systems["lake"]
-    streams.create("prices", Schema.of(item="string", price="bigint"), key="item", partitions=2)
-    streams.create("orders", Schema.of(id="bigint", item="string", quantity="bigint"), key="item", partitions=2)
-    streams.append("prices", pa.Table.from_pylist([{"item": i, "price": p} for i, p in PRICES]), end_of_dataset="v1")
-    streams.append(
-        "orders", pa.Table.from_pylist([{"id": n, "item": i, "quantity": q} for n, i, q in ORDERS])
-    )
+    streams.create("prices", schema=Schema.of(item="string", price="bigint"), key=["item"], partitions=2)
+    streams.create("orders", schema=Schema.of(id="bigint", item="string", quantity="bigint"), key=["item"], partitions=2)
+    known = pa.Table.from_pylist([{"item": item, "price": price} for item, price in PRICES])
+    streams.append("prices", known, producer="shop", sequence=1, end_of_dataset="v1")
+    sold = pa.Table.from_pylist([{"id": id, "item": item, "quantity": quantity} for id, item, quantity in ORDERS])
+    streams.append("orders", sold, producer="shop", sequence=1)
     with session_scope(master=sys.argv[2]) as session:
         run_application(lake, systems, app, session, run="first")
-        rows = session().sql("SELECT 1").collect()
-        found = streams.read(session(), "amounts").select("item", "amount").collect()
-    import json
-
-    print(json.dumps(sorted([row.item, row.amount] for row in found)))
+    found = streams.read_arrow(streams.whole("amounts")).to_pylist()
+    print(json.dumps(sorted([row["item"], row["amount"]] for row in found)))
 """,
 }
+
+EXPECTED = [["a", 2000], ["a", 5000], ["b", 6000]]
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +147,7 @@ def test_the_package_is_found_where_it_was_installed_beside_names_of_the_project
 @pytest.mark.spark
 @pytest.mark.server
 def test_an_application_of_such_a_project_runs_on_this_machine(python: Path, project: Path, tmp_path: Path) -> None:
-    assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), "local[2]")) == [
-        ["a", 20],
-        ["a", 50],
-        ["b", 60],
-    ]
+    assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), "local[2]")) == EXPECTED
 
 
 @pytest.mark.spark
@@ -155,6 +156,4 @@ def test_an_application_of_such_a_project_runs_on_this_machine(python: Path, pro
 def test_an_application_of_such_a_project_runs_on_a_cluster(
     python: Path, project: Path, tmp_path: Path, spark_cluster: str
 ) -> None:
-    assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), spark_cluster)) == [
-        ["a", 20], ["a", 50], ["b", 60],
-    ]  # fmt: skip
+    assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), spark_cluster)) == EXPECTED
