@@ -61,7 +61,8 @@ if __name__ == "__main__":
     systems = systems_for(app, lake)
     streams = systems["lake"]
     streams.create("prices", schema=Schema.of(item="string", price="bigint"), key=["item"], partitions=2)
-    streams.create("orders", schema=Schema.of(id="bigint", item="string", quantity="bigint"), key=["item"], partitions=2)
+    sales = Schema.of(id="bigint", item="string", quantity="bigint")
+    streams.create("orders", schema=sales, key=["item"], partitions=2)
     known = pa.Table.from_pylist([{"item": item, "price": price} for item, price in PRICES])
     streams.append("prices", known, producer="shop", sequence=1, end_of_dataset="v1")
     sold = pa.Table.from_pylist([{"id": id, "item": item, "quantity": quantity} for id, item, quantity in ORDERS])
