@@ -7,8 +7,6 @@ the set's log, beside those of the other members, so that one swap of one pointe
 from __future__ import annotations
 
 import contextlib
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +32,7 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
 )
+from dagster_adjunct.resources.objects.commit import retry_conflicts
 from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
@@ -240,7 +239,8 @@ class DatasetLog:
 
     def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
         """Commit what `change` makes of the manifests of all members of the version set, or of this one alone."""
-        for tried in range(_TRIES):
+
+        def once() -> dict[str, DatasetManifest]:
             commit, manifests = self.read_all()
             if self.name not in manifests:
                 raise DatasetNotFoundError(
@@ -249,15 +249,10 @@ class DatasetLog:
             after = change(manifests)
             if after is None:
                 return manifests
-            try:
-                self.commit_all(commit, after, by=by)
-            except CommitConflictError:
-                if tried + 1 == _TRIES:
-                    raise
-                time.sleep(random.uniform(0.5, 1.0) * min(1.0, 0.02 * 2**tried))
-            else:
-                return manifests | dict(after)
-        raise AssertionError("unreachable")
+            self.commit_all(commit, after, by=by)
+            return manifests | dict(after)
+
+        return retry_conflicts(once, attempts=_TRIES)
 
     def _list_name(self, parent: Commit | None) -> None:
         if parent is None:

@@ -15,7 +15,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dagster_adjunct.resources.objects.store import ObjectStore
+
+T = TypeVar("T")
 
 _ATTEMPTS = 6
 _FIRST_PAUSE = 0.05
@@ -57,6 +59,19 @@ class Commit:
     by: str
     body: dict[str, Any]
     etag: str | None = field(default=None, compare=False)
+
+
+def retry_conflicts(decide_and_commit: Callable[[], T], *, attempts: int) -> T:
+    """Return what `decide_and_commit()` returns, called again after every conflict, each time after a longer pause.
+
+    It reads what is current, decides and commits, and does nothing that may not happen twice. Raises
+    `CommitConflictError` after so many attempts (one at least).
+    """
+    for attempt in range(attempts - 1):
+        with suppress(CommitConflictError):
+            return decide_and_commit()
+        _pause(attempt)
+    return decide_and_commit()
 
 
 class CommitLog:
@@ -193,18 +208,13 @@ class CommitLog:
         `decide` may be called several times, so it must have no side effects; its None means that there is
         nothing to do. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
         """
-        for attempt in range(attempts):
+
+        def once() -> Commit | None:
             current = self.current()
             body = decide(current)
-            if body is None:
-                return current
-            try:
-                return self.commit(current, body, by=by)
-            except CommitConflictError:
-                if attempt + 1 == attempts:
-                    raise
-                _pause(attempt)
-        raise ConfigurationError(f"a transaction on {self.prefix} has {attempts} attempts.", "Allow at least one.")
+            return current if body is None else self.commit(current, body, by=by)
+
+        return retry_conflicts(once, attempts=attempts)
 
     # -- the swap
 

@@ -25,6 +25,7 @@ from dagster_adjunct.assets.retention.erasing.rewriting import (
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, SealedVersion, layout_of
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetNotFoundError, ManifestMismatchError
+from dagster_adjunct.resources.objects.commit import retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
@@ -67,27 +68,29 @@ class Regenerating:
         What is committed meanwhile is searched too. Raises ManifestMismatchError, with nothing erased, when a damaged
         file can't be searched.
         """
-        for _ in range(_ROUNDS):
-            commit, manifest = self.log.read()
-            if commit is None or manifest is None:
-                raise DatasetNotFoundError(f"dataset {self.log.name!r} has no commit any more.", "Check the lake.")
-            self.found = {folder: each for folder, each in self.found.items() if self._stands(manifest, each)}
-            self._look(manifest)
-            self.leftovers = find_leftovers(self.log, manifest, self.keys)
-            commit_id = self.log.attempt().id
-            after = self._after(manifest, commit.number + 1, commit_id, reason)
-            if after is not None:
-                try:
-                    self.log.commit(commit, after, by=self.by, commit_id=commit_id)
-                except CommitConflictError:
-                    continue
-            self._tidy(after or manifest)
-            return after or manifest
-        self._tidy(None)
-        raise CommitConflictError(
-            f"dataset {self.log.name!r}: commits are made faster than they can be searched for keys.",
-            "Run the erasure again when the dataset is quiet.",
-        )
+        try:
+            current = retry_conflicts(lambda: self._commit_once(reason), attempts=_ROUNDS)
+        except CommitConflictError as conflict:
+            self._tidy(None)
+            raise CommitConflictError(
+                f"dataset {self.log.name!r}: commits are made faster than they can be searched for keys.",
+                "Run the erasure again when the dataset is quiet.",
+            ) from conflict
+        self._tidy(current)
+        return current
+
+    def _commit_once(self, reason: str) -> DatasetManifest:
+        commit, manifest = self.log.read()
+        if commit is None or manifest is None:
+            raise DatasetNotFoundError(f"dataset {self.log.name!r} has no commit any more.", "Check the lake.")
+        self.found = {folder: each for folder, each in self.found.items() if self._stands(manifest, each)}
+        self._look(manifest)
+        self.leftovers = find_leftovers(self.log, manifest, self.keys)
+        commit_id = self.log.attempt().id
+        after = self._after(manifest, commit.number + 1, commit_id, reason)
+        if after is not None:
+            self.log.commit(commit, after, by=self.by, commit_id=commit_id)
+        return after or manifest
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[Rewritten, ...]:
         """Return the generations that were rewritten, of those that this manifest holds."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.commit import retry_conflicts
 from dagster_adjunct.resources.streams.lake.compaction import merge_files
 from dagster_adjunct.resources.streams.lake.document import (
     Dropped,
@@ -77,19 +78,20 @@ def maintain(streams: LakeStreams, stream: str, now: datetime, grace: timedelta)
     pages = streams.pages_of(stream)
     _, state = streams.state(stream)
     merges = _write_merges(streams, stream, state, pages, now_ms)
-    for attempt in range(_ATTEMPTS):
+
+    def commit_plan() -> tuple[_Plan, Commit, StreamState] | None:
         commit, state = streams.state(stream)
         plan = _plan(state, pages, merges, now_ms, horizon)
         garbage = bool(_out_of_reach(streams, stream, commit, plan.state or state, pages, horizon))
         if plan.state is None and not garbage:
-            return Maintained()
+            return None
         after = (plan.state or state).model_copy(update={"horizon": max(state.horizon, horizon)})
-        try:
-            commit = streams.log(stream).commit(commit, after.body(), by="maintain")
-            break
-        except CommitConflictError:
-            if attempt + 1 == _ATTEMPTS:
-                raise
+        return plan, streams.log(stream).commit(commit, after.body(), by="maintain"), after
+
+    committed = retry_conflicts(commit_plan, attempts=_ATTEMPTS)
+    if committed is None:
+        return Maintained()
+    plan, commit, after = committed
     objects = _out_of_reach(streams, stream, commit, after, pages, after.horizon)
     streams.lake.store.delete_many([key for key, _ in objects])
     return Maintained(

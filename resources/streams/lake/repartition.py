@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.evolved import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
-from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, ManifestMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
+from dagster_adjunct.resources.objects.commit import retry_conflicts
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
 from dagster_adjunct.resources.streams.interface.system import EPOCH, TIMESTAMP
@@ -146,7 +147,8 @@ def repartition(
     collects. Raises ConfigurationError for a stream without key, and CommitConflictError where writers do not stop.
     """
     written: dict[tuple[int, Ranges], _Piece] = {}
-    for tried in range(_TRIES):
+
+    def rewrite_and_commit() -> StreamState:
         commit, state = streams.state(stream)
         _check_count(stream, state.declaration, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
@@ -155,7 +157,8 @@ def repartition(
         steps = cuts_of(stream, old, state.declaration.partitions)
         check(state)
         # What upkeep may have collected meanwhile, because it is listed nowhere, is written again.
-        written = {key: piece for key, piece in written.items() if int(piece.attempt[:13]) >= state.horizon}
+        for collected in [key for key, piece in written.items() if int(piece.attempt[:13]) < state.horizon]:
+            del written[collected]
         for step in steps:
             if isinstance(step, Cut) and (step.segment.id, step.ranges) not in written:
                 piece = _write(streams, stream, state.declaration, declaration, step)
@@ -167,14 +170,10 @@ def repartition(
         after = rebuilt(after.model_copy(update={"tail": ()}), kept, pages)
         after = after.model_copy(update={"dropped": (*state.dropped, *(Dropped(key, at) for key in gone))})
         check(state)  # once more: writing takes a while
-        try:
-            streams.log(stream).commit(commit, after.body(), by=by)
-        except CommitConflictError:
-            if tried + 1 == _TRIES:
-                raise
-            continue
+        streams.log(stream).commit(commit, after.body(), by=by)
         return after
-    raise AssertionError("unreachable")
+
+    return retry_conflicts(rewrite_and_commit, attempts=_TRIES)
 
 
 def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
