@@ -184,6 +184,7 @@ def _misfit(said: str, name: str, value: object, hint: Any, *, optional: bool) -
     return ConfigurationError(
         f"{said}: {name} is {shown}{kind}: expected {expected(hint)}.",
         f"Give {name}= such a value{', or leave it out' if optional else ''}.",
+        argument=name,
     )
 
 
@@ -193,7 +194,7 @@ def _misplaced(
     known = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     unknown = [name for name in given if name not in known]
     if unknown:
-        return ConfigurationError(f"{said} takes no {unknown[0]}=.", _nearest(given, known, said))
+        return ConfigurationError(f"{said} takes no {unknown[0]}=.", _nearest(given, known, said), argument=unknown[0])
     placed = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if len(args) > len(placed):
         first = ", ".join(placed) or "none"

@@ -12,9 +12,9 @@
     |   |-- ObjectNotFoundError
     |   |-- ObjectExistsError          put-if-absent met an object
     |   |-- PreconditionFailedError    put-if-match met another ETag
-    |   |-- CommitConflictError          somebody else committed: re-read and decide again
-    |   |-- CommitStateUnknownError      the store never said whether the commit happened
-    |   |-- ProducerConflictError        one producer and sequence, two different contents
+    |   |-- CommitConflictError        somebody else committed: re-read and decide again
+    |   |-- CommitStateUnknownError    the store never said whether the commit happened
+    |   |-- ProducerConflictError      one producer and sequence, two different contents
     |   |-- LakeNotFoundError          no lake is where one is to be read
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- StillReadError             something still reads what was to be deleted or rewritten
@@ -30,14 +30,16 @@
         |-- SourceChangedError         files were replaced while they were read
         `-- TableUnavailableError
 
-Every message names the thing, what was found, what was expected and the next step. Retry logic
-looks at `TransientError` only, so whoever adds an error decides there whether it is retried.
+Every message names the thing, what was found, what was expected and the next step. The same things are fields, so that
+nobody has to read them from the text; one that is not known where the error was raised is None. Retry logic looks at
+`TransientError` only, so whoever adds an error decides there whether it is retried.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 # What follows the colon is a password, unless it is a port and a path behind it. Some write a slash in a password.
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@(?=[\w\[])")
@@ -48,31 +50,43 @@ def without_passwords(text: str) -> str:
     return _LOGIN.sub(r"\1***@", text)
 
 
+@dataclass(eq=False, repr=False)
 class AdjunctError(Exception):
     """Base of all errors that Adjunct raises on purpose.
 
-    `problem` says what was found where; `next_step` says what to do about it.
+    `problem` says what was found where; `next_step` says what to do about it. Classes below add what they are about, as
+    fields that are given by name.
     """
 
-    def __init__(self, problem: str, next_step: str = "") -> None:
+    problem: str
+    next_step: str = ""
+
+    def __post_init__(self) -> None:
         # What others say, such as a driver that did not reach its server, may quote a URL with its password.
-        self.problem = without_passwords(problem)
-        self.next_step = without_passwords(next_step)
-        super().__init__(f"{self.problem} {self.next_step}" if next_step else self.problem)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str):
+                setattr(self, field.name, without_passwords(value))
+        super().__init__(f"{self.problem} {self.next_step}" if self.next_step else self.problem)
 
-    def __reduce__(self) -> tuple[type[AdjunctError], tuple[str, str], dict[str, object]]:
-        # Errors cross process borders (Spark workers): keep both parts apart when pickled, and let
-        # subclasses with constructors of their own travel too.
-        return (_rebuild, (self.problem, self.next_step), {"cls": type(self), **self.__dict__})  # type: ignore[return-value]
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the error is about: its fields that are known, by name, besides the two texts."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
+        return {name: value for name, value in values.items() if value not in (None, ())}
 
-    def __setstate__(self, state: dict[str, Any] | None) -> None:
-        state = dict(state or {})
-        self.__class__ = state.pop("cls", type(self))
-        self.__dict__.update(state)
+    def reworded(self, problem: str, next_step: str) -> Self:
+        """Return the same error, about the same things, in other words."""
+        return type(self)(problem, next_step, **self.facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders (Spark workers): without a call of the constructor, subclasses with one of
+        # their own travel too.
+        return _rebuild, (type(self), *self.args), self.__dict__
 
 
-def _rebuild(problem: str, next_step: str) -> AdjunctError:
-    return AdjunctError(problem, next_step)
+def _rebuild(kind: type[AdjunctError], *args: object) -> AdjunctError:
+    return kind.__new__(kind, *args)
 
 
 class PermanentError(AdjunctError):
@@ -83,80 +97,155 @@ class TransientError(AdjunctError):
     """The same call may succeed later."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConfigurationError(PermanentError):
     """A setting or declaration that can't work."""
+
+    argument: str | None = None  # the parameter that was given a wrong value, where a call was refused for its type
 
 
 class InvalidNameError(ConfigurationError):
     """A name that is not safe as part of a path or key."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SchemaMismatchError(PermanentError):
     """Data, or a declaration, does not fit the schema."""
 
+    stream: str | None = None
+    dataset: str | None = None
+    column: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class NullKeyError(PermanentError):
     """A record without a key where one is needed."""
 
+    stream: str | None = None
+    dataset: str | None = None
+    table: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class MalformedDocumentError(PermanentError):
     """A stored pointer, manifest or index that can't be read as what it should be."""
 
+    document: str | None = None  # what it is, and its key
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ManifestMismatchError(PermanentError):
     """The stored objects are not exactly those that the manifest lists."""
 
+    dataset: str | None = None
+    version: str | None = None  # its id
+    key: str | None = None  # of the object
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConditionalWritesUnsupportedError(PermanentError):
     """The object store accepts conditional writes but does not honour them."""
 
+    store: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ObjectNotFoundError(PermanentError):
     """No object has this key."""
 
+    key: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ObjectExistsError(PermanentError):
     """`put_if_absent` met an object that is there already."""
 
+    key: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class PreconditionFailedError(PermanentError):
     """`put_if_match` met an object with another ETag, or none."""
 
+    key: str | None = None
+    expected: str | None = None  # the ETag
+    found: str | None = None  # the ETag; None where no object is there, too
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class CommitConflictError(PermanentError):
     """Somebody else committed first: nothing of ours is visible. Re-read and decide again."""
 
+    dataset: str | None = None
+    stream: str | None = None
+    application: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class CommitStateUnknownError(PermanentError):
     """The store never answered whether our commit happened: read the current state before acting."""
 
+    dataset: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProducerConflictError(PermanentError):
     """One producer and sequence came twice, with different contents."""
 
+    stream: str | None = None
+    producer: str | None = None
+    sequence: int | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class LakeNotFoundError(PermanentError):
     """Nothing has been written to the lake yet, or it is somewhere else."""
 
+    url: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class StreamNotFoundError(PermanentError):
     """No stream has this name."""
 
+    stream: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class StreamExistsError(PermanentError):
     """A stream of this name exists and is declared otherwise."""
 
+    stream: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class OffsetOutOfRangeError(PermanentError):
     """An offset that the stream does not hold, or not any more."""
 
+    stream: str | None = None
+    partition: int | None = None
+    offset: str | None = None
+    oldest: str | None = None  # the first offset that there is
+    upcoming: str | None = None  # the next one that will be written
+    dataset: str | None = None  # which reads there
+    application: str | None = None  # which reads there
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class StillReadError(PermanentError):
     """Something still reads what was to be deleted or rewritten."""
 
+    stream: str | None = None
+    dataset: str | None = None
+    readers: tuple[str, ...] = ()  # in words
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class DatasetError(PermanentError):
     """A dataset that can't be built or read as declared."""
+
+    dataset: str | None = None
+    version: str | None = None  # its id, or the name that it was delivered under where it has no id yet
 
 
 class DatasetNotFoundError(DatasetError):
@@ -179,69 +268,103 @@ class LeaseLostError(DatasetError):
     """What was read may have been deleted meanwhile: the lease on it was lost."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MarkerConflictError(DatasetError):
     """An end-of-dataset marker contradicts a version that is sealed, or the records before it."""
 
+    expected: str | None = None  # what the marker says: a number of rows, or a checksum
+    found: str | None = None  # what was counted
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class BadChangeError(DatasetError):
     """A change on a stream that can't be applied: it can't be read, has no key, or says nothing that is known."""
 
+    stream: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ValidatorError(DatasetError):
-    """A validator that can't be evaluated, because of a mistake in it: that says nothing of the version.
+    """A validator that can't be evaluated, because of a mistake in it: that says nothing of the version."""
 
-    `dataset` and `validator` are their names.
-    """
-
-    def __init__(self, problem: str, next_step: str = "", *, dataset: str = "", validator: str = "") -> None:
-        super().__init__(problem, next_step)
-        self.dataset = dataset
-        self.validator = validator
+    validator: str | None = None  # its name
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PlanningError(PermanentError):
     """The application can't be planned."""
 
+    application: str | None = None
+    operator: str | None = None
+    dataset: str | None = None
+    stream: str | None = None
+    column: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class PartitionCountMismatchError(PlanningError):
     """Streams of one join have partition counts that can't agree."""
 
+    counts: tuple[tuple[str, int], ...] = ()  # of each side: what it is, and its partitions
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class TableError(PermanentError):
     """A table refused a request for good."""
 
+    table: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class RecordNotFoundError(TableError):
-    """An update met no record. `keys` names those without one."""
+    """An update met no record."""
 
-    def __init__(self, problem: str, next_step: str = "", keys: tuple[object, ...] = ()) -> None:
-        super().__init__(problem, next_step)
-        self.keys = keys
+    keys: tuple[object, ...] = ()  # those without one
 
 
 class TableAccessError(TableError):
     """The table's server refused the connection or the credentials, or lacks the table."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down."""
 
+    key: str | None = None  # of the object
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class StreamUnavailableError(TransientError):
     """A stream's servers, or what they depend on, are out of reach for a moment."""
 
+    system: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ApplicationBusyError(TransientError):
     """Another run of the application is alive, and was not over in the time that this one waited for it."""
 
+    application: str | None = None
+    run: str | None = None  # the one that is alive
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class RunLeaseLostError(TransientError):
     """A run's lease on its application was lost, so that another one may have begun: it stopped."""
 
+    application: str | None = None
+    run: str | None = None  # the one that stopped
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class SourceChangedError(TransientError):
     """Files of a source were replaced or removed between being listed and being read."""
 
+    dataset: str | None = None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class TableUnavailableError(TransientError):
     """The table's server is busy, restarting or out of reach for a moment."""
+
+    table: str | None = None

@@ -289,7 +289,7 @@ def unbounded_dataset(
             **({} if chunk is None else {"chunk": chunk}),
         )
     except ConfigurationError as error:
-        raise type(error)(f"dataset {name!r}: {error.problem}", error.next_step) from error
+        raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
     return AdjunctDataset(
         name, "unbounded", input, _names(key), spread, partitions, bootstrap,
         None if columns is None else _names(columns), description, _names(owners), group,

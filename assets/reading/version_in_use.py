@@ -52,7 +52,7 @@ class Holding:
         held, ended = self._held, self._ended
         if held is None:
             assert ended is not None
-            raise type(ended)(ended.problem, ended.next_step)
+            raise ended.reworded(ended.problem, ended.next_step)
         return held
 
     def enter(self, *, leased: bool) -> Held:

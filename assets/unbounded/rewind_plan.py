@@ -126,7 +126,7 @@ def _partition(
     try:
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
     except (ConfigurationError, OffsetOutOfRangeError) as error:
-        raise type(error)(f"dataset {name!r}: {error.problem}", error.next_step) from error
+        raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
     taken = _taken(manifest).get(ssp)
     end = system.upcoming([ssp])[ssp] if taken is None else taken
     later = system.compare(start, end) > 0

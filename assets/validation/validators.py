@@ -306,6 +306,7 @@ def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> Va
         "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or end "
         f"this version: adjunct dataset abandon {view.dataset} {version} --reason ….",
         dataset=view.dataset,
+        version=view.version,
         validator=validator.name,
     )
 

@@ -409,4 +409,4 @@ def _explained(error: PermanentError, request: StartpointRequest) -> PermanentEr
         f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
         "--on-unresolved checkpoint it would have gone on from the checkpoint."
     )
-    return type(error)(f"{what}: {error.problem}", next_step)
+    return error.reworded(f"{what}: {error.problem}", next_step)

@@ -10,12 +10,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
 from dagster_adjunct.resources.bucketing.writer import DIGEST, TOMBSTONE, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, PermanentError
 from dagster_adjunct.resources.schemas.columns import quoted, row_hash
-from dagster_adjunct.resources.spark.errors import refusal, unwrapped
+from dagster_adjunct.resources.spark.errors import from_document, refusal, to_document, unwrapped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +72,7 @@ def write_buckets(
     facts = [json.loads(row.facts) for row in rows]
     for found in facts:
         if "error" in found:
-            raise getattr(errors, found["error"])(found["problem"], found["next_step"])
+            raise from_document(found)
     files = [BucketFile.from_json(found) for found in facts]
     return sorted(files, key=lambda file: file.bucket)
 
@@ -107,8 +106,7 @@ def _task(
             facts = [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # As a result and not as an exception: Spark would try the task again, and wrap the error in its own.
-            said = {"error": type(error).__name__, "problem": error.problem, "next_step": error.next_step}
-            facts = [json.dumps(said)]
+            facts = [json.dumps(to_document(error))]
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
         finally:

@@ -80,7 +80,7 @@ def _check_types(found: pa.Schema, int96: set[str], schema: Schema, where: str) 
         try:
             said = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
         except SchemaMismatchError as error:  # a type that has no name here: nested, or a time without a zone
-            raise SchemaMismatchError(f"{where}: {error.problem}", error.next_step) from error
+            raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         if said != field.type:
             wrong.append(f"column {field.name!r} is {said}, declared {field.type}")
     if wrong:

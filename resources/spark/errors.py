@@ -7,9 +7,11 @@ within that text, and `unwrapped` finds it there. What Spark says of a damaged f
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, StoreUnavailableError
@@ -19,8 +21,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # How an error travels: readable, because Spark's executors log the whole text of what a task raises.
-_FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [adjunct-error]"
-_TEXT = re.compile(r"adjunct-error\[(\w+)\] (.*?) \[next step\] (.*?) \[adjunct-error\]", re.S)
+_FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
+_TEXT = re.compile(
+    r"adjunct-error\[(?P<error>\w+)\] (?P<problem>.*?) \[next step\] (?P<next_step>.*?) "
+    r"\[facts\] (?P<facts>.*?) \[adjunct-error\]",
+    re.S,
+)
 # How a Python worker's traceback ends when a task raised one of our errors: the class, then its message.
 _RAISED = re.compile(rf"^{re.escape(errors.__name__)}\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
 # How Spark names a file that it can't read, and what says that the file is to blame and not the way to it.
@@ -48,8 +54,43 @@ def wrapped(items: Iterator[T]) -> Iterator[T]:
     try:
         yield from items
     except AdjunctError as error:
-        said = _FORM.format(kind=kind_of(error), problem=error.problem, next_step=error.next_step)
-        raise RuntimeError(said) from None
+        text = _FORM.format(
+            kind=kind_of(error), problem=error.problem, next_step=error.next_step, facts=json.dumps(_facts(error))
+        )
+        raise RuntimeError(text) from None
+
+
+def to_document(error: AdjunctError) -> dict[str, Any]:
+    """Return what `from_document` makes the same error of, to be sent as JSON by a task that must not fail itself."""
+    return {
+        "error": kind_of(error),
+        "problem": error.problem,
+        "next_step": error.next_step,
+        "facts": _facts(error),
+    }
+
+
+def from_document(document: Mapping[str, Any]) -> AdjunctError:
+    """Return the error that a task has sent, with the facts that its class has."""
+    kind = getattr(errors, document["error"], None)
+    if not (isinstance(kind, type) and issubclass(kind, AdjunctError)):
+        kind = AdjunctError
+    known = {field.name for field in fields(kind)}
+    facts = {name: _frozen(value) for name, value in document["facts"].items() if name in known}
+    return kind(document["problem"], document["next_step"], **facts)
+
+
+def _facts(error: AdjunctError) -> dict[str, Any]:
+    """Return the error's facts as far as JSON holds them: the keys of a record may be anything."""
+    return {name: value for name, value in error.facts.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, str | int | float)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def kind_of(error: AdjunctError) -> str:
@@ -58,11 +99,13 @@ def kind_of(error: AdjunctError) -> str:
     return str(next(known).__name__)
 
 
-def refusal(kind: type[AdjunctError], problem: Column, next_step: str) -> Column:
+def refusal(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
     """Return a column whose evaluation fails with this error, for rows that must not be there."""
     from pyspark.sql import functions as F
 
-    before, after = _FORM.format(kind=kind.__name__, problem="\0", next_step=next_step).split("\0")
+    before, after = _FORM.format(kind=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts)).split(
+        "\0"
+    )
     text = F.concat(F.lit(before), problem, F.lit(after))
     return F.raise_error(text)
 
@@ -132,10 +175,9 @@ def first_line(error: Exception) -> str:
 def find(text: str) -> AdjunctError | None:
     """Return the error that is in the text of another one."""
     if match := _TEXT.search(text):
-        return _error(match[1])(match[2], match[3])
+        try:
+            facts = json.loads(match["facts"])
+        except ValueError:  # a plan that Spark quotes, and not what a row was refused with
+            facts = {}
+        return from_document({**match.groupdict(), "facts": facts})
     return None
-
-
-def _error(name: str) -> Callable[[str, str], AdjunctError]:
-    found: Callable[[str, str], AdjunctError] = getattr(errors, name, AdjunctError)
-    return found

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.spark.errors import kind_of
+from dagster_adjunct.resources.spark.errors import from_document, to_document
 from dagster_adjunct.resources.tables import TableMetrics, UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     said = [json.loads(row.counters) for row in rows]
     for counters in said:
         if "error" in counters:
-            raise getattr(errors, counters["error"])(counters["problem"], counters["next_step"])
+            raise from_document(counters)
     for counters in said:
         skipped += counters.pop("null_keys")
         total += TableMetrics(**counters)
@@ -90,7 +89,7 @@ def _task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[An
         except AdjunctError as error:
             # As a result and not as an exception: the table's own retries are over, and Spark would try the task
             # again and wrap the error in its own.
-            counters = json.dumps({"error": kind_of(error), "problem": error.problem, "next_step": error.next_step})
+            counters = json.dumps(to_document(error))
             for _ in batches:  # a worker whose input is not drained is not used again
                 pass
         yield pa.RecordBatch.from_pydict({"counters": pa.array([counters], pa.string())})

@@ -144,13 +144,13 @@ def mistakes_reported(context: AssetExecutionContext, keys: Mapping[str, AssetKe
     try:
         yield
     except ValidatorError as error:
-        key = keys[error.dataset]
-        if any((c.asset_key, c.name) == (key, error.validator) for c in context.selected_asset_check_keys):
+        key, name = keys.get(error.dataset or ""), error.validator or ""
+        if key is not None and any((c.asset_key, c.name) == (key, name) for c in context.selected_asset_check_keys):
             # A result would be an output, and a step that fails has none.
             context.log_event(
                 AssetCheckEvaluation(
                     asset_key=key,
-                    check_name=error.validator,
+                    check_name=name,
                     passed=False,
                     severity=AssetCheckSeverity.ERROR,
                     description=str(error),

@@ -261,7 +261,7 @@ class _Resolver:
         try:
             above, below = self.system.compare(oldest, offset), self.system.compare(offset, upcoming)
         except OffsetOutOfRangeError as error:
-            raise OffsetOutOfRangeError(f"startpoint of {given}: {error.problem}", error.next_step) from error
+            raise error.reworded(f"startpoint of {given}: {error.problem}", error.next_step) from error
         if above > 0 or below > 0:
             raise OffsetOutOfRangeError(
                 f"{given}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
