@@ -12,6 +12,7 @@ from dagster_adjunct.orchestration.cli.keys import entry_keys, keys_in_file
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
 from dagster_adjunct.orchestration.cli.versions import duration, explained, who
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.first_error import raise_first
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.discard import DiscardReport
@@ -68,11 +69,7 @@ def discard(
     else:
         for report in reports:
             _show_discarded(report)
-    if errors:
-        first, *others = errors
-        for other in others:
-            first.add_note(f"Also: {other}")
-        raise first
+    raise_first(errors)
 
 
 @click.command()

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.errors import (
     PermanentError,
     StreamNotFoundError,
 )
+from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.startpoint import resolve_startpoint_to_offset
 
@@ -57,11 +58,7 @@ class DatasetOutcome:
 
     def raise_failed(self) -> None:
         """Raise the first error, if there is one, with the others as its notes."""
-        if self.failed:
-            first, *others = self.failed.values()
-            for other in others:
-                first.add_note(f"Also: {other}")
-            raise first
+        raise_first(tuple(self.failed.values()))
 
 
 def dataset_task(name: str) -> str:

@@ -15,6 +15,7 @@ from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.report import StageEvent, ignore
 from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
 from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.spark.errors import adjunct_error, first_line
 from dagster_adjunct.resources.times import before
 
@@ -75,11 +76,7 @@ def advance_units(
     finally:
         # After Ctrl-C nobody waits for the others: they end with the session.
         pool.shutdown(wait=False, cancel_futures=True)
-    if errors:
-        first, *others = errors
-        for other in others:
-            first.add_note(f"Also: {first_line(other)}")
-        raise first
+    raise_first(errors, words=first_line)
     return reports
 
 

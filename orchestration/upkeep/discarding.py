@@ -12,6 +12,7 @@ from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applications
 from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
@@ -56,11 +57,7 @@ def discard_all(
             errors.append(error)
     if not dry_run:
         MetadataStore(lake).collect()
-    if errors:
-        first, *others = errors
-        for other in others:
-            first.add_note(f"Also: {other}")
-        raise first
+    raise_first(errors)
     return reports
 
 

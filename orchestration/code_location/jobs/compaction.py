@@ -8,21 +8,19 @@ from dagster import (
     AssetObservation,
     Config,
     JobDefinition,
+    JsonMetadataValue,
     MetadataValue,
     OpExecutionContext,
     ScheduleDefinition,
-    in_process_executor,
-    job,
     op,
 )
 from pydantic import Field
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.datasets import DatasetAsset
-from dagster_adjunct.orchestration.code_location.jobs.versions import switched_off
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures, raise_first
+from dagster_adjunct.orchestration.code_location.jobs.one_op import act_on_datasets, job_of, switched_off
+from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 
@@ -56,54 +54,41 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     What was compacted is observed on the dataset's asset and materialises nothing: its content is what it was. A
     dataset that fails keeps no other from being compacted.
     """
-    keys = {member.dataset.name: member for member in members}
-    name = dagster_name(f"{application}_compact")
 
-    # An op's name must differ from its job's, which stands for a graph.
     @op(name=dagster_name(f"compact_{application}"), pool=f"adjunct/compact/{application}")
     def compact(
         context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
-        from dagster_adjunct.assets.reading.stored_versions import list_datasets
         from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
-        reports, errors = [], []
+        reports: dict[str, JsonMetadataValue] = {}
+
+        def compact_one(member: DatasetAsset) -> None:
+            report = compact_dataset(
+                lake,
+                member.dataset.name,
+                lambda: adjunct_spark.spark_session,
+                by=context.run.run_id,
+                level=_LEVELS[config.level],
+                policy=member.dataset.following.compaction,
+            )
+            reports[report.dataset] = MetadataValue.json(report.to_json())
+            context.log.info(report.summary())
+            if report.changed:
+                metadata = {"adjunct/compaction": reports[report.dataset]}
+                context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
+
         with clear_failures(context):
             lake = adjunct_lake.open()
-            there = set(list_datasets(lake))
-            for each, member in keys.items():
-                if each not in there:
-                    continue
-                try:
-                    report = compact_dataset(
-                        lake,
-                        each,
-                        lambda: adjunct_spark.spark_session,
-                        by=context.run.run_id,
-                        level=_LEVELS[config.level],
-                        policy=member.dataset.following.compaction,
-                    )
-                except AdjunctError as error:
-                    errors.append(error)
-                    continue
-                reports.append(report)
-                context.log.info(report.summary())
-                if report.changed:
-                    metadata = {"adjunct/compaction": MetadataValue.json(report.to_json())}
-                    context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
-            raise_first(context, errors)
-        context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
+            act_on_datasets(context, lake, members, compact_one)
+        context.add_output_metadata(reports)
 
-    @job(
-        name=name,
-        executor_def=in_process_executor,
+    return job_of(
+        compact,
+        dagster_name(f"{application}_compact"),
+        application=application,
         description="Merges the deltas of change streams' tables, so that reading them stays cheap.",
-        tags={"adjunct/application": application},
     )
-    def compacting() -> None:
-        compact()
-
-    return compacting
 
 
 def compact_schedule(compacting: JobDefinition) -> ScheduleDefinition:

@@ -5,21 +5,20 @@ from collections.abc import Mapping, Sequence
 from dagster import (
     AssetObservation,
     JobDefinition,
+    JsonMetadataValue,
     MetadataValue,
     OpExecutionContext,
     ScheduleDefinition,
-    in_process_executor,
-    job,
     op,
 )
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.datasets import DatasetAsset
-from dagster_adjunct.orchestration.code_location.jobs.versions import switched_off
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures, raise_first
+from dagster_adjunct.orchestration.code_location.jobs.one_op import act_on_datasets, job_of, switched_off
+from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError
+from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 
@@ -29,55 +28,42 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     A table of a change stream that has deltas is compacted before. A new snapshot is observed on the dataset's asset.
     A dataset that fails keeps no other from being handed over, and one without a version is passed over.
     """
-    name = dagster_name(f"{application}_iceberg")
 
-    # An op's name must differ from its job's, which stands for a graph.
     @op(name=dagster_name(f"iceberg_{application}"), pool=f"adjunct/iceberg/{application}")
     def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
         from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
-        from dagster_adjunct.assets.reading.stored_versions import list_datasets
 
-        reports, errors = {}, []
+        reports: dict[str, JsonMetadataValue] = {}
+
+        def publish_one(member: DatasetAsset) -> None:
+            dataset, table = member.dataset.name, tables[member.dataset.name]
+            try:
+                snapshot = publish_to_iceberg(
+                    lake, dataset, table, lambda: adjunct_spark.spark_session, by=context.run.run_id
+                )
+            except NoSealedVersionError as error:
+                context.log.info(str(error))
+                return
+            done = "is registered" if snapshot.new else "was there already"
+            words = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
+            description = f"dataset {dataset}: {words}"
+            context.log.info(f"{description}.")
+            reports[dataset] = MetadataValue.json(snapshot.to_json())
+            if snapshot.new:
+                metadata = {"adjunct/iceberg": reports[dataset]}
+                context.log_event(AssetObservation(member.key, description=description, metadata=metadata))
+
         with clear_failures(context):
             lake = adjunct_lake.open()
-            there = set(list_datasets(lake))
-            for member in members:
-                dataset, table = member.dataset.name, tables[member.dataset.name]
-                if dataset not in there:
-                    context.log.info(f"dataset {dataset} has not been advanced yet.")
-                    continue
-                try:
-                    found = publish_to_iceberg(
-                        lake, dataset, table, lambda: adjunct_spark.spark_session, by=context.run.run_id
-                    )
-                except NoSealedVersionError as error:
-                    context.log.info(str(error))
-                    continue
-                except AdjunctError as error:
-                    errors.append(error)
-                    continue
-                done = "is registered" if found.new else "was there already"
-                said = (
-                    f"dataset {dataset}: version {found.version} {done} in {found.table}, snapshot {found.snapshot_id}"
-                )
-                context.log.info(f"{said}.")
-                reports[dataset] = MetadataValue.json(found.to_json())
-                if found.new:
-                    metadata = {"adjunct/iceberg": reports[dataset]}
-                    context.log_event(AssetObservation(member.key, description=said, metadata=metadata))
-            raise_first(context, errors)
+            act_on_datasets(context, lake, members, publish_one)
         context.add_output_metadata(reports)
 
-    @job(
-        name=name,
-        executor_def=in_process_executor,
+    return job_of(
+        publish,
+        dagster_name(f"{application}_iceberg"),
+        application=application,
         description="Hands what the datasets serve over to their Iceberg tables, compacted before where it has deltas.",
-        tags={"adjunct/application": application},
     )
-    def publishing() -> None:
-        publish()
-
-    return publishing
 
 
 def iceberg_schedule(publishing: JobDefinition) -> ScheduleDefinition:

@@ -3,10 +3,11 @@
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
+from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, op
 from pydantic import Field
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
+from dagster_adjunct.orchestration.code_location.jobs.one_op import job_of
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 
@@ -78,7 +79,6 @@ def startpoint_job(app: "Application") -> JobDefinition:
     """
     name = dagster_name(app.name)
 
-    # An op's name must differ from its job's, which stands for a graph.
     @op(name=f"startpoint_{name}")
     def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
@@ -88,16 +88,12 @@ def startpoint_job(app: "Application") -> JobDefinition:
             do = _take_back if config.action is StartpointAction.clear else _request
             do(context, startpoints, config, config.by or context.run.run_id)
 
-    @job(
-        name=f"{name}_startpoint",
-        executor_def=in_process_executor,
+    return job_of(
+        act,
+        f"{name}_startpoint",
+        application=app.name,
         description=f"Asks for startpoints of {app.name}, or takes them back.",
-        tags={"adjunct/application": app.name},
     )
-    def asking() -> None:
-        act()
-
-    return asking
 
 
 def _request(context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str) -> None:

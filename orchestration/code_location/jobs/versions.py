@@ -9,13 +9,10 @@ from dagster import (
     AssetMaterialization,
     AssetObservation,
     Config,
-    DefaultScheduleStatus,
     JobDefinition,
     MetadataValue,
     OpExecutionContext,
     ScheduleDefinition,
-    in_process_executor,
-    job,
     op,
 )
 from pydantic import Field
@@ -23,6 +20,7 @@ from pydantic import Field
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.datasets import DatasetAsset, uri_of
 from dagster_adjunct.orchestration.code_location.assets.events import known_version
+from dagster_adjunct.orchestration.code_location.jobs.one_op import job_of, switched_off
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.metadata import DATA_VERSION_TAG, served_metadata
@@ -68,9 +66,7 @@ class DiscardConfig(Config):
 def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
     """Return the job that discards in these datasets by their policies; its report is the op's metadata."""
     specs = {member.dataset.name: member.dataset for member in members}
-    name = dagster_name(f"{application}_discard")
 
-    # An op's name must differ from its job's, which stands for a graph.
     @op(name=dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.assets.reading.stored_versions import list_datasets
@@ -85,33 +81,17 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             context.log.info(report.summary())
         context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
 
-    @job(
-        name=name,
-        executor_def=in_process_executor,
+    return job_of(
+        discard,
+        dagster_name(f"{application}_discard"),
+        application=application,
         description="Discards versions that the datasets' policies let go, and what failed attempts left.",
-        tags={"adjunct/application": application},
     )
-    def discarding() -> None:
-        discard()
-
-    return discarding
 
 
 def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
     """Return a schedule that discards once a day; it is off until somebody switches it on."""
     return switched_off(discarding, "daily", "17 3 * * *", "Discards versions and leftovers once a day.")
-
-
-def switched_off(upkeep: JobDefinition, every: str, cron: str, description: str) -> ScheduleDefinition:
-    """Return a schedule of a job, by the clock of UTC, that runs nothing until somebody switches it on."""
-    return ScheduleDefinition(
-        name=f"{upkeep.name}_{every}",
-        job=upkeep,
-        cron_schedule=cron,
-        execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.STOPPED,
-        description=description,
-    )
 
 
 def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
@@ -120,7 +100,6 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     What is served then is reported on the dataset's asset by the same run.
     """
     known = {member.dataset.name: member for member in members}
-    name = dagster_name(f"{application}_version_action")
 
     @op(name=dagster_name(f"version_action_{application}"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
@@ -145,16 +124,12 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         for member, manifest in told:
             context.log_event(_served_event(context, member, manifest, uri_of(lake, member.dataset)))
 
-    @job(
-        name=name,
-        executor_def=in_process_executor,
+    return job_of(
+        act,
+        dagster_name(f"{application}_version_action"),
+        application=application,
         description="Pins, unpins, rolls back, withdraws, forces or drops a version of a dataset.",
-        tags={"adjunct/application": application},
     )
-    def acting() -> None:
-        act()
-
-    return acting
 
 
 def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "DatasetManifest":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dagster import AssetExecutionContext, Failure, OpExecutionContext, RetryRequested
@@ -42,6 +42,8 @@ def clear_failures(
         if again and context.retry_number < MAX_RETRIES:
             context.log.warning(f"{type(ours).__name__}, trying again in {_SECONDS:g} s: {ours}")
             raise RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_SECONDS) from error
+        for note in getattr(ours, "__notes__", ()):  # the errors of others that failed beside it
+            context.log.error(note)
         raise Failure(
             description=str(ours),
             metadata={
@@ -51,11 +53,3 @@ def clear_failures(
             },
             allow_retries=False,
         ) from error
-
-
-def raise_first(context: OpExecutionContext, errors: Sequence[AdjunctError]) -> None:
-    """Raise the first of the errors, if there are any, and log the others: each was of a dataset of its own."""
-    for other in errors[1:]:
-        context.log.error(str(other))
-    if errors:
-        raise errors[0]
