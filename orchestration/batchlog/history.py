@@ -200,16 +200,15 @@ def _change(commit: Commit, before: ApplicationState, after: ApplicationState) -
         moved=_parsed(moved),
         resolved=_parsed(_added(old.resolved, new.resolved)),
         applied=_parsed(applied),
-        replays=tuple(_replay_changes(old.replays, new.replays, after.note)),
+        replays=tuple(_replay_changes(old.replays, new.replays, read=after.batch != before.batch)),
     )
     if ended or change.note or change.moved or change.resolved or change.applied or change.replays:
         return change
     return None
 
 
-def _replay_changes(
-    before: Mapping[str, Replay], after: Mapping[str, Replay], note: str | None
-) -> Iterator[ReplayChange]:
+def _replay_changes(before: Mapping[str, Replay], after: Mapping[str, Replay], *, read: bool) -> Iterator[ReplayChange]:
+    """Yield what became of each; `read` says that the commit ended a batch: without one, what is gone was stopped."""
     for key, replay in sorted({**before, **after}.items()):
         old, new = before.get(key), after.get(key)
         if old == new:
@@ -219,7 +218,7 @@ def _replay_changes(
             what, start, end = "began", replay.start, replay.next
         elif new is not None:
             what, start, end = "moved", old.next, new.next
-        elif note is not None and note.startswith("replays cancelled"):
+        elif not read:
             what, start, end = "cancelled", old.next, old.next
         else:
             what, start, end = "ended", old.next, old.until
