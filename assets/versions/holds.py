@@ -7,19 +7,18 @@ A hold is a lease that does not run out, so whoever discards spares it as any ot
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.leases import check_retained, lease_body, lease_folder
 from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.objects.held_objects import delete_holds, holder_prefix
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
 
 _FOR_EVER = timedelta(days=36_500)
-_SETTLING = timedelta(hours=1)
 
 
 def hold(lake: Lake, dataset: str, version: str, *, holder: str) -> None:
@@ -38,20 +37,10 @@ def hold(lake: Lake, dataset: str, version: str, *, holder: str) -> None:
 def let_go(lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
     """End this holder's holds of all versions but `keep`, and return the versions that it held.
 
-    With `keep`, holds of the last hour (by the store's clock) stay as well: another process may have written one just
-    now, for something that only it knows yet.
+    With `keep`, holds of the last hour stay as well (`delete_holds`).
     """
-    prefix = _prefix(lake, dataset, holder)
-    held = {item.key.removeprefix(prefix).removesuffix(".json"): item for item in lake.store.list(prefix)}
-    newest = max((item.modified for item in held.values()), default=None)
-    gone = [
-        version
-        for version, item in held.items()
-        if version not in keep and (not keep or newest is None or item.modified < newest - _SETTLING)
-    ]
-    lake.store.delete_many(held[version].key for version in gone)
-    return tuple(gone)
+    return delete_holds(lake.store, _prefix(lake, dataset, holder), keep=keep)
 
 
 def _prefix(lake: Lake, dataset: str, holder: str) -> str:
-    return f"{lease_folder(lake, dataset)}/hold-{hashlib.sha256(holder.encode()).hexdigest()[:16]}-"
+    return holder_prefix(f"{lease_folder(lake, dataset)}/hold-", holder)

@@ -7,20 +7,17 @@ A hold names the folders of files as they were at one commit. Who maintains the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterable
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectExistsError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.held_objects import delete_holds, holder_prefix
 from dagster_adjunct.resources.streams.lake.index import all_segments
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
-
-_SETTLING = timedelta(hours=1)
 
 
 def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
@@ -53,18 +50,9 @@ def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable
 def let_go(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
     """End this holder's holds but those of the numbers in `keep`; return the numbers that it held.
 
-    With `keep`, holds of the last hour (by the store's clock) stay as well, as those of datasets do.
+    With `keep`, holds of the last hour stay as well (`delete_holds`).
     """
-    prefix = _prefix(lake, stream, holder)
-    held = {item.key.removeprefix(prefix).removesuffix(".json"): item for item in lake.store.list(prefix)}
-    newest = max((item.modified for item in held.values()), default=None)
-    gone = [
-        number
-        for number, item in held.items()
-        if number not in keep and (not keep or newest is None or item.modified < newest - _SETTLING)
-    ]
-    lake.store.delete_many(held[number].key for number in gone)
-    return tuple(gone)
+    return delete_holds(lake.store, _prefix(lake, stream, holder), keep=keep)
 
 
 def held_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
@@ -83,4 +71,4 @@ def held_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
 
 
 def _prefix(lake: Lake, stream: str, holder: str) -> str:
-    return f"{lake.stream_prefix(stream)}/holds/{hashlib.sha256(holder.encode()).hexdigest()[:16]}-"
+    return holder_prefix(f"{lake.stream_prefix(stream)}/holds/", holder)
