@@ -6,24 +6,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.retention import deletion as datasets
-from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
-from dagster_adjunct.assets.versions.leases import live_leases, store_now
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, list_applications
+from dagster_adjunct.orchestration.upkeep.readers import Readers, readers_of_dataset, readers_of_stream
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
     DatasetNotFoundError,
-    MalformedDocumentError,
     StillReadError,
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.removal import Swept, is_deleted, objects_of
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake import deletion as streams_deleting
-from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 if TYPE_CHECKING:
@@ -31,15 +26,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit import Commit
 
 _TRIES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Readers:
-    """Who reads a stream or dataset, in words. Those of `holding` would lose or mix something if it went; those of
-    `told` find at their next look that it is gone, or another one, and say so."""
-
-    holding: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,60 +131,6 @@ def delete_dataset(
     )
 
 
-def readers_of_stream(lake: Lake, name: str) -> Readers:
-    """Return who reads a stream of the lake, and which open batches write to it."""
-    qualified, holding = f"lake.{name}", []
-    told: list[str] = []
-    streams = LakeStreams(lake)
-    commit = streams.log(name).current()
-    there = commit is not None and not is_deleted(commit)
-    producers = tuple(streams.state(name)[1].producers) if there else ()
-    told += [f"reader {reader.name} has a position in it" for reader in (list_readers(lake, name) if there else ())]
-    for application, state in _applications(lake):
-        batch = state.open
-        if batch is not None and any(_is_of(ssp, qualified) for ssp in batch.ranges):
-            holding.append(f"batch {batch.batch} of application {application} is open and reads it")
-        elif batch is not None and application in producers:
-            holding.append(f"batch {batch.batch} of application {application} is open and may write to it")
-        elif any(_is_of(ssp, qualified) for ssp in state.checkpoint):
-            told.append(f"application {application} has a checkpoint on it")
-    for dataset in list_datasets(lake):
-        try:
-            manifest = open_dataset(lake, dataset).manifest()
-        except MalformedDocumentError as error:
-            told.append(f"dataset {dataset} may follow it: {error.problem}")
-            continue
-        if manifest is not None and manifest.declaration.input == qualified:
-            told.append(f"dataset {dataset} follows it")
-    return Readers(tuple(holding), tuple(told))
-
-
-def readers_of_dataset(lake: Lake, name: str) -> Readers:
-    """Return who reads a dataset: leases, holds, applications and builds."""
-    now = store_now(lake, name)
-    holding = [
-        f"{lease.holder} holds {', '.join(lease.versions)} until {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
-        for lease in live_leases(lake, name, now)
-    ]
-    told = []
-    for application, state in _applications(lake):
-        if state.open is not None and name in state.open.versions:
-            holding.append(f"batch {state.open.batch} of application {application} is open and reads it")
-        elif state.last is not None and name in state.last.intent.versions:
-            told.append(f"application {application} met it in its last batch")
-    running = [each for each in attempts(lake, name) if now - each.renewed < RUNNING]
-    told += [f"a build of it is on record as running ({each.id})" for each in running]
-    return Readers(tuple(holding), tuple(told))
-
-
-def _applications(lake: Lake) -> list[tuple[str, ApplicationState]]:
-    return [(application, BatchLog(lake, application).read()[1]) for application in list_applications(lake)]
-
-
-def _is_of(ssp: str, qualified: str) -> bool:
-    return SystemStreamPartition.parse(ssp).qualified_stream == qualified
-
-
 def _delete(
     kind: str,
     name: str,
@@ -221,7 +153,7 @@ def _delete(
             there = objects()
             size = sum(there.values())
             return DeletionReport(kind, name, len(there), size, found.holding, found.told, repeated, dry_run)
-        if found.holding or (found.told and not force):
+        if found.refuse(force=force):
             raise _refused(kind, name, found)
         try:
             done = delete(seen)
@@ -244,4 +176,4 @@ def _refused(kind: str, name: str, found: Readers) -> StillReadError:
             "Take it out of these first. Or force it (--force, force=True): nothing is mixed up by that, their next "
             "run is refused and says what to do."
         )
-    return StillReadError(f"{kind} {name!r} is still read: {'; '.join((*found.holding, *found.told))}.", step)
+    return StillReadError(f"{kind} {name!r} is still read: {found.words()}.", step)

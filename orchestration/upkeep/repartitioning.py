@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.rebucketing.report import RebucketReport
 from dagster_adjunct.assets.rebucketing.table import repartition_table
 from dagster_adjunct.assets.rebucketing.versions import repartition_versions
@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.startpoints.repartitioned import (
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS, REQUESTS
 from dagster_adjunct.orchestration.startpoints.stored_requests import waits_on
 from dagster_adjunct.orchestration.upkeep.discarding import open_batches
+from dagster_adjunct.orchestration.upkeep.readers import Readers, followers_of
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -87,25 +88,27 @@ def repartition_stream(
     _, seen = streams.state(name)
     rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
     if dry_run:
-        carried, datasets, told, holding = _readers(lake, name, seen)
-        return RepartitionReport(name, before, partitions, rows, carried, told, holding, dry_run, datasets)
+        carried, datasets, readers = _readers(lake, name, seen)
+        return RepartitionReport(
+            name, before, partitions, rows, carried, readers.told, readers.holding, dry_run, datasets
+        )
 
     def check(state: StreamState) -> None:
-        _, _, told, holding = _readers(lake, name, state)
-        if holding or (told and not force):
+        readers = _readers(lake, name, state)[2]
+        if readers.refuse(force=force):
             step = (
                 "Let them end, give up their batches (adjunct checkpoint abandon), or take startpoints back (adjunct "
                 "startpoint clear), and repeat it."
             )
-            if not holding:
+            if not readers.holding:
                 step = (
                     "Run what has not read all, and repeat it. Or force it (--force, force=True): nothing is lost or "
                     "doubled by that; they are refused by their next run, which says what to do."
                 )
-            raise StillReadError(f"stream {name!r} can't be repartitioned now: {'; '.join((*holding, *told))}.", step)
+            raise StillReadError(f"stream {name!r} can't be repartitioned now: {readers.words()}.", step)
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
-    _, _, told, _ = _readers(lake, name, seen)
+    told = _readers(lake, name, seen)[2].told
     rows = sum(entry.rows for entry in after.entries())
     carried, datasets = _carry(lake, name, by)
     return RepartitionReport(name, before, partitions, rows, carried, told, datasets=datasets)
@@ -136,8 +139,8 @@ def repartition_dataset(
     )
 
 
-def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], ...]:
-    """Return the applications and the datasets that go on at its end, who would be told, and who must end first."""
+def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
+    """Return the applications and the datasets that go on at its end, and who does not."""
     stream = f"lake.{name}"
     carried: list[str] = []
     told: list[str] = []
@@ -164,27 +167,15 @@ def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...]
     for reader in list_readers(lake, name):
         if reader.problem or reader.behind or reader.lost:
             told.append(f"reader {reader.name} has not read all of it")
-    datasets, behind = _following(lake, stream, state)
-    return tuple(carried), datasets, (*told, *behind), tuple(holding)
-
-
-def _following(lake: Lake, stream: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the datasets that go on at its end, and in words those that would be told."""
-    datasets: list[str] = []
-    told: list[str] = []
-    for dataset in list_datasets(lake):
-        try:
-            manifest = open_dataset(lake, dataset).manifest()
-        except MalformedDocumentError as error:
-            told.append(f"dataset {dataset} may follow it: {error.problem}")
-            continue
-        if manifest is None or manifest.declaration.input != stream:
-            continue
-        if has_read_all(manifest, state.id, tuple(map(str, state.next))):
-            datasets.append(dataset)
-        else:
-            told.append(f"dataset {dataset} follows it and has not read all of it, or is being built")
-    return tuple(datasets), tuple(told)
+    followers, unknown = followers_of(lake, stream)
+    ends_of_stream = tuple(map(str, state.next))
+    level = [dataset for dataset, known in followers.items() if has_read_all(known, state.id, ends_of_stream)]
+    told += [
+        f"dataset {dataset} follows it and has not read all of it, or is being built"
+        for dataset in followers
+        if dataset not in level
+    ]
+    return tuple(carried), tuple(level), Readers(tuple(holding), (*told, *unknown))
 
 
 def _carry(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
