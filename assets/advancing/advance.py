@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.report import OnStage, ignore
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
 
@@ -45,4 +46,4 @@ def advance_dataset(
         )
     from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 
-    return advance_unbounded(lake, systems, spec, spark, by=by, on_stage=on_stage)
+    return advance_unbounded(WriteContext(lake, systems, spark, by), spec, on_stage=on_stage)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.opening import Source, by_partition
-from dagster_adjunct.assets.unbounded.recovery import decide, examine
+from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.unbounded.recovery import recover
+from dagster_adjunct.assets.unbounded.table_state import look
 from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion
-from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
@@ -122,10 +122,12 @@ class AdjunctDatasetManager:
         ssps: set[SystemStreamPartition] = set()
         for dataset in self._datasets.values():
             if dataset.kind == "unbounded":
-                source = Source.of(self._systems, dataset)
-                passing = not dataset.following.persistent
-                if dataset.bootstrap if passing else self._is_rebuilt(source):
-                    ssps |= set(source.ssps)
+                if dataset.following.persistent:
+                    seen = look(WriteContext(self._lake, self._systems, _no_session, "manager"), dataset)
+                    if recover(seen).action == "bootstrap":
+                        ssps |= set(seen.source.ssps)
+                elif dataset.bootstrap:
+                    ssps |= set(Source.of(self._systems, dataset).ssps)
         return ssps
 
     def release(self) -> None:
@@ -133,11 +135,6 @@ class AdjunctDatasetManager:
         for table in self._transient.values():
             table.release()
 
-    def _is_rebuilt(self, source: Source) -> bool:
-        log = DatasetLog(self._lake, source.spec.name)
-        _, manifest, damage = log.read_or_newest()
-        system, now = source.system, datetime.now(UTC)
-        offsets = {} if manifest is None else by_partition(manifest.offsets)
-        oldest, upcoming = system.oldest(source.ssps), system.upcoming(source.ssps)
-        found = examine(log, manifest, source, offsets, oldest, upcoming, now, damage)
-        return decide(source.spec, found, now).action == "bootstrap"
+
+def _no_session() -> NoReturn:
+    raise AssertionError("what would be decided is told without reading records")

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.stored_files import StoredFile
 from dagster_adjunct.assets.rebucketing.files import rebucketed
 from dagster_adjunct.assets.rebucketing.report import RebucketReport, check, check_unused
-from dagster_adjunct.assets.unbounded.advance import retire
-from dagster_adjunct.assets.unbounded.compaction import FOOTERS
+from dagster_adjunct.assets.unbounded.served_version import retire, without_large_footers
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.log import DatasetLog
@@ -161,8 +160,7 @@ class _Rewriting:
 
     def _after(self, manifest: DatasetManifest, version: SealedVersion, number: int, commit_id: str) -> DatasetManifest:
         new = [self.made[each.folder][1] for each in version.generations if each.files]
-        # Every commit after it would repeat large footers.
-        slim = tuple(each.without_footers() if each.footer_size > FOOTERS else each for each in new)
+        slim = tuple(without_large_footers(generation) for generation in new)
         facts = {
             "id": f"v{number:06d}-{commit_id}",
             "number": number,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.sources.opening import by_partition
@@ -76,3 +76,19 @@ def bootstrap_progress(
         seconds=((bootstrap.finished_at or now) - bootstrap.started_at).total_seconds(),
         why=bootstrap.why,
     )
+
+
+def time_left(system: StreamSystem, manifest: DatasetManifest, took: float, read: int) -> str:
+    """Return how far a bootstrap is after a commit, and how long it may last; that is unknown where `read` is 0.
+
+    `read` is how many records were read in the `took` seconds since it began, or was taken up again.
+    """
+    bootstrap, offsets = manifest.bootstrap, by_partition(manifest.offsets)
+    assert bootstrap is not None, "only unbounded datasets have one"
+    start, target = by_partition(bootstrap.start), by_partition(bootstrap.target)
+    left = sum(system.distance(ssp, offset, target[ssp]) for ssp, offset in offsets.items())
+    total = sum(system.distance(ssp, start[ssp], target[ssp]) for ssp in start)
+    done = total - left
+    per_cent = 100 if done >= total else 100 * done // total
+    detail = f"{per_cent}% ({done:,} of {total:,} offsets)"
+    return detail + f", about {timedelta(seconds=round(took * left / read))} left" if read else detail

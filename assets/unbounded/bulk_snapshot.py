@@ -1,16 +1,20 @@
-"""Takes in a bulk snapshot: its position checked against the stream, its rows as a frame with the dataset's columns."""
+"""Loads a bulk snapshot as a table's base: its position checked against the stream, its rows with the right columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
+from dagster_adjunct.assets.unbounded.served_version import table_layout
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.assets.writing.generation import write_generation
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import widens
+from dagster_adjunct.resources.streams.interface.system import TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,12 +22,59 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.initial_load import Snapshot
     from dagster_adjunct.assets.sources.opening import Source
-    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.log import Attempt, DatasetLog
+    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.resources.bucketing.files import Generation
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 _STAGED_BYTES = 128 * 1024 * 1024
+_INITIAL_POSITION = -1
+
+
+def load_snapshot(
+    context: WriteContext, source: Source, attempt: Attempt, number: int
+) -> tuple[Generation, dict[SystemStreamPartition, str]]:
+    """Write the bulk snapshot as a base; return it, with the position from which the stream goes on.
+
+    Raises DatasetError for other columns and for a key that stands twice, and what `check_position` raises.
+    """
+    from pyspark.sql import functions as F
+
+    from dagster_adjunct.assets.sources.ordering import position_of
+
+    spec, spark = source.spec, context.spark()
+    initial, order = spec.following.initial, spec.following.order_by
+    assert initial is not None
+    what = f"dataset {spec.name!r}: {initial.describe()}"
+    with closing(initial.load(spec, source.schema, source.ssps, spark)) as snapshot:
+        start = check_position(snapshot, source, what)
+        with (
+            as_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
+            AttemptRenewal(context.lake, spec.name, attempt.id, context.by),
+        ):
+            position = F.lit(_INITIAL_POSITION).cast("bigint")
+            if order is not None and order in source.schema.names:
+                position = F.coalesce(position_of(rows, order), position)
+            generation, counters = write_generation(
+                context.lake,
+                attempt,
+                number,
+                table_layout(source),
+                rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False)),
+                what=f"dataset {spec.name!r}, bulk snapshot",
+                order_by=(*spec.key, POSITION),
+                keep_tombstones=False,
+                partitioned=False,
+            )
+    if counters["superseded"]:
+        raise DatasetError(
+            f"dataset {spec.name!r}: {counters['superseded']:,} rows of the bulk snapshot have a key "
+            f"({', '.join(spec.key)}) that another row has too.",
+            "Nothing was published. Correct the snapshot, or the key.",
+        )
+    return generation, start
 
 
 def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[SystemStreamPartition, str]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.unbounded.committing import commit_manifest
+from dagster_adjunct.assets.unbounded.served_version import with_version
+from dagster_adjunct.assets.versions.manifest import Change
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
@@ -28,3 +32,25 @@ def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[s
             f"Restore these columns, or build it anew with the new ones: adjunct dataset rebuild {dataset} MODULE:APP "
             "--reason …; the old table is served until that is done.",
         )
+
+
+def evolve(advance: Advance, progress: Progress) -> Progress:
+    """Commit that the columns are served that are declared now; the rows there stay as they are."""
+    manifest, version, source = progress.manifest, progress.manifest.version, advance.source
+    assert version is not None, "there is nothing whose columns could change"
+    attempt = advance.log.attempt()
+    after = with_version(
+        manifest.after(
+            declaration=source.declaration,
+            decision=advance.decision,
+            change=Change(action="evolve", reason=version.columns.difference(source.schema)),
+        ),
+        source,
+        progress.commit,
+        attempt,
+        version.generations,
+        version.counters,
+        manifest.offsets,
+        advance.context.now(),
+    )
+    return commit_manifest(advance, progress, after, commit_id=attempt.id)

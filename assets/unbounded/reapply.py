@@ -1,6 +1,6 @@
 """Changes that a table has taken in already, applied again over what it holds.
 
-Rows carry positions, and of a key the highest (position, generation) wins (design, rule 7). So what is applied again
+Rows carry positions, and of a key the highest (position, generation) wins. So what is applied again
 replaces what was made of the same changes, and never what is newer. Two cases need more than that:
 
     by offset     a later change of the key makes no entry any more: an earlier one takes its position
@@ -25,9 +25,11 @@ from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opening import Ranges
-    from dagster_adjunct.assets.unbounded.advance import Follower
     from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
+    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 _STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
@@ -44,22 +46,25 @@ class Rewinding:
     @property
     def ranges(self) -> Ranges:
         """What is read again."""
-        return {each.ssp: (each.start, str(each.taken)) for each in self.plan.partitions if each.again}
+        rewound = (partition for partition in self.plan.partitions if partition.again)
+        return {partition.ssp: (partition.start, str(partition.taken)) for partition in rewound}
 
     @property
     def told(self) -> tuple[object, ...]:
         """What tells this rewind from others."""
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
 
-    def onto(self, changes: DataFrame, work: Follower) -> tuple[DataFrame, Callable[[], int] | None]:
+    def onto(
+        self, changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: DatasetManifest
+    ) -> tuple[DataFrame, Callable[[], int] | None]:
         """Return the changes as they are written over what the table holds, and what counts those that come too late.
 
         Raises DatasetError for changes that come too late, unless it is forced.
         """
         from pyspark.sql import functions as F
 
-        spec, horizon = work.spec, work.manifest.horizon
-        changes = _with_stored(changes, work)
+        horizon = manifest.horizon
+        changes = _with_stored(changes, context, spec, manifest)
         if spec.following.order_by is None:
             return changes.withColumn(POSITION, F.greatest(POSITION, _STORED)).drop(_STORED), None
         if horizon is None:
@@ -74,21 +79,22 @@ class Rewinding:
                 "set aside as too late.",
             )
         if isinstance(spec.following.on_bad_change, DeadLetters):
-            said = F.when(F.col(_LATE), F.lit(f"it comes too late: deletions up to position {horizon} are forgotten"))
-            return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), said)).drop(_LATE), None
+            problem = F.lit(f"it comes too late: deletions up to position {horizon} are forgotten")
+            problems = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), problem))
+            return changes.withColumn(PROBLEM, problems).drop(_LATE), None
         return changes.where(~F.col(_LATE)).drop(_LATE), lambda: late
 
-    def recorded(self, after: DatasetManifest, work: Follower) -> DatasetManifest:
+    def recorded(self, after: DatasetManifest, system: StreamSystem) -> DatasetManifest:
         """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""
-        bootstrap, compare = after.bootstrap, work.source.system.compare
+        bootstrap = after.bootstrap
         assert bootstrap is not None
         begins, offsets = dict(bootstrap.start), dict(after.offsets)
-        for each in self.plan.partitions:
-            name = str(each.ssp)
-            if each.skipped:
-                offsets[name] = each.start
-            elif each.again and compare(each.start, begins[name]) < 0:
-                begins[name] = each.start
+        for partition in self.plan.partitions:
+            name = str(partition.ssp)
+            if partition.skipped:
+                offsets[name] = partition.start
+            elif partition.again and system.compare(partition.start, begins[name]) < 0:
+                begins[name] = partition.start
         return after.after(
             offsets=offsets,
             bootstrap=bootstrap.model_copy(update={"start": begins}),
@@ -97,16 +103,18 @@ class Rewinding:
         )
 
 
-def _with_stored(changes: DataFrame, work: Follower) -> DataFrame:
+def _with_stored(
+    changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: DatasetManifest
+) -> DataFrame:
     """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
     from pyspark.sql import functions as F
 
     from dagster_adjunct.resources.bucketing.read import bucketed_frame
 
-    version, key = work.manifest.version, work.spec.key
+    version, key = manifest.version, spec.key
     assert version is not None
-    what = f"dataset {work.spec.name!r}, version {version.id}"
-    stored = bucketed_frame(work.spark(), work.lake.store, what, version.layout, version.generations)
+    what = f"dataset {spec.name!r}, version {version.id}"
+    stored = bucketed_frame(context.spark(), context.lake.store, what, version.layout, version.generations)
     names = [f"__key_{index}" for index in range(len(key))]
     keys = [column(own).alias(name) for own, name in zip(key, names, strict=True)]
     held = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))

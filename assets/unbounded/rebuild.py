@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.versions.operator_actions import explained
 from dagster_adjunct.assets.versions.report import OnStage, ignore
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
@@ -45,4 +46,4 @@ def rebuild_dataset(
             "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
         )
     explained("rebuild", spec.name, reason, by)
-    return advance_unbounded(lake, systems, spec, spark, by=by, rebuild=reason, on_stage=on_stage)
+    return advance_unbounded(WriteContext(lake, systems, spark, by), spec, rebuild=reason, on_stage=on_stage)

@@ -4,133 +4,108 @@
     marked for bootstrap        bootstrap     bootstrap beside the one served      continue
     not marked                  create        recreate empty, from the last offset continue
 
-A table is valid when its manifest and objects are whole, its stream has the same partitions, its offsets are still on
-the stream, and it is younger than `max_age` since it was last confirmed caught up. One that is being built goes
-on; where it can't, it begins again, whether the dataset is marked or not: what is served is not given up for it.
+A bootstrap that was begun and can't go on begins again, whether the dataset is marked or not: what is served is not
+given up for it. `decide` is pure: what it goes by is in `Seen`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
+from dagster_adjunct.assets.unbounded.evolution import check_evolution
+from dagster_adjunct.assets.unbounded.table_state import Seen, TableState, state_of
+from dagster_adjunct.assets.versions.manifest import Decision
+from dagster_adjunct.assets.writing.generation import check_declaration
 from dagster_adjunct.resources.errors import (
-    CommitConflictError,
     DatasetError,
-    MalformedDocumentError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opening import Source
-    from dagster_adjunct.assets.versions.log import DatasetLog
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from datetime import datetime
 
-Offsets = Mapping["SystemStreamPartition", str]
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The table as a run finds it.
+class Plan:
+    """What an advance does first, and the decision behind it as its commits keep it.
 
-    `problem` says why it is not valid, `lost` that the stream has dropped what comes next, `building` that it was not
-    finished.
+    "leave" serves the table as it is; "begin" begins a new one, empty or bootstrapped; "evolve" takes on the columns
+    that are declared now. All but "leave" then apply what has come.
     """
 
-    store: Literal["none", "building", "invalid", "valid"]
-    problem: str = ""
-    lost: bool = False
-    building: bool = False
+    first: Literal["leave", "begin", "evolve", "apply"]
+    decision: Decision
 
 
-def examine(
-    log: DatasetLog,
-    manifest: DatasetManifest | None,
-    source: Source,
-    offsets: Offsets,
-    oldest: Offsets,
-    upcoming: Offsets,
-    now: datetime,
-    damage: str = "",
-) -> Found:
-    """Look whether the table can be continued. `offsets` are the next ones to read, of the partitions it knows.
+def decide(seen: Seen, *, rebuild: str | None = None, forced: bool = False) -> Plan:
+    """Return what to do with the table that was seen; `rebuild` is the reason to build it anew.
 
-    `damage` says why the current manifest can't be read; `manifest` then is an older one, if there is any. Lists the
-    folders of the table's generations. Raises OffsetOutOfRangeError for a stream that ends before what was read of it:
-    it is another one under the same name.
+    `forced` begins a bootstrap even from a stream that does not tell of every key any more. Raises DatasetError for a
+    declaration under which the table can't be continued and for a bootstrap that would lack keys,
+    OffsetOutOfRangeError and MalformedDocumentError where nothing can be decided, and CommitConflictError where another
+    writer committed meanwhile.
     """
-    if damage:
-        return Found("invalid", f"its manifest is damaged ({damage})")
-    if manifest is None:
-        _check_never_there(log)
-        return Found("none")
-    building = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
-    _check_not_made_anew(source, manifest.stream, offsets, upcoming)
-    problem = _partitions_changed(source, offsets)
-    if problem:
-        return Found("invalid", problem, building=building)
-    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, oldest[ssp]) < 0]
-    if lost:
-        ssp = lost[0]
-        return Found(
-            "invalid",
-            f"it goes on at offset {offsets[ssp]} of {ssp}, and the stream holds nothing before {oldest[ssp]} any more",
-            lost=True,
-            building=building,
-        )
-    missing = _missing_objects(log, manifest)
-    if missing:
-        problem = f"{len(missing)} of its objects are missing or cut, first {missing[0]}"
-        return Found("invalid", problem, building=building)
-    if building:
-        problem = _outdated_building(manifest, source, now)
-        return Found("invalid", problem, building=True) if problem else Found("building")
-    behind = any(source.system.compare(offset, upcoming[ssp]) < 0 for ssp, offset in offsets.items())
-    limit = max_age_of(source)
-    if behind and limit is not None and manifest.confirmed_at is not None and now - manifest.confirmed_at > limit:
-        return Found(
-            "invalid",
-            f"it was last confirmed caught up {manifest.confirmed_at:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and "
-            "has not read all that came since",
-        )
-    return Found("valid")
+    if seen.manifest is not None:
+        _check_declared(seen, seen.manifest, anew=rebuild is not None)
+    if rebuild is not None and seen.manifest is not None:
+        decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=seen.at)
+        if not forced:
+            check_complete(seen, rebuild)
+        return Plan("begin", decision)
+    decision = recover(seen)
+    if rebuild is not None:  # there is no table yet, and it is asked for from the oldest offset
+        reason = f"rebuild: {rebuild}"
+        decision = Decision(action="bootstrap", store=decision.store, reason=reason, at=seen.at)
+    if decision.action == "bootstrap" and not forced:
+        check_complete(seen, decision.reason)
+    if decision.action == "serve-stale":
+        return Plan("leave", decision)
+    if decision.action != "continue":
+        return Plan("begin", decision)
+    return Plan("evolve" if _other_columns(seen) else "apply", decision)
 
 
-def decide(spec: AdjunctDataset, found: Found, now: datetime) -> Decision:
-    """Return what the run does, from the recovery table. Raises OffsetOutOfRangeError where that is declared."""
-    lost = found.lost and not found.building
+def recover(seen: Seen) -> Decision:
+    """Return the decision of the recovery table. Raises OffsetOutOfRangeError where that is declared."""
+    state = state_of(seen)
+    for refusal in (state.refusal, seen.refusal):
+        if refusal is not None:
+            raise refusal
+    return _by_table(seen.spec, state, seen.at)
+
+
+def _by_table(spec: AdjunctDataset, state: TableState, now: datetime) -> Decision:
+    lost = state.lost and not state.building
     if lost and spec.following.on_lost_offset == "fail":
         raise OffsetOutOfRangeError(
-            f"dataset {spec.name!r} can't be continued: {found.problem}: retention has passed it.",
+            f"dataset {spec.name!r} can't be continued: {state.problem}: retention has passed it.",
             "Deliver the lost changes again, or rebuild it from a complete source: adjunct dataset rebuild "
             f"{spec.name} MODULE:APP --reason …. A longer retention of the stream keeps this from happening.",
         )
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
-    if found.store in ("valid", "building"):
+    if state.store in ("valid", "building"):
         action = "continue"
-        reason = "the table is valid" if found.store == "valid" else "its bootstrap goes on"
-    elif found.building:
-        action, reason = "bootstrap", f"the bootstrap that was not finished begins again: {found.problem}"
+        reason = "the table is valid" if state.store == "valid" else "its bootstrap goes on"
+    elif state.building:
+        action, reason = "bootstrap", f"the bootstrap that was not finished begins again: {state.problem}"
     elif lost and spec.following.on_lost_offset == "serve_stale":
-        action, reason = "serve-stale", found.problem
+        action, reason = "serve-stale", state.problem
     elif spec.bootstrap:
-        action, reason = "bootstrap", found.problem or "there is no table yet"
+        action, reason = "bootstrap", state.problem or "there is no table yet"
     else:
-        action = "create" if found.store == "none" else "recreate"
-        reason = found.problem or "there is no table yet"
-    return Decision(action=action, store=found.store, reason=reason, at=now)
+        action = "create" if state.store == "none" else "recreate"
+        reason = state.problem or "there is no table yet"
+    return Decision(action=action, store=state.store, reason=reason, at=now)
 
 
-def check_complete(source: Source, why: str) -> None:
-    """Refuse to bootstrap from a stream that does not tell of every key any more (design, rule 9)."""
-    spec = source.spec
-    if spec.following.initial is not None or source.system.tells_all(source.info.name):
+def check_complete(seen: Seen, why: str) -> None:
+    """Refuse to bootstrap from a stream that does not tell of every key any more."""
+    spec = seen.spec
+    if spec.following.initial is not None or seen.tells_all:
         return
     raise DatasetError(
         f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not hold all changes: "
@@ -140,80 +115,22 @@ def check_complete(source: Source, why: str) -> None:
     )
 
 
-def max_age_of(source: Source) -> timedelta | None:
-    """Return how long a table that is behind stays valid: as declared, else as long as the stream keeps tombstones."""
-    return source.spec.following.max_age or source.info.tombstones_kept
+def _other_columns(seen: Seen) -> bool:
+    """Whether other columns are served than are declared now; what is being built has its own."""
+    manifest = seen.manifest
+    if manifest is None or manifest.version is None or manifest.bootstrap is None:
+        return False
+    return manifest.bootstrap.state == "done" and manifest.version.columns != seen.source.schema
 
 
-def _check_never_there(log: DatasetLog) -> None:
-    """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
-    if is_deleted(log.log.current()):
-        return
-    later = next(log.log.before(sys.maxsize), None)
-    if later is not None and later.number > 1:
-        if log.log.head() is not None:
-            raise CommitConflictError(
-                f"dataset {log.name!r}: another writer committed first, while this one looked.",
-                "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
-            )
-        raise MalformedDocumentError(
-            f"dataset {log.name!r} has no {log.log.pointer_key} in {log.lake.url}, and has had {later.number} commits.",
-            "Restore that object from a backup or an older object version; the manifests are intact. To build the "
-            "dataset anew, declare it under a new name.",
-        )
+def _check_declared(seen: Seen, manifest: DatasetManifest, *, anew: bool) -> None:
+    """Refuse another key, spread or input; partitions are a matter of recovery, columns one of evolution.
 
-
-def _outdated_building(manifest: DatasetManifest, source: Source, now: datetime) -> str:
-    """Return why a bootstrap that was begun can't go on, "" where it can."""
-    bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
-    assert bootstrap is not None
-    if bootstrap.columns is not None and bootstrap.columns != source.schema:
-        return f"other columns are declared since it began ({bootstrap.columns.difference(source.schema)})"
-    if kept is not None and now - bootstrap.started_at > kept:
-        return (
-            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: some "
-            "may be gone that it has not read"
-        )
-    return ""
-
-
-def _partitions_changed(source: Source, offsets: Offsets) -> str:
-    added = sorted(set(source.ssps) - set(offsets))
-    removed = sorted(set(offsets) - set(source.ssps))
-    said = [f"{', '.join(map(str, ssps))} {what}" for what, ssps in (("added", added), ("removed", removed)) if ssps]
-    return f"the partitions of its stream have changed ({'; '.join(said)})" if said else ""
-
-
-def _check_not_made_anew(source: Source, stream: str | None, offsets: Offsets, upcoming: Offsets) -> None:
-    name = source.spec.name
-    found = ""
-    if stream is not None and source.info.identity is not None and stream != source.info.identity:
-        found = f"dataset {name!r} was read from another stream under the name {source.spec.input}"
-    for ssp, offset in offsets.items():
-        if ssp in upcoming and source.system.compare(offset, upcoming[ssp]) > 0:
-            found = f"dataset {name!r} has read {ssp} up to offset {offset}, and the stream ends at {upcoming[ssp]}"
-    rewritten = source.info.repartitioned
-    if found and rewritten is not None and rewritten.identity == stream:
-        raise OffsetOutOfRangeError(
-            f"dataset {name!r} was read from {source.spec.input} before that was rewritten into "
-            f"{source.info.partitions} partition(s), and had not read all of it then.",
-            "Offsets begin anew there, and none is taken for one of before. What is served stays. Rebuild the dataset "
-            f"from it (adjunct dataset rebuild {name} MODULE:APP --reason …), or declare it under a new name.",
-        )
-    if found:
-        raise OffsetOutOfRangeError(
-            f"{found}.",
-            f"The stream was deleted and made anew: rebuild the dataset from it (adjunct dataset rebuild {name} "
-            "MODULE:APP --reason …), or declare it under a new name.",
-        )
-
-
-def _missing_objects(log: DatasetLog, manifest: DatasetManifest) -> list[str]:
-    generations = list(manifest.version.generations) if manifest.version else []
-    if manifest.bootstrap is not None and manifest.bootstrap.state == "running":
-        generations = list(manifest.bootstrap.building)
-    wanted = {f"{each.folder}/{file.name}": file.size for each in generations for file in each.files}
-    if not wanted:
-        return []
-    stored = {item.key: item.size for item in log.lake.store.list(f"{log.prefix}/data/")}
-    return [key for key, size in wanted.items() if stored.get(key) != size]
+    A table that is built `anew` may have any columns.
+    """
+    source = seen.source
+    partitions = {"input_partitions": manifest.declaration.input_partitions}
+    check_declaration(seen.spec.name, manifest.declaration, source.declaration.model_copy(update=partitions))
+    running = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+    if manifest.version is not None and not anew and not running:
+        check_evolution(seen.spec.name, manifest.version.columns, source.schema, seen.spec.key)

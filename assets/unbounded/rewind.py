@@ -10,8 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from dagster_adjunct.assets.unbounded.advance import Follower
+from dagster_adjunct.assets.unbounded.advance import carry_out, compact, taken_up
+from dagster_adjunct.assets.unbounded.advance_report import report_of
+from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
+from dagster_adjunct.assets.unbounded.committing import Advance, Progress
 from dagster_adjunct.assets.unbounded.reapply import Rewinding
+from dagster_adjunct.assets.unbounded.recovery import decide
 from dagster_adjunct.assets.unbounded.rewind_plan import (
     Force,
     Positions,
@@ -19,10 +23,12 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     decide_rewind,
     open_startpoints,
 )
+from dagster_adjunct.assets.unbounded.table_state import Seen, look
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.operator_actions import explained
-from dagster_adjunct.assets.versions.report import OnStage, ignore
+from dagster_adjunct.assets.versions.report import OnStage, Stages, ignore
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
@@ -45,12 +51,11 @@ def plan_rewind(
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
     _check_kind(spec)
-    work = Follower(lake, systems, spec, _no_session, "plan", None)
-    work.look()
-    plan = decide_rewind(work.source, work.found, positions, force)
+    seen = look(WriteContext(lake, systems, _no_session, "plan"), spec)
+    plan = decide_rewind(seen, positions, force)
     if plan.action != "rewind" or plan.refusal is not None:
         return plan
-    decision = work.decide()
+    decision = decide(seen).decision
     return plan if decision.action == "continue" else replace(plan, refusal=_not_valid(spec, decision))
 
 
@@ -84,71 +89,72 @@ def rewind_dataset(
     spark = starter_of(spark)
     _check_kind(spec)
     explained("rewind", spec.name, reason, by)
-    work = Follower(lake, systems, spec, spark, by, None, on_stage)
+    context, stages = WriteContext(lake, systems, spark, by), Stages(spec.name, on_stage)
     try:
-        return _rewind(work, positions, reason, force)
+        return _rewind(context, spec, positions, reason, force, stages)
     except CommitConflictError:
-        again = Follower(lake, systems, spec, spark, by, None, on_stage)
-        again.look()
-        if open_startpoints(again.found, positions):
+        seen = look(context, spec)
+        if open_startpoints(seen.manifest, positions):
             raise
-        return _done_before(again)
+        return _applied_before(context, seen, Stages(spec.name, on_stage))
 
 
-def _rewind(work: Follower, positions: Positions, reason: str, force: Force) -> AdvanceReport:
-    with work.stages("collect"):
-        work.look()
-        plan = decide_rewind(work.source, work.found, positions, force)
-        if plan.action == "applied":
-            return _done_before(work)
-        forced = force if isinstance(force, bool) else all(each.ssp in force for each in plan.partitions)
-        ids = {str(each.ssp): positions[each.ssp].id for each in plan.partitions}
-        if plan.action == "rebuild":
-            _check(plan)
-            work.rebuild, work.applied, work.forced = reason, ids, forced
-        decision = work.decide()
-    if plan.action == "rebuild":
-        return work.go_on()
-    if work.found is None or decision.action != "continue":
-        _check(plan)
-        raise _not_valid(work.spec, decision)
-    work.carry()
-    work.manifest = work.found
-    work.evolve()
-    plan = _after_what_was_begun(work, plan, positions, force)
-    _check(plan)
-    work.rewinding = Rewinding(plan, ids, reason, forced)
-    version = work.manifest.version
+def _rewind(
+    context: WriteContext, spec: AdjunctDataset, positions: Positions, reason: str, force: Force, stages: Stages
+) -> AdvanceReport:
+    with stages("collect"):
+        seen = look(context, spec)
+        rewind = decide_rewind(seen, positions, force)
+        if rewind.action == "applied":
+            return _applied_before(context, seen, stages)
+        forced = force if isinstance(force, bool) else all(partition.ssp in force for partition in rewind.partitions)
+        ids = {str(partition.ssp): positions[partition.ssp].id for partition in rewind.partitions}
+        rebuilt = rewind.action == "rebuild"
+        if rebuilt:
+            _check(rewind)
+        plan = decide(seen, rebuild=reason, forced=forced) if rebuilt else decide(seen)
+    advance = Advance(context, seen.source, seen.at, plan.decision, stages)
+    if rebuilt:
+        return carry_out(advance, seen, plan, applied=ids)
+    if seen.manifest is None or plan.decision.action != "continue":
+        _check(rewind)
+        raise _not_valid(spec, plan.decision)
+    progress = taken_up(advance, seen, plan)
+    progress, rewind = _after_what_was_begun(advance, seen, progress, rewind, positions, force)
+    _check(rewind)
+    rewinding = Rewinding(rewind, ids, reason, forced)
+    version = progress.manifest.version
     assert version is not None
-    with Lease.acquire(work.lake, work.spec.name, [version.id], holder=f"rewind by {work.by}"):
-        work.apply(work.rewinding.ranges)
-    work.rewinding = None
-    work.compact()
-    again, skipped = (sum(getattr(each, what) for each in plan.partitions) for what in ("again", "skipped"))
-    told = f"{again:,} offsets of {len(plan.partitions)} partition(s) applied again"
-    return replace(work.report("rewound"), note=told + (f", {skipped:,} passed over" if skipped else ""))
+    with Lease.acquire(context.lake, spec.name, [version.id], holder=f"rewind by {context.by}"):
+        progress, _ = apply_ranges(advance, progress, rewinding.ranges, rewinding=rewinding)
+    report = report_of(advance, compact(advance, progress), "rewound")
+    again, skipped = (sum(getattr(partition, what) for partition in rewind.partitions) for what in ("again", "skipped"))
+    note = f"{again:,} offsets of {len(rewind.partitions)} partition(s) applied again"
+    return replace(report, note=note + (f", {skipped:,} passed over" if skipped else ""))
 
 
-def _after_what_was_begun(work: Follower, plan: RewindPlan, positions: Positions, force: Force) -> RewindPlan:
+def _after_what_was_begun(
+    advance: Advance, seen: Seen, progress: Progress, plan: RewindPlan, positions: Positions, force: Force
+) -> tuple[Progress, RewindPlan]:
     """Return the plan for the table once a bootstrap, or ranges with dead letters, that were begun are ended."""
-    manifest = work.manifest
-    assert manifest.bootstrap is not None
-    if manifest.bootstrap.state == "done" and manifest.quarantining is None:
-        return plan
-    if work.follow() == "waiting":
+    if not progress.running and progress.manifest.quarantining is None:
+        return progress, plan
+    progress, action = apply_changes(advance, progress)
+    if action == "waiting":
         raise DatasetError(
-            f"dataset {work.spec.name!r} can't be rewound: its bootstrap waits for transactions that have not ended.",
+            f"dataset {advance.spec.name!r} can't be rewound: its bootstrap waits for transactions that have not "
+            "ended.",
             "Advance it until it is bootstrapped, then ask again.",
         )
-    return decide_rewind(work.source, work.manifest, positions, force)
+    return progress, decide_rewind(replace(seen, manifest=progress.manifest), positions, force)
 
 
-def _done_before(work: Follower) -> AdvanceReport:
-    assert work.found is not None
-    work.manifest = work.found
+def _applied_before(context: WriteContext, seen: Seen, stages: Stages) -> AdvanceReport:
+    assert seen.manifest is not None
     reason = "its startpoints were applied already"
-    work.decision = Decision(action="continue", store="valid", reason=reason, at=work.looked)
-    return replace(work.report("up-to-date"), note=reason)
+    decision = Decision(action="continue", store="valid", reason=reason, at=seen.at)
+    advance = Advance(context, seen.source, seen.at, decision, stages)
+    return replace(report_of(advance, Progress(seen.commit, seen.manifest, seen.ends), "up-to-date"), note=reason)
 
 
 def _check(plan: RewindPlan) -> None:

@@ -26,6 +26,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.unbounded.table_state import Seen
 
 Positions = Mapping[SystemStreamPartition, Startpoint]
 Force = bool | Collection[SystemStreamPartition]
@@ -70,28 +71,28 @@ class RewindPlan:
 
     def summary(self) -> str:
         """Return the plan in a few lines, one a partition."""
-        said = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
-        said += [f"  {each.summary()}" for each in self.partitions]
-        return "\n".join([*said, *([f"  {self.refusal}"] if self.refusal else [])])
+        lines = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
+        lines += [f"  {partition.summary()}" for partition in self.partitions]
+        return "\n".join([*lines, *([f"  {self.refusal}"] if self.refusal else [])])
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-able values."""
-        partitions = [{name: getattr(each, name) for name in each.__slots__} for each in self.partitions]
+        partitions = [{name: getattr(rewind, name) for name in rewind.__slots__} for rewind in self.partitions]
         return {
             "dataset": self.dataset,
             "action": self.action,
-            "partitions": [each | {"ssp": str(each["ssp"])} for each in partitions],
+            "partitions": [values | {"ssp": str(values["ssp"])} for values in partitions],
             "refusal": None if self.refusal is None else str(self.refusal),
         }
 
 
-def decide_rewind(source: Source, manifest: DatasetManifest | None, positions: Positions, force: Force) -> RewindPlan:
-    """Return what these startpoints come to for a table as its manifest has it (None: there is none).
+def decide_rewind(seen: Seen, positions: Positions, force: Force) -> RewindPlan:
+    """Return what these startpoints come to for the table that was seen.
 
     Those that are applied already, by their ids, do not count. Raises DatasetError for partitions of other streams, and
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
-    spec = source.spec
+    source, manifest, spec = seen.source, seen.manifest, seen.spec
     foreign = sorted(set(positions) - set(source.ssps))
     if foreign or not positions:
         named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
@@ -104,9 +105,9 @@ def decide_rewind(source: Source, manifest: DatasetManifest | None, positions: P
         return RewindPlan(spec.name, "applied")
     forced = frozenset(pending if force is True else force or ())
     oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
-    partitions = tuple(_partition(source, manifest, ssp, pending[ssp]) for ssp in sorted(pending))
+    partitions = tuple(_partition(seen, ssp, pending[ssp]) for ssp in sorted(pending))
     if oldest and len(pending) == len(source.ssps):
-        return RewindPlan(spec.name, "rebuild", partitions, _incomplete(source, forced))
+        return RewindPlan(spec.name, "rebuild", partitions, _incomplete(seen, forced))
     return RewindPlan(spec.name, "rewind", partitions, _refusal(source, manifest, pending, partitions, forced))
 
 
@@ -119,16 +120,14 @@ def open_startpoints(manifest: DatasetManifest | None, positions: Positions) -> 
     }
 
 
-def _partition(
-    source: Source, manifest: DatasetManifest | None, ssp: SystemStreamPartition, startpoint: Startpoint
-) -> PartitionRewind:
-    system, name = source.system, source.spec.name
+def _partition(seen: Seen, ssp: SystemStreamPartition, startpoint: Startpoint) -> PartitionRewind:
+    system, name = seen.source.system, seen.spec.name
     try:
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
     except (ConfigurationError, OffsetOutOfRangeError) as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
-    taken = _taken(manifest).get(ssp)
-    end = system.upcoming([ssp])[ssp] if taken is None else taken
+    taken = _taken(seen.manifest).get(ssp)
+    end = seen.ends[ssp] if taken is None else taken
     later = system.compare(start, end) > 0
     return PartitionRewind(
         ssp,
@@ -148,12 +147,12 @@ def _taken(manifest: DatasetManifest | None) -> dict[SystemStreamPartition, str]
     return by_partition(manifest.bootstrap.target if running else manifest.offsets)
 
 
-def _incomplete(source: Source, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
+def _incomplete(seen: Seen, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
     try:
-        check_complete(source, "a startpoint at the oldest offset of every partition")
+        check_complete(seen, "a startpoint at the oldest offset of every partition")
     except DatasetError as error:
         step = f"{error.next_step} Forced, the rebuild keeps only the keys that the stream still tells of."
-        return None if forced >= set(source.ssps) else DatasetError(error.problem, step)
+        return None if forced >= set(seen.source.ssps) else DatasetError(error.problem, step)
     return None
 
 
@@ -173,22 +172,23 @@ def _refusal(
             "Advance it a first time; startpoints at the oldest offset of every partition build it from there.",
         )
     if manifest.version is not None and manifest.version.order_by != spec.following.order_by:
-        said = [f"ordered by {order or 'offset'}" for order in (manifest.version.order_by, spec.following.order_by)]
+        was, wanted = (order or "offset" for order in (manifest.version.order_by, spec.following.order_by))
         return DatasetError(
-            f"{what} is {said[0]}, and declared to be {said[1]}: its changes can't be applied again over the others.",
+            f"{what} is ordered by {was}, and declared to be ordered by {wanted}: its changes can't be applied again "
+            "over the others.",
             f"Build it anew: {rebuild}.",
         )
-    for each in partitions:
-        skips = each.skipped or isinstance(positions[each.ssp], StartpointUpcoming)
-        if skips and each.ssp not in forced:
+    for partition in partitions:
+        skips = partition.skipped or isinstance(positions[partition.ssp], StartpointUpcoming)
+        if skips and partition.ssp not in forced:
             return DatasetError(
-                f"{what}: the startpoint of {each.ssp} ({each.startpoint}) is at offset {each.start}, and its table "
-                f"goes on at {each.taken}: it would never have the changes between.",
+                f"{what}: the startpoint of {partition.ssp} ({partition.startpoint}) is at offset {partition.start}, "
+                f"and its table goes on at {partition.taken}: it would never have the changes between.",
                 "Write a startpoint at or before that offset. To pass over changes on purpose, force it.",
             )
     extractor = spec.extractor
     if extractor is not None and not extractor.keeps(spec.key):
-        unforced = [each for each in partitions if each.again and each.ssp not in forced]
+        unforced = [rewind for rewind in partitions if rewind.again and rewind.ssp not in forced]
         if unforced:
             return DatasetError(
                 f"{what}: its extractor computes the key ({', '.join(spec.key)}), so nothing tells which entries the "

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.assets.sources.changes import decode_changes, refuse_problems
 from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
-from dagster_adjunct.assets.unbounded.advance import check_order, max_offset
+from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
 from dagster_adjunct.assets.versions.manifest import POSITION, Decision
 from dagster_adjunct.assets.versions.report import AdvanceReport, Stages
 from dagster_adjunct.resources.errors import (
@@ -240,7 +240,6 @@ class TransientTable:
                     "bootstrap=False, which goes on without what is lost.",
                 )
             return oldest, _decided("bootstrap", "it lives for one run, and is built anew in each")
-        default = oldest if source.info.default_offset == "oldest" else dict(upcoming)
         last = self._last_ends()
         lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
         reason = "it lives for one run, and goes on from " + ("the last offset" if last else "the default offset")
@@ -254,10 +253,7 @@ class TransientTable:
                     "them. A longer retention of the stream keeps this from happening.",
                 )
             reason += f"; {problem}"
-        starts = {
-            ssp: default[ssp] if ssp not in last else max_offset(source, last[ssp], oldest[ssp]) for ssp in source.ssps
-        }
-        return starts, _decided("create", reason)
+        return last_offsets(source, last, oldest, upcoming), _decided("create", reason)
 
     def _check_not_made_anew(
         self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]

@@ -144,3 +144,7 @@ class Stages:
             took = time.perf_counter() - began
             self.seconds[running.name] = self.seconds.get(running.name, 0.0) + took
             self._on_stage(StageEvent(self._dataset, version, running.name, took, running.detail))
+
+    def tell(self, stage: str, seconds: float, detail: str) -> None:
+        """Tell how far a stage is that other stages are part of."""
+        self._on_stage(StageEvent(self._dataset, None, stage, seconds, detail))

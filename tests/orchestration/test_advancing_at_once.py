@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import DatasetError, StoreUnavailableError
@@ -37,13 +37,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def before_writing(patch: pytest.MonkeyPatch, act: Callable[[str], None]) -> None:
     """Call `act` with the dataset's name before it is written."""
-    write = follow.write_generation
+    write = write_changes.write_generation
 
     def acting(*arguments: Any, what: str, **options: Any) -> Any:
         act(what.split("'")[1])
         return write(*arguments, what=what, **options)
 
-    patch.setattr(follow, "write_generation", acting)
+    patch.setattr(write_changes, "write_generation", acting)
 
 
 def run(world: World, session: Callable[[], Any] = lambda: None, **options: Any) -> Any:

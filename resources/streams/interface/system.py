@@ -79,6 +79,10 @@ class StreamInfo:
     identity: str | None = None
     repartitioned: Repartitioned | None = None
 
+    def tells_all(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
+        """Whether reading the stream from these oldest offsets gives the newest record of every key it ever held."""
+        return self.compacted or all(offset == FIRST_OFFSET for offset in oldest.values())
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
@@ -234,9 +238,7 @@ class StreamSystem(ABC):
 
     def tells_all(self, stream: str) -> bool:
         """Whether reading the stream from its oldest offset gives the newest record of every key it ever held."""
-        ssps = self.partitions(stream)
-        oldest = self.oldest(ssps)
-        return self.info(stream).compacted or all(oldest[ssp] == FIRST_OFFSET for ssp in ssps)
+        return self.info(stream).tells_all(self.oldest(self.partitions(stream)))
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return this system as it answers questions about one stream now, for a reader that asks several.

@@ -20,8 +20,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources import dead_letters as quarantine
 from dagster_adjunct.assets.sources import ordering
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
-from dagster_adjunct.assets.unbounded import advance as follow
-from dagster_adjunct.assets.unbounded import compaction
+from dagster_adjunct.assets.unbounded import merge_generations, write_changes
 from dagster_adjunct.assets.versions.manifest import POSITION
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import BadChangeError, StreamNotFoundError
@@ -166,15 +165,15 @@ def ends_of(offsets: Mapping[str, str]) -> dict[int, int]:
 def facts_without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in advances and compactions until the patch is undone, by offset and by `at`, with dead letters."""
     without_spark(patch)
-    patch.setattr(follow, "decode_changes", _decode)
-    patch.setattr(follow, "refuse_problems", _refuse)
+    patch.setattr(write_changes, "decode_changes", _decode)
+    patch.setattr(write_changes, "refuse_problems", _refuse)
     patch.setattr(ordering, "without_late", _without_late)
     patch.setattr(quarantine, "problems_of", lambda changes: _Bad(_with_problems(changes)))
     patch.setattr(quarantine, "without_problems", _without_problems)
     patch.setattr(quarantine, "send_dead_letters", _send_dead_letters)
-    patch.setattr(compaction._Compaction, "_horizon", _horizon)
-    patch.setattr(compaction._Compaction, "_check_late", _check_late)
-    patch.setattr(compaction, "_without_forgotten", _without_forgotten)
+    patch.setattr(merge_generations, "horizon_of", _horizon_of)
+    patch.setattr(merge_generations, "any_up_to", _any_up_to)
+    patch.setattr(merge_generations, "without_forgotten", _without_forgotten)
 
 
 def _decode(spec: AdjunctDataset, records: pa.Table, *_: Any, **__: Any) -> pa.Table:
@@ -236,16 +235,13 @@ def _send_dead_letters(
     return int(system.append(stream, pa.table(columns), producer=producer, sequence=sequence).rows)
 
 
-def _horizon(work: Any, manifest: Any, rows: pa.Table) -> int | None:
+def _horizon_of(manifest: Any, rows: pa.Table) -> int | None:
     kept = manifest.declaration.keep_tombstones
     return None if kept is None or not rows.num_rows else pc.max(rows[POSITION]).as_py() - kept
 
 
-def _check_late(work: Any, version: Any, appended: Any, built: Any) -> None:
-    rows = work._rows(version, appended, "")
-    if any(position <= built.horizon for position in rows[POSITION].to_pylist()):
-        work.log.drop(built.generation)
-        raise compaction._LateChanges
+def _any_up_to(rows: pa.Table, horizon: int) -> bool:
+    return any(position <= horizon for position in rows[POSITION].to_pylist())
 
 
 def _without_forgotten(rows: pa.Table, key: tuple[str, ...], horizon: int | None) -> tuple[pa.Table, Any]:

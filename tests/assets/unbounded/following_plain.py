@@ -16,10 +16,11 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import Source
-from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.versions.manifest import POSITION, DatasetManifest
 from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -37,9 +38,9 @@ Content = dict[str, int]
 def follow_without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in an advance until the patch is undone."""
     patch.setattr(Source, "read", _read)
-    patch.setattr(follow, "decode_changes", lambda spec, records, *_, **__: _positioned(records))
-    patch.setattr(follow, "refuse_problems", lambda changes, *_, **__: changes)
-    patch.setattr(follow, "write_generation", _write)
+    patch.setattr(write_changes, "decode_changes", lambda spec, records, *_, **__: _positioned(records))
+    patch.setattr(write_changes, "refuse_problems", lambda changes, *_, **__: changes)
+    patch.setattr(write_changes, "write_generation", _write)
 
 
 def _read(source: Source, spark: Any, ranges: Any) -> pa.Table:
@@ -99,15 +100,10 @@ class Table:
         rebuild: str | None = None,
     ) -> AdvanceReport:
         """Advance, at a time that is `later` than now."""
-        return advance_unbounded(
-            lake or self.world.lake,
-            {"lake": self.streams},
-            spec or self.spec,
-            spark,
-            by="test",
-            rebuild=rebuild,
-            now=lambda: datetime.now(UTC) + later,
+        context = WriteContext(
+            lake or self.world.lake, {"lake": self.streams}, spark, "test", now=lambda: datetime.now(UTC) + later
         )
+        return advance_unbounded(context, spec or self.spec, rebuild=rebuild)
 
     def drop_the_front(self, keep: int = 1) -> None:
         """Let retention drop all segments of the stream but the newest `keep`."""

@@ -14,9 +14,10 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import compaction
+from dagster_adjunct.assets.unbounded import merge_generations
 from dagster_adjunct.assets.versions.attempts import attempts
 from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.read import bucketed_frame
 from dagster_adjunct.resources.objects import Lake, open_lake
@@ -81,15 +82,15 @@ def content(view: Any) -> Content:
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in advances and in compactions by offset: the same files, written by the same writer."""
     follow_without_spark(patch)
-    patch.setattr(compaction._Compaction, "_rows", _rows)
-    patch.setattr(compaction, "write_generation", _write)
+    patch.setattr(merge_generations, "stored_rows", _rows)
+    patch.setattr(merge_generations, "write_generation", _write)
 
 
-def _rows(work: Any, version: SealedVersion, generations: Sequence[Generation], what: str) -> pa.Table:
+def _rows(context: WriteContext, version: SealedVersion, generations: Sequence[Generation], what: str) -> pa.Table:
     tables = []
     for generation in generations:
         for file in generation.files:
-            data = work.log.lake.store.get(f"{generation.folder}/{file.name}").data
+            data = context.lake.store.get(f"{generation.folder}/{file.name}").data
             rows = pq.read_table(pa.BufferReader(data))
             tables.append(rows.append_column("__gen", pa.array([generation.id] * rows.num_rows, pa.int32())))
     return pa.concat_tables(tables)

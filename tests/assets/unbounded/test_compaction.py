@@ -7,9 +7,12 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import compaction
-from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
+from dagster_adjunct.assets.unbounded import merge_generations, served_version
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compaction_plan import plan_compaction
+from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -212,13 +215,13 @@ def test_a_table_whose_entries_are_all_deleted_is_compacted_to_nothing(quick: Wo
 def test_the_merge_is_local_to_each_bucket(sparkling: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """No exchange stands in the plan: a bucket's generations are read and written by one task."""
     plans: list[str] = []
-    write = compaction.write_generation
+    write = merge_generations.write_generation
 
     def seen(lake, attempt, number, layout, rows, **options):
         plans.append(rows.sortWithinPartitions(*options["order_by"])._jdf.queryExecution().executedPlan().toString())
         return write(lake, attempt, number, layout, rows, **options)
 
-    monkeypatch.setattr(compaction, "write_generation", seen)
+    monkeypatch.setattr(merge_generations, "write_generation", seen)
     for spec in (table(sparkling, partitions=2), table(sparkling, "ordered", partitions=2, order_by="n")):
         send(sparkling, spec, {"a": 1, "b": 1})
         send(sparkling, spec, {"a": 2})
@@ -262,7 +265,7 @@ def test_footers_that_every_commit_would_repeat_are_left_out_where_they_are_larg
     send(quick, spec, {"a": 2})
     compact(quick, spec, "minor")
     assert all(file.footer for each in quick.view(spec).sealed.generations for file in each.files)
-    monkeypatch.setattr(compaction, "FOOTERS", 10)
+    monkeypatch.setattr(served_version, "FOOTERS", 10)
     compact(quick, spec, "major")
     assert [file.footer for each in quick.view(spec).sealed.generations for file in each.files] == [None, None]
     assert entries(quick, spec) == {"a": 2, "b": 1}
@@ -328,7 +331,9 @@ def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick
 
     # The first swap begins the rebuild, the second is its first chunk.
     lake = faulty(quick, Fault("put_if_match", 2, "meanwhile", compact_once))
-    report = advance_unbounded(lake, quick.systems, spec, quick.spark, by="test", rebuild="a test of two at once")
+    report = advance_unbounded(
+        WriteContext(lake, quick.systems, quick.spark, "test"), spec, rebuild="a test of two at once"
+    )
     assert report.action == "bootstrapped"
     assert entries(quick, spec) == {"a": 1, "b": 1, "c": 2}
     assert left_over(quick, spec) == set()
@@ -443,6 +448,7 @@ def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(sparkl
     change(sparkling, spec, ("a", 10, False))
     change(sparkling, spec, ("c", 1000, False))
     assert compact(sparkling, spec, "major").horizon == 900
-    advance_unbounded(sparkling.lake, sparkling.systems, spec, sparkling.spark, by="test", rebuild="a test")
+    context = WriteContext(sparkling.lake, sparkling.systems, sparkling.spark, "test")
+    advance_unbounded(context, spec, rebuild="a test")
     assert entries(sparkling, spec) == {"a": 10, "c": 1000}
     assert StoredVersions(sparkling.lake, spec).require_manifest().horizon is None

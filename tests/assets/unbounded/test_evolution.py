@@ -19,6 +19,7 @@ from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.evolution import check_evolution
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema, widens
 from tests.assets.conftest import World
@@ -202,7 +203,9 @@ def test_refused_columns_change_nothing_and_a_rebuild_may_have_any(sparkling: Wo
     with pytest.raises(DatasetError, match="t is string, was tinyint"):
         world.advance(other)
     assert read(world)["a"]["t"] == 1
-    report = advance_unbounded(world.lake, world.systems, other, world.spark, by="test", rebuild="t was never a number")
+    report = advance_unbounded(
+        WriteContext(world.lake, world.systems, world.spark, "test"), other, rebuild="t was never a number"
+    )
     assert (report.action, read(world)) == ("bootstrapped", {"a": {"t": "1"}})
     assert world.advance(other).action == "up-to-date"
 

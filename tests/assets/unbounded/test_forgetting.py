@@ -22,6 +22,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.attempts import attempts
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
@@ -193,7 +194,9 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     systems = {"lake": quick.streams}
     crash = Fault("put_if_match", 4, "crash-before")
     with pytest.raises(Crash):
-        advance_unbounded(faulty(quick, crash), systems, spec, no_session, by="test", rebuild=f"{SECRET} asked")
+        advance_unbounded(
+            WriteContext(faulty(quick, crash), systems, no_session, "test"), spec, rebuild=f"{SECRET} asked"
+        )
     building = manifest(quick).bootstrap.building  # type: ignore[union-attr]
     assert len(building) >= 2
     report = forget(quick.lake, NAME, [SECRET], **WHY)
@@ -260,7 +263,9 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
 def test_a_rebuild_brings_a_key_back_unless_a_tombstone_was_sent(quick: World) -> None:
     spec = grown(quick)
     forget(quick.lake, NAME, [SECRET], **WHY)
-    again = advance_unbounded(quick.lake, {"lake": quick.streams}, spec, no_session, by="test", rebuild="to see")
+    again = advance_unbounded(
+        WriteContext(quick.lake, {"lake": quick.streams}, no_session, "test"), spec, rebuild="to see"
+    )
     assert again.action == "bootstrapped"
     assert content(current(quick)) == LEFT, "the last change on the stream is a tombstone"
     assert find_keys(quick.lake, NAME, [SECRET]).clean

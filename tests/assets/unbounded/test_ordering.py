@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.manifest import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
@@ -97,7 +97,9 @@ def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
     world, oracle = plain_world(), Oracle()
     with pytest.MonkeyPatch.context() as patch:
         follow_without_spark(patch)
-        patch.setattr(follow, "decode_changes", lambda spec, rows, *_, **__: rows.append_column(POSITION, rows["at"]))
+        patch.setattr(
+            write_changes, "decode_changes", lambda spec, rows, *_, **__: rows.append_column(POSITION, rows["at"])
+        )
         for number, facts in enumerate(batches):
             sent = [*facts, *batches[0]] if number in replays and number else facts
             if number in replays and number:  # what was sent first comes again: it changes nothing that is newer

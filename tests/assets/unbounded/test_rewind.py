@@ -18,12 +18,13 @@ from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.reapply import Rewinding
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
-from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.assets.versions.manifest import POSITION, DatasetManifest
 from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -252,12 +253,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rewinding, "onto", _onto)
 
 
-def _onto(self: Rewinding, changes: pa.Table, work: Any) -> tuple[pa.Table, None]:
+def _onto(
+    self: Rewinding, changes: pa.Table, context: WriteContext, spec: Any, manifest: DatasetManifest
+) -> tuple[pa.Table, None]:
     """Do by offset what Rewinding does by Spark: a change takes the position of what the table holds of its key."""
     held: dict[str, int] = {}
-    for generation in work.manifest.version.generations:
+    assert manifest.version is not None
+    for generation in manifest.version.generations:
         for file in generation.files:
-            rows = pa.parquet.read_table(pa.BufferReader(work.lake.store.get(f"{generation.folder}/{file.name}").data))
+            data = context.lake.store.get(f"{generation.folder}/{file.name}").data
+            rows = pa.parquet.read_table(pa.BufferReader(data))
             for key, position in zip(rows["k"].to_pylist(), rows[POSITION].to_pylist(), strict=True):
                 held[key] = max(position, held.get(key, position))
     pairs = zip(changes["k"].to_pylist(), changes[POSITION].to_pylist(), strict=True)
@@ -274,7 +279,7 @@ def corrected(patch: pytest.MonkeyPatch) -> None:
         n = pa.array([None if each is None else 10 * each for each in rows["n"].to_pylist()], pa.int32())
         return rows.set_column(rows.column_names.index("n"), "n", n)
 
-    patch.setattr(follow, "decode_changes", tenfold)
+    patch.setattr(write_changes, "decode_changes", tenfold)
 
 
 def told(world: World) -> Any:
@@ -599,10 +604,10 @@ def test_files_that_are_read_again_outlive_a_compaction_and_a_discard_meanwhile(
     at_once = DiscardPolicy(keep=1, grace=timedelta(0))
     deleted: list[int] = []
 
-    def onto_after(self: Rewinding, changes: pa.Table, work: Any) -> tuple[pa.Table, None]:
+    def onto_after(*given: Any) -> tuple[pa.Table, None]:
         compact_dataset(world.lake, NAME, no_session, by="test", level="major")
         deleted.append(discard(world.lake, NAME, at_once, by="test").objects)
-        return _onto(self, changes, work)
+        return _onto(*given)
 
     monkeypatch.setattr(Rewinding, "onto", onto_after)
     rewind(world, table_of(), {part(0): at(0)})

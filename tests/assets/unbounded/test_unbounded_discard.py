@@ -14,7 +14,8 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard, reachable
 from dagster_adjunct.assets.retention.generations import oldest_kept, plan_retired
-from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,

@@ -23,6 +23,7 @@ from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.objects.faulty import Fault
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -119,7 +120,8 @@ def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: Wo
     assert second.files == first.files
     assert in_iceberg(catalog) == {"a": None, "b": None}
     systems = {"lake": quick.streams}
-    advance_unbounded(quick.lake, systems, table(quick, NAME), no_session, by="test", rebuild="for the new column")
+    context = WriteContext(quick.lake, systems, no_session, "test")
+    advance_unbounded(context, table(quick, NAME), rebuild="for the new column")
     publish_to_iceberg(quick.lake, NAME, TABLE, no_session, by="test")
     assert in_iceberg(catalog) == everywhere(quick) == {"a": 1, "b": 1}
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compaction import CompactionReport
+from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import AdjunctError

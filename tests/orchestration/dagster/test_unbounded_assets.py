@@ -21,8 +21,8 @@ from dagster_adjunct import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.following import Following
-from dagster_adjunct.assets.unbounded import advance as follow
-from dagster_adjunct.assets.unbounded.compaction import CompactionReport
+from dagster_adjunct.assets.unbounded import write_changes
+from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.document import Retention
@@ -45,7 +45,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
 
 def fail_at_chunk(patch: pytest.MonkeyPatch, number: int) -> None:
     """Let the chunk of this number fail, once."""
-    write, calls = follow.write_generation, []
+    write, calls = write_changes.write_generation, []
 
     def failing(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -53,7 +53,7 @@ def fail_at_chunk(patch: pytest.MonkeyPatch, number: int) -> None:
             raise DatasetError("the disk is full.", "Make room.")
         return write(*arguments, **options)
 
-    patch.setattr(follow, "write_generation", failing)
+    patch.setattr(write_changes, "write_generation", failing)
 
 
 def facts(said: Said, check: str = "prices bootstrapped") -> dict[str, Any]:
@@ -186,13 +186,13 @@ def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab, monkeypatc
     assert (made["adjunct/lag_records"], made["adjunct/lag_seconds"]) == (0, 0)
     assert made["adjunct/lag"]["lake.prices.0"] == {"offsets": 0, "records": 0, "lost": 0, "seconds": 0.0}
     lab.deliver("prices", APPLES, None)
-    write = follow.write_generation
+    write = write_changes.write_generation
 
     def meanwhile(*arguments: Any, **options: Any) -> Any:
         lab.deliver("prices", MORE, None)
         return write(*arguments, **options)
 
-    monkeypatch.setattr(follow, "write_generation", meanwhile)
+    monkeypatch.setattr(write_changes, "write_generation", meanwhile)
     behind = lab.advance(PRICES).made["prices"]
     assert behind["adjunct/action"] == "applied"
     assert behind["adjunct/lag_records"] == 4, "what came after the run had looked at the stream's end"

@@ -20,7 +20,7 @@ from dagster_adjunct import (
     run_application,
     systems_for,
 )
-from dagster_adjunct.assets.unbounded import advance as follow
+from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.errors import DatasetError
 from tests.orchestration.dagster import small
@@ -47,7 +47,7 @@ def test_the_main_input_is_read_when_the_bootstrap_is_done_and_compaction_change
             return Said(executed, instance)
 
         with monkeypatch.context() as patch:
-            patch.setattr(follow, "write_generation", _full_disk)
+            patch.setattr(write_changes, "write_generation", _full_disk)
             ended = run("order_totals")
         assert not ended.success
         assert ended.passed["rates bootstrapped"] is False

@@ -75,7 +75,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def _tenfold(self: Rewinding, changes: Any, work: Any) -> tuple[Any, None]:
+def _tenfold(self: Rewinding, changes: Any, *_: Any) -> tuple[Any, None]:
     import pyarrow.compute as pc
 
     return changes.set_column(changes.column_names.index("n"), "n", pc.multiply(changes["n"], 10).cast("int32")), None

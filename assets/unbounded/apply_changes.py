@@ -1,0 +1,161 @@
+"""Applying changes: [offset, upcoming) becomes deltas, a chunk a commit; of a bootstrap, generations of the new table.
+
+A commit costs what its changes cost, however large the table is: readers merge base and deltas. What a bootstrap
+builds lies beside the table that is served, until its target is reached.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.sources.opening import as_stored
+from dagster_adjunct.assets.unbounded.bootstrap_progress import time_left
+from dagster_adjunct.assets.unbounded.committing import commit_again
+from dagster_adjunct.assets.unbounded.next_ranges import next_ranges, reaches_target
+from dagster_adjunct.assets.unbounded.served_version import with_version
+from dagster_adjunct.assets.unbounded.write_changes import write_changes
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest
+from dagster_adjunct.assets.writing.generation import add
+from dagster_adjunct.resources.errors import CommitConflictError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.sources.opening import Ranges
+    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
+    from dagster_adjunct.assets.unbounded.reapply import Rewinding
+    from dagster_adjunct.assets.versions.log import Attempt
+    from dagster_adjunct.assets.versions.report import Action
+    from dagster_adjunct.resources.bucketing.files import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The generation that an attempt made of these ranges; `reached` says that they end a bootstrap."""
+
+    attempt: Attempt
+    generation: Generation
+    ranges: Ranges
+    counters: dict[str, int]
+    reached: bool
+    rewinding: Rewinding | None
+
+
+def apply_changes(advance: Advance, progress: Progress) -> tuple[Progress, Action]:
+    """Apply what has come, a chunk a commit; return what that came to."""
+    action: Action = "up-to-date"
+    began, done = time.monotonic(), 0
+    while True:
+        running = progress.running
+        ranges, last = next_ranges(advance, progress)
+        reached = running and last and reaches_target(advance, progress, ranges)
+        if not ranges and not reached:
+            return progress, "waiting" if running else action
+        progress, records = apply_ranges(advance, progress, ranges, reached=reached)
+        done += records
+        action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
+        if running:
+            took = time.monotonic() - began
+            system = advance.source.system
+            detail = time_left(system, progress.manifest, took, 0 if reached else done)
+            advance.stages.tell("bootstrap", took, detail)
+        if last:  # what came since a bootstrap began is for the next advance: readers need not wait for it
+            return progress, action if reached or not running else "waiting"
+
+
+def apply_ranges(
+    advance: Advance,
+    progress: Progress,
+    ranges: Ranges,
+    *,
+    reached: bool = False,
+    rewinding: Rewinding | None = None,
+) -> tuple[Progress, int]:
+    """Read these changes and commit them; return how many records they were.
+
+    `reached` says that they end a bootstrap, `rewinding` that they are applied again.
+    """
+    context, name, log = advance.context, advance.spec.name, advance.log
+    attempt = log.attempt()
+    generation = attempt.generation(progress.manifest.next_generation)
+    records = advance.source.count(ranges) if ranges else 0
+    counters = {"read": records}
+    running, tombstones = progress.running, not _makes_base(advance, progress)
+    try:
+        with AttemptRenewal(context.lake, name, attempt.id, context.by):
+            with advance.stages("build"):
+                if records:
+                    progress, generation, counted = write_changes(
+                        advance, progress, attempt, ranges, keep_tombstones=tombstones, rewinding=rewinding
+                    )
+                    counted["deleted"] += sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
+                    counted.pop("conflicting", None)  # of a change stream nothing else is expected
+                    counters |= counted if running else {"changes": generation.rows, **counted}
+            with advance.stages("commit"):
+                written = _Written(attempt, generation, ranges, counters, reached, rewinding)
+                progress = _commit_written(advance, progress, written)
+    except CommitConflictError:
+        forget_attempt(context.lake, name, attempt.id)
+        raise
+    forget_attempt(context.lake, name, attempt.id)
+    return replace(progress, counters=add(dict(progress.counters), counters)), records
+
+
+def _makes_base(advance: Advance, progress: Progress) -> bool:
+    """Whether what is written next is a base, which needs no tombstones.
+
+    By a column's order a deletion must beat what comes after it with a lower value, also in a base.
+    """
+    if advance.spec.following.order_by is not None:
+        return False
+    if progress.running:
+        return not progress.bootstrap.building
+    version = progress.manifest.version
+    return version is None or not any(generation.files for generation in version.generations)
+
+
+def _commit_written(advance: Advance, progress: Progress, written: _Written) -> Progress:
+    """Commit data and offsets together."""
+    try:
+        return commit_again(
+            advance, progress, lambda current: _after(advance, current, written), commit_id=written.attempt.id
+        )
+    except CommitConflictError:
+        advance.log.drop(written.generation)
+        raise
+
+
+def _after(advance: Advance, progress: Progress, written: _Written) -> DatasetManifest:
+    """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
+    source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
+    generation, running, now = written.generation, progress.running, advance.context.now()
+    offsets = manifest.offsets | as_stored({ssp: end for ssp, (_, end) in written.ranges.items()})
+    after = manifest.after(
+        declaration=source.declaration,
+        offsets=offsets,
+        stream=source.info.identity,
+        counters=add(manifest.counters, written.counters),
+        quarantining=None,
+        confirmed_at=advance.looked if offsets == as_stored(progress.ends) else manifest.confirmed_at,
+        decision=advance.decision,
+        next_generation=manifest.next_generation + (1 if generation.files or running else 0),
+        change=Change(action="bootstrap" if running else "apply"),
+    )
+    if written.rewinding is not None:
+        after = written.rewinding.recorded(after, source.system)
+    if not running:
+        if not generation.files:
+            return after
+        assert manifest.version is not None
+        generations = (*(before for before in manifest.version.generations if before.files), generation)
+        counters, offsets = written.counters, after.offsets
+    else:
+        building = (*bootstrap.building, *([generation] if generation.files else []))
+        if not written.reached:
+            return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
+        done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
+        after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
+        generations = building or (generation,)
+        counters = add(dict(progress.counters), written.counters)
+    return with_version(after, source, progress.commit, written.attempt, generations, counters, offsets, now)

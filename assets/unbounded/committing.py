@@ -1,0 +1,164 @@
+"""Commits of one advance: what is current, and deciding again where somebody else only compacted or discarded.
+
+Each commit holds data and offsets together, so there is no second place to disagree with, and one commit is one
+consistent cut across all partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.sources.opening import as_stored
+from dagster_adjunct.assets.unbounded.table_state import max_age_of
+from dagster_adjunct.assets.versions.manifest import Bootstrap, Change, DatasetManifest, Decision
+from dagster_adjunct.resources.errors import CommitConflictError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.unbounded.input_order import Offsets
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.report import Stages
+    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.resources.objects.commit import Commit
+
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What stays the same during one advance. `looked` is when the stream was looked at, before `decision`."""
+
+    context: WriteContext
+    source: Source
+    looked: datetime
+    decision: Decision
+    stages: Stages
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        """The declaration."""
+        return self.source.spec
+
+    @property
+    def log(self) -> DatasetLog:
+        """The commits of the dataset."""
+        return self.context.log(self.spec.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an advance has come.
+
+    `commit` and `manifest` are current, as far as it knows; `ends` is how far the stream is read. `sealed` are the
+    versions that it has made, oldest first, and `counters` what it has counted.
+    """
+
+    commit: Commit | None
+    manifest: DatasetManifest
+    ends: Offsets
+    sealed: tuple[str, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """Its bootstrap: the one under way, or the last one."""
+        assert self.manifest.bootstrap is not None, "only bounded datasets have none"
+        return self.manifest.bootstrap
+
+    @property
+    def running(self) -> bool:
+        """Whether the bootstrap is under way."""
+        return self.bootstrap.state == "running"
+
+    def after(self, commit: Commit, manifest: DatasetManifest) -> Progress:
+        """Return it after this commit."""
+        version = manifest.version
+        made = (version.id,) if version is not None and version is not self.manifest.version else ()
+        return replace(self, commit=commit, manifest=manifest, sealed=(*self.sealed, *made))
+
+
+def commit_manifest(
+    advance: Advance, progress: Progress, manifest: DatasetManifest, *, commit_id: str | None = None
+) -> Progress:
+    """Make `manifest` current. Raises CommitConflictError, and then nothing is visible."""
+    commit = advance.log.commit(progress.commit, manifest, by=advance.context.by, commit_id=commit_id)
+    return progress.after(commit, manifest)
+
+
+def commit_again(
+    advance: Advance,
+    progress: Progress,
+    decide: Callable[[Progress], DatasetManifest],
+    *,
+    commit_id: str | None = None,
+) -> Progress:
+    """Commit what is decided on what is current, again where somebody else only compacted or discarded.
+
+    Raises CommitConflictError where another writer has read on, or begun anew.
+    """
+    before = progress.manifest
+    for tried in range(_TRIES):
+        try:
+            return commit_manifest(advance, progress, decide(progress), commit_id=commit_id)
+        except CommitConflictError:
+            commit, fresh = advance.log.read()
+            if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
+                raise
+            progress = replace(progress, commit=commit, manifest=fresh)
+    raise AssertionError("unreachable")
+
+
+def keep(advance: Advance, progress: Progress, **changes: Any) -> Progress:
+    """Commit something beside data and offsets."""
+    return commit_again(advance, progress, lambda current: current.manifest.after(**changes))
+
+
+def keep_decision(advance: Advance, progress: Progress) -> Progress:
+    """Commit the decision, unless the same one stands there."""
+    stored, made = progress.manifest.decision, advance.decision
+    if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
+        return progress
+    return keep(advance, progress, decision=made, change=change_of(made))
+
+
+def confirm(advance: Advance, progress: Progress) -> Progress:
+    """Commit that the table was found caught up, where its age counts, and not at each look."""
+    limit, confirmed, now = max_age_of(advance.source), progress.manifest.confirmed_at, advance.looked
+    if progress.manifest.offsets != as_stored(progress.ends):
+        return progress  # changes of a transaction that has not ended wait
+    if limit is None or (confirmed is not None and now - confirmed < limit / 10):
+        return progress
+    try:
+        return keep(advance, progress, confirmed_at=now, decision=advance.decision, change=Change(action="confirm"))
+    except CommitConflictError:  # somebody else was here, and saw the same
+        commit, fresh = advance.log.read()
+        return replace(progress, commit=commit, manifest=fresh or progress.manifest)
+
+
+def change_of(decision: Decision) -> Change:
+    """Return what the commit that follows a decision says of itself."""
+    return Change(action=decision.action, reason=decision.reason)
+
+
+def _same_progress(before: DatasetManifest, fresh: DatasetManifest) -> bool:
+    """Whether nobody else has read on, or begun anew: then our changes still follow what is there."""
+
+    def facts(manifest: DatasetManifest) -> tuple[object, ...]:
+        running = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+        horizon = None if running else manifest.horizon  # what was late must be looked at again where it moved
+        return (
+            manifest.offsets,
+            manifest.bootstrap,
+            manifest.declaration.partitions,
+            manifest.next_generation,
+            manifest.quarantining,
+            manifest.applied,
+            horizon,
+        )
+
+    return facts(before) == facts(fresh)

@@ -1,0 +1,232 @@
+"""What there is: an unbounded dataset's table and its stream at one moment, and whether the table can be continued.
+
+A table is valid when its manifest and objects are whole, its stream has the same partitions, its offsets are still on
+the stream, and it is younger than `max_age` since it was last confirmed caught up. One that is being built goes on,
+unless its stream or its columns are others by now.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from dagster_adjunct.assets.sources.opening import Source, by_partition
+from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
+from dagster_adjunct.assets.versions.carrying_over import carried_over
+from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.removal import is_deleted
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.resources.objects.commit import Commit
+
+ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A table and its stream, as one look at `at` finds them; no file is read, and nothing is changed.
+
+    `commit` is the current one, None before the first. `manifest` is None where there is no table. Where `damage` says
+    why the current one can't be read, it is the newest that can be; where `carried`, it is not committed yet, and goes
+    on in the stream as that was repartitioned. `oldest` and `ends` are the first offset that the stream holds, and the
+    next that it gives, by partition. `missing` are objects of the table that are not there in full. `refusal` is set
+    where what was seen is nothing to go by: its pointer is lost, or another writer committed meanwhile.
+    """
+
+    source: Source
+    at: datetime
+    commit: Commit | None
+    manifest: DatasetManifest | None
+    oldest: Offsets
+    ends: Offsets
+    carried: bool = False
+    damage: str = ""
+    missing: tuple[str, ...] = ()
+    refusal: CommitConflictError | MalformedDocumentError | None = None
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        """The declaration."""
+        return self.source.spec
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether the stream, read from its oldest offset, tells of every key that it ever held."""
+        return self.source.info.tells_all(self.oldest)
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """Whether a table can be continued.
+
+    `problem` says why it is not valid, `lost` that the stream has dropped what comes next, `building` that it was not
+    finished. `refusal` is set where nothing can be decided at all: the stream is another one under the same name.
+    """
+
+    store: Literal["none", "building", "invalid", "valid"]
+    problem: str = ""
+    lost: bool = False
+    building: bool = False
+    refusal: OffsetOutOfRangeError | None = None
+
+
+def look(context: WriteContext, spec: AdjunctDataset) -> Seen:
+    """Return what is there now. Raises DatasetError for an input that can't make this dataset."""
+    source = Source.of(context.systems, spec)
+    check_order(source)
+    log = context.log(spec.name)
+    commit, manifest, damage = log.read_or_newest()
+    carried = carried_over(manifest, source.info) if manifest is not None and not damage else None
+    manifest = carried or manifest
+    at = context.now()
+    ends = source.system.upcoming(source.ssps)
+    seen = Seen(
+        source,
+        at,
+        commit,
+        manifest,
+        oldest=source.system.oldest(source.ssps),
+        ends=ends,
+        carried=carried is not None,
+        damage=damage,
+        missing=() if manifest is None or damage else _missing_objects(log, manifest),
+    )
+    if manifest is None and not damage:
+        return replace(seen, refusal=_lost_pointer(log))
+    state = state_of(seen)
+    return replace(seen, refusal=_overtaken(log, commit)) if state.store == "invalid" else seen
+
+
+def state_of(seen: Seen) -> TableState:
+    """Return whether the table that was seen can be continued."""
+    source, manifest = seen.source, seen.manifest
+    if seen.damage:
+        return TableState("invalid", f"its manifest is damaged ({seen.damage})")
+    if manifest is None:
+        return TableState("none")
+    building = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+    offsets = by_partition(manifest.offsets)
+    refusal = _made_anew(seen, manifest.stream, offsets)
+    if refusal is not None:
+        return TableState("invalid", refusal.problem, building=building, refusal=refusal)
+    problem = _partitions_changed(source, offsets)
+    if problem:
+        return TableState("invalid", problem, building=building)
+    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, seen.oldest[ssp]) < 0]
+    if lost:
+        ssp, oldest = lost[0], seen.oldest[lost[0]]
+        problem = f"it goes on at offset {offsets[ssp]} of {ssp}, and the stream holds nothing before {oldest} any more"
+        return TableState("invalid", problem, lost=True, building=building)
+    if seen.missing:
+        problem = f"{len(seen.missing)} of its objects are missing or cut, first {seen.missing[0]}"
+        return TableState("invalid", problem, building=building)
+    if building:
+        problem = _outdated_building(manifest, source, seen.at)
+        return TableState("invalid", problem, building=True) if problem else TableState("building")
+    behind = any(source.system.compare(offset, seen.ends[ssp]) < 0 for ssp, offset in offsets.items())
+    limit, confirmed = max_age_of(source), manifest.confirmed_at
+    if behind and limit is not None and confirmed is not None and seen.at - confirmed > limit:
+        return TableState(
+            "invalid",
+            f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and has not "
+            "read all that came since",
+        )
+    return TableState("valid")
+
+
+def max_age_of(source: Source) -> timedelta | None:
+    """Return how long a table that is behind stays valid: as declared, else as long as the stream keeps tombstones."""
+    return source.spec.following.max_age or source.info.tombstones_kept
+
+
+def _missing_objects(log: DatasetLog, manifest: DatasetManifest) -> tuple[str, ...]:
+    generations = list(manifest.version.generations) if manifest.version else []
+    if manifest.bootstrap is not None and manifest.bootstrap.state == "running":
+        generations = list(manifest.bootstrap.building)
+    listed = {f"{generation.folder}/{file.name}": file.size for generation in generations for file in generation.files}
+    if not listed:
+        return ()
+    stored = {item.key: item.size for item in log.lake.store.list(f"{log.prefix}/data/")}
+    return tuple(key for key, size in listed.items() if stored.get(key) != size)
+
+
+def _lost_pointer(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
+    """Refuse to begin at number 1 where a pointer was lost: the commits that it led to would be passed over."""
+    if is_deleted(log.log.current()):
+        return None
+    newest = next(log.log.before(sys.maxsize), None)
+    if newest is None or newest.number <= 1:
+        return None
+    if log.log.head() is not None:
+        return CommitConflictError(
+            f"dataset {log.name!r}: another writer committed first, while this one looked.", ADVANCE_AGAIN
+        )
+    return MalformedDocumentError(
+        f"dataset {log.name!r} has no {log.log.pointer_key} in {log.lake.url}, and has had {newest.number} commits.",
+        "Restore that object from a backup or an older object version; the manifests are intact. To build the "
+        "dataset anew, declare it under a new name.",
+    )
+
+
+def _overtaken(log: DatasetLog, commit: Commit | None) -> CommitConflictError | None:
+    """Refuse to go by a table that was compacted, and whose files were discarded, while it was looked at."""
+    head = log.log.head()
+    if commit is None or head is None or head.id == commit.id:
+        return None
+    return CommitConflictError(
+        f"dataset {log.name!r}: another writer committed first, while this one looked at the table "
+        f"(number {head.number}, after {commit.number}).",
+        ADVANCE_AGAIN,
+    )
+
+
+def _outdated_building(manifest: DatasetManifest, source: Source, now: datetime) -> str:
+    """Return why a bootstrap that was begun can't go on, "" where it can."""
+    bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
+    assert bootstrap is not None
+    if bootstrap.columns is not None and bootstrap.columns != source.schema:
+        return f"other columns are declared since it began ({bootstrap.columns.difference(source.schema)})"
+    if kept is not None and now - bootstrap.started_at > kept:
+        return (
+            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: some "
+            "may be gone that it has not read"
+        )
+    return ""
+
+
+def _partitions_changed(source: Source, offsets: Offsets) -> str:
+    added = sorted(set(source.ssps) - set(offsets))
+    removed = sorted(set(offsets) - set(source.ssps))
+    changes = [f"{', '.join(map(str, ssps))} {what}" for what, ssps in (("added", added), ("removed", removed)) if ssps]
+    return f"the partitions of its stream have changed ({'; '.join(changes)})" if changes else ""
+
+
+def _made_anew(seen: Seen, stream: str | None, offsets: Offsets) -> OffsetOutOfRangeError | None:
+    """Return the error that its stream was deleted and made anew since the table read it, None where it was not."""
+    source, name, problem = seen.source, seen.spec.name, ""
+    if stream is not None and source.info.identity is not None and stream != source.info.identity:
+        problem = f"dataset {name!r} was read from another stream under the name {source.spec.input}"
+    for ssp, offset in offsets.items():
+        if ssp in seen.ends and source.system.compare(offset, seen.ends[ssp]) > 0:
+            problem = f"dataset {name!r} has read {ssp} up to offset {offset}, and the stream ends at {seen.ends[ssp]}"
+    rewritten = source.info.repartitioned
+    if problem and rewritten is not None and rewritten.identity == stream:
+        return OffsetOutOfRangeError(
+            f"dataset {name!r} was read from {source.spec.input} before that was rewritten into "
+            f"{source.info.partitions} partition(s), and had not read all of it then.",
+            "Offsets begin anew there, and none is taken for one of before. What is served stays. Rebuild the dataset "
+            f"from it (adjunct dataset rebuild {name} MODULE:APP --reason …), or declare it under a new name.",
+        )
+    if problem:
+        return OffsetOutOfRangeError(
+            f"{problem}.",
+            f"The stream was deleted and made anew: rebuild the dataset from it (adjunct dataset rebuild {name} "
+            "MODULE:APP --reason …), or declare it under a new name.",
+        )
+    return None

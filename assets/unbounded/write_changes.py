@@ -1,0 +1,127 @@
+"""Ranges of a change stream written as one generation: read, decoded, bad and late ones set aside.
+
+read -> decode -> late ones out (or: placed over what is there) -> bad ones refused, or to the dead letters -> write
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.sources.changes import decode_changes, refuse_problems
+from dagster_adjunct.assets.unbounded.committing import keep
+from dagster_adjunct.assets.unbounded.next_ranges import offsets_after
+from dagster_adjunct.assets.unbounded.served_version import table_layout
+from dagster_adjunct.assets.versions.manifest import POSITION, Change
+from dagster_adjunct.assets.writing.generation import write_generation
+from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.assets.sources.opening import Ranges
+    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
+    from dagster_adjunct.assets.unbounded.reapply import Rewinding
+    from dagster_adjunct.assets.versions.log import Attempt
+    from dagster_adjunct.resources.bucketing.files import Generation
+
+
+def write_changes(
+    advance: Advance,
+    progress: Progress,
+    attempt: Attempt,
+    ranges: Ranges,
+    *,
+    keep_tombstones: bool,
+    rewinding: Rewinding | None,
+) -> tuple[Progress, Generation, dict[str, int]]:
+    """Write the changes of these ranges; return the generation that they make, and counters.
+
+    The progress is another one where ranges with dead letters were committed first. Raises BadChangeError and
+    NullKeyError for changes that can't be applied.
+    """
+    from dagster_adjunct.assets.sources.ordering import placed_from, without_late
+
+    source, spec, manifest = advance.source, advance.spec, progress.manifest
+    what = f"dataset {spec.name!r}"
+    assert source.info.schema is not None
+    records = source.read(advance.context.spark(), ranges)
+    changes = decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
+    if manifest.positions_from and spec.following.order_by is None:
+        changes = placed_from(changes, manifest.positions_from)
+    if rewinding is not None:
+        changes, late = rewinding.onto(changes, advance.context, spec, manifest)
+    else:
+        # A table that is built anew has forgotten no deletion yet.
+        horizon = None if progress.running else manifest.horizon
+        changes, late = without_late(changes, horizon, spec.following.on_bad_change)
+    quarantined = 0
+    if isinstance(spec.following.on_bad_change, DeadLetters):
+        progress, changes, quarantined = _quarantine(advance, progress, changes, ranges, rewinding)
+    else:
+        changes = refuse_problems(changes, what)
+    generation, counters = write_generation(
+        advance.context.lake,
+        attempt,
+        progress.manifest.next_generation,
+        table_layout(source),
+        changes,
+        what=what,
+        order_by=(*spec.key, POSITION, *(source.tie_break if rewinding is None else (OFFSET, PARTITION))),
+        keep_tombstones=keep_tombstones,
+        partitioned=source.copartitioned and rewinding is None,
+    )
+    counters |= {"quarantined": quarantined} if quarantined else {}
+    counters |= {"late": late()} if late is not None else {}
+    return progress, generation, counters
+
+
+def _quarantine(
+    advance: Advance, progress: Progress, changes: DataFrame, ranges: Ranges, rewinding: Rewinding | None
+) -> tuple[Progress, DataFrame, int]:
+    """Send changes that can't be applied to the dead letters, once; return the others, and how many were sent.
+
+    The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing. Those
+    of a rewind are its own, and it begins again with the same.
+    """
+    from dagster_adjunct.assets.sources.dead_letters import (
+        problems_of,
+        send_dead_letters,
+        without_problems,
+    )
+
+    bad = problems_of(changes)
+    good = without_problems(changes)
+    if bad.isEmpty():
+        return progress, good, 0
+    if progress.manifest.quarantining is None and rewinding is None:
+        spans = {str(ssp): span for ssp, span in ranges.items()}
+        progress = keep(advance, progress, quarantining=spans, change=Change(action="quarantine"))
+    system = advance.source.system
+    sent = send_dead_letters(
+        advance.context.systems,
+        advance.spec,
+        bad,
+        producer=_letters_of(advance, progress, rewinding),
+        sequence=1 + sum(system.distance(ssp, "0", end) for ssp, end in offsets_after(progress, ranges).items()),
+    )
+    return progress, good, sent
+
+
+def _letters_of(advance: Advance, progress: Progress, rewinding: Rewinding | None) -> str:
+    """Return the producer of dead letters: another one where the same ranges may give other letters.
+
+    That is so after a rebuild, a changed declaration, or a compaction that has moved the horizon, and in a rewind.
+    """
+    spec, extractor, manifest = advance.spec, advance.spec.extractor, progress.manifest
+    facts = (
+        spec.following.changes.describe(),
+        extractor and extractor.describe(),
+        spec.columns,
+        manifest.horizon,
+        *([manifest.positions_from] if manifest.positions_from else []),
+        *(rewinding.told if rewinding is not None else ()),
+    )
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
+    return f"dead-{spec.name}-{progress.bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"

@@ -1,0 +1,35 @@
+"""What everything that writes a dataset needs, as one value: where, from which streams, with what, and who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.versions.log import DatasetLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class WriteContext:
+    """Where datasets are written and with what.
+
+    `systems` are the stream systems by name. `spark` is called only where there are rows to work on. `by` says in the
+    commits who did it.
+    """
+
+    lake: Lake
+    systems: Mapping[str, StreamSystem]
+    spark: Callable[[], SparkSession]
+    by: str
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
+
+    def log(self, dataset: str) -> DatasetLog:
+        """Return the commits of a dataset."""
+        return DatasetLog(self.lake, dataset)
