@@ -6,27 +6,22 @@ the Spark step compiles later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.orchestration.application.arguments import column_names, partition_count, plain_column
-from dagster_adjunct.orchestration.application.graph import (
-    Input,
-    Join,
-    KeyedTable,
-    Operator,
-    SendToStream,
-    SendToTable,
-    Spec,
-)
+from dagster_adjunct.orchestration.application.graph import Graph
 from dagster_adjunct.orchestration.application.message_stream import (
     DatasetTable,
     MessageStream,
     OutputStream,
     RemoteTableHandle,
 )
+from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
+from dagster_adjunct.orchestration.operators.declared import KeyedTable
+from dagster_adjunct.orchestration.operators.input import checked_input
+from dagster_adjunct.orchestration.operators.lineage import Node
 from dagster_adjunct.resources.declared import caller
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name, split_stream_name
@@ -34,7 +29,8 @@ from dagster_adjunct.resources.names import check_name, split_stream_name
 if TYPE_CHECKING:
     from typing import overload
 
-    from dagster_adjunct.orchestration.application.graph import DefaultOffset, OnLost
+    from dagster_adjunct.orchestration.operators.input import DefaultOffset, Input, OnLost
+    from dagster_adjunct.orchestration.operators.spec import Operator
 
 T = TypeVar("T")
 
@@ -88,13 +84,14 @@ class Application:
                 "Leave it out for 12 hours.",
             )
         self.startpoints_expire_after = startpoints_expire_after
-        self._operators: dict[str, Operator] = {}
+        self._graph = Graph(self.name)
+        self._inputs: dict[str, Input] = {}
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetTable] = {}
         self._remote_tables: dict[str, RemoteTableHandle] = {}
 
     def __repr__(self) -> str:
-        return f"Application({self.name!r}, {len(self._operators)} operators)"
+        return f"Application({self.name!r}, {len(self._graph.operators)} operators)"
 
     # -- declaring streams and tables
 
@@ -118,25 +115,15 @@ class Application:
         the task's number, from 0, in the column "task", or in the one that `broadcast` names. It is read with one
         position for all tasks.
         """
-        split_stream_name(name)
-        if default_offset not in (None, "oldest", "upcoming"):
-            raise ConfigurationError(
-                f"input stream {name!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
-                "Choose one, or leave it out.",
-            )
-        if on_lost not in ("fail", "oldest"):
-            raise ConfigurationError(
-                f"input stream {name!r} has on_lost={on_lost!r}: expected fail or oldest.",
-                "Choose one, or leave it out to fail.",
-            )
-        if name in self.inputs:
+        spec = checked_input(name, default_offset, reset_offset, on_lost, broadcast)
+        if name in self._inputs:
             raise PlanningError(
                 f"application {self.name!r} declares the input stream {name!r} twice.",
                 "Keep what the first input_stream() returned, and use it in both places.",
             )
         self._refuse_reading(name)
-        column = _task_column(name, broadcast)
-        return self._add(Input(name, default_offset, bool(reset_offset), on_lost, column), ())
+        self._inputs[name] = spec
+        return MessageStream(self._graph, self._graph.add(spec, ()))
 
     def output_stream(self, name: str, *, partitions: int, key: str | Sequence[str] | None = None) -> OutputStream:
         """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
@@ -151,8 +138,8 @@ class Application:
             raise PlanningError(
                 f"application {self.name!r} declares the {what} twice.", "Keep what the first call returned."
             )
-        output = OutputStream(self, name, partitions, column_names(f"{what}: key", key))
-        self._refuse_writing(name, "an output stream")
+        output = OutputStream(self._graph, name, partitions, column_names(f"{what}: key", key))
+        self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
         self._refuse_two_ways()
         return output
@@ -188,11 +175,11 @@ class Application:
             )
         self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
-            dataset = DatasetTable(self, table, max_staleness)
+            dataset = DatasetTable(self._graph, table, max_staleness)
             self._datasets[name] = dataset
             self._refuse_two_ways()
             return dataset
-        remote = RemoteTableHandle(self, table, column_names(f"remote table {name!r}: key", table.key))
+        remote = RemoteTableHandle(self._graph, table, column_names(f"remote table {name!r}: key", table.key))
         if not remote.key:
             raise ConfigurationError(f"remote table {name!r} has no key.", "Name its key columns.")
         self._remote_tables[name] = remote
@@ -203,17 +190,16 @@ class Application:
     @property
     def operators(self) -> tuple[Operator, ...]:
         """All operators as they were defined; an operator stands after its inputs."""
-        return tuple(self._operators.values())
+        return tuple(self._graph.operators.values())
 
     def operator(self, operator_id: str) -> Operator:
         """Return the operator of this id."""
-        return self._declared(self._operators, "operator", operator_id)
+        return self._declared(self._graph.operators, "operator", operator_id)
 
     @property
     def inputs(self) -> dict[str, Input]:
         """The input streams by name, each with its default offset."""
-        specs = [operator.spec for operator in self._operators.values()]
-        return {spec.stream: spec for spec in specs if isinstance(spec, Input)}
+        return dict(self._inputs)
 
     @property
     def outputs(self) -> dict[str, OutputStream]:
@@ -251,32 +237,6 @@ class Application:
             )
         return declared[name]
 
-    # -- for MessageStream
-
-    def _next_id(self, kind: str, name: str = "") -> str:
-        return f"{kind}-{len(self._operators) + 1}" + (f"-{name}" if name else "")
-
-    def _add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> MessageStream:
-        if isinstance(spec, SendToTable) and spec.dataset:
-            stream = self._datasets[spec.table].dataset.stream
-            assert stream is not None  # MessageStream.send_to refuses others
-            self._refuse_writing(stream, f"the input of dataset {spec.table!r}")
-        operator = Operator(self._next_id(spec.kind, name), inputs, spec)
-        self._operators[operator.id] = operator
-        return MessageStream(self, operator.id)
-
-    def _named_joins(self) -> Iterator[tuple[str, Join]]:
-        for operator in self._operators.values():
-            if isinstance(operator.spec, Join):
-                yield operator.id, operator.spec
-
-    def _writes_to(self, stream: str) -> str | None:
-        """The id of the operator that sends to this output stream, if one does."""
-        for operator in self._operators.values():
-            if isinstance(operator.spec, SendToStream) and operator.spec.stream == stream:
-                return operator.id
-        return None
-
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
         if limit is None:
             return
@@ -294,25 +254,11 @@ class Application:
 
     def _refuse_reading(self, stream: str) -> None:
         """Refuse an input stream that this application writes: its records would come back for ever."""
-        fed = [
-            self.dataset(spec.table).stream
-            for spec in (operator.spec for operator in self._operators.values())
-            if isinstance(spec, SendToTable) and spec.dataset
-        ]
-        if stream in self._outputs or stream in fed:
-            what = "an output stream" if stream in self._outputs else "fed to a dataset"
-            raise self._loop(stream, what)
-
-    def _refuse_writing(self, stream: str, what: str) -> None:
-        if stream in self.inputs:
-            raise self._loop(stream, what)
-
-    def _loop(self, stream: str, what: str) -> PlanningError:
-        return PlanningError(
-            f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
-            "would come back for ever.",
-            "Go on with what send_to() returns instead of reading the stream again.",
-        )
+        targets = (operator.spec.target(self) for operator in self.operators)
+        if stream in self._outputs:
+            raise self._graph.loop(stream, "an output stream")
+        if any(target is not None and target == Node("stream", stream) for target in targets):
+            raise self._graph.loop(stream, "fed to a dataset")
 
     def _refuse_two_ways(self) -> None:
         """Refuse an output stream that feeds a declared dataset: sending to the dataset's table is the way."""
@@ -323,15 +269,3 @@ class Application:
                     f"dataset {dataset.name!r}.",
                     "Send to the dataset's table instead of declaring its input as an output stream.",
                 )
-
-
-def _task_column(stream: str, broadcast: bool | str) -> str | None:
-    """Return the name of the column with the task's number, None for an input that tasks share."""
-    if isinstance(broadcast, bool):
-        return "task" if broadcast else None
-    if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
-        raise ConfigurationError(
-            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or the name of a column.",
-            'Write broadcast=True for the column "task", or a plain name for another one.',
-        )
-    return broadcast

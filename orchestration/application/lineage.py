@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs import FileSource
-from dagster_adjunct.orchestration.application.graph import Input, Join, SendToStream, SendToTable
+from dagster_adjunct.orchestration.operators.lineage import Node
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
-
-Kind = Literal["stream", "files", "dataset", "table"]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Node:
-    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes") or a remote table."""
-
-    kind: Kind
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +33,15 @@ def outputs_of(app: Application) -> tuple[Output, ...]:
     for operator in app.operators:
         upstream = _union(*[made_of[parent] for parent in operator.inputs])
         spec = operator.spec
-        if isinstance(spec, Input):
-            upstream = (Node("stream", spec.stream),)
-        elif isinstance(spec, Join):
-            upstream = _union(upstream, (Node("dataset", spec.dataset),))
-        elif isinstance(spec, SendToStream | SendToTable):
-            node = target_of(app, spec)
-            outputs[node] = _union(outputs.get(node, ()), upstream)
-            if isinstance(spec, SendToStream):
-                upstream = (node,)
+        if spec.reads is not None:
+            upstream = _union(upstream, (Node("stream", spec.reads),))
+        if spec.match is not None:
+            upstream = _union(upstream, (Node("dataset", spec.match.dataset),))
+        target = spec.target(app)
+        if target is not None:
+            outputs[target] = _union(outputs.get(target, ()), upstream)
+            if not spec.writes_aside:
+                upstream = (target,)
         made_of[operator.id] = upstream
     return tuple(Output(node, upstream) for node, upstream in outputs.items())
 
@@ -62,19 +52,19 @@ def joins_of(app: Application) -> dict[str, Node]:
     reached: dict[str, Node] = {}
     for operator in app.operators:
         joins = tuple(dict.fromkeys(join for parent in operator.inputs for join in passed[parent]))
-        spec = operator.spec
-        if isinstance(spec, Join):
+        if operator.spec.match is not None:
             joins = (*joins, operator.id)
-        elif isinstance(spec, SendToStream | SendToTable):
+        target = operator.spec.target(app)
+        if target is not None:
             for join in joins:
-                reached.setdefault(join, target_of(app, spec))
+                reached.setdefault(join, target)
         passed[operator.id] = joins
     return reached
 
 
 def unused_datasets(app: Application) -> tuple[Node, ...]:
     """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them."""
-    joined = {operator.spec.dataset for operator in app.operators if isinstance(operator.spec, Join)}
+    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None}
     return tuple(Node("dataset", dataset.name) for dataset in app.datasets if dataset.name not in joined)
 
 
@@ -89,16 +79,6 @@ def sources_read(app: Application) -> tuple[Node, ...]:
     """Return the streams and files that the application or one of its datasets reads, each once."""
     made_from = [source for source in map(source_of, app.datasets) if source is not None]
     return _union([Node("stream", stream) for stream in app.inputs], made_from)
-
-
-def target_of(app: Application, spec: SendToStream | SendToTable) -> Node:
-    if isinstance(spec, SendToStream):
-        return Node("stream", spec.stream)
-    if spec.dataset:
-        stream = app.dataset(spec.table).stream
-        assert stream is not None  # MessageStream.send_to refuses others
-        return Node("stream", stream)
-    return Node("table", spec.table)
 
 
 def _union(*nodes: Sequence[Node]) -> tuple[Node, ...]:

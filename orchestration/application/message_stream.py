@@ -6,35 +6,35 @@ was and may be used again, which branches the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application import graph
-from dagster_adjunct.orchestration.application.arguments import (
-    column_names,
-    join_columns,
-    partition_count,
-    selected_columns,
-)
+from dagster_adjunct.orchestration.operators.filter import checked_filter
+from dagster_adjunct.orchestration.operators.join import Join, checked_join
+from dagster_adjunct.orchestration.operators.map import checked_map
+from dagster_adjunct.orchestration.operators.partition_by import PartitionBy, checked_partition_by
+from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
+from dagster_adjunct.orchestration.operators.send_to_table import SendToTable
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import DataFrameFunction, How, KeyedTable, OnNullKey
+    from dagster_adjunct.orchestration.application.graph import Graph
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.declared import KeyedTable
+    from dagster_adjunct.orchestration.operators.join import How, On
+    from dagster_adjunct.orchestration.operators.spec import Spec
     from dagster_adjunct.resources.tables.update import UpdateContract
-
-On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetTable:
     """An adjunct dataset as a table of one application, which may demand that it is not staler than so much."""
 
-    application: Application = field(repr=False)
+    graph: Graph = field(repr=False)
     dataset: AdjunctDataset
     max_staleness: timedelta | None = None
 
@@ -47,7 +47,7 @@ class DatasetTable:
 class RemoteTableHandle:
     """A remote table of one application: `table` is what reaches it, `key` its key columns."""
 
-    application: Application = field(repr=False)
+    graph: Graph = field(repr=False)
     table: KeyedTable
     key: tuple[str, ...]
 
@@ -60,7 +60,7 @@ class RemoteTableHandle:
 class OutputStream:
     """A stream that one application writes."""
 
-    application: Application = field(repr=False)
+    graph: Graph = field(repr=False)
     name: str
     partitions: int
     key: tuple[str, ...]
@@ -70,7 +70,7 @@ class OutputStream:
 class MessageStream:
     """The records that leave one operator."""
 
-    application: Application = field(repr=False)
+    graph: Graph = field(repr=False)
     operator: str
 
     def filter(self, condition: str | DataFrameFunction) -> MessageStream:
@@ -78,14 +78,7 @@ class MessageStream:
 
         A DataFrame function may be given instead; it must keep the columns, and where records lie.
         """
-        if isinstance(condition, str):
-            if not condition.strip():
-                raise ConfigurationError(f"filter after {self.operator} is empty.", "Write a condition.")
-        elif not callable(condition):
-            raise ConfigurationError(
-                f"filter after {self.operator} got {condition!r}.", "Pass a Spark SQL condition or a function."
-            )
-        return self._then(graph.Filter(condition))
+        return self.apply(checked_filter(self.operator, condition))
 
     def map(self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False) -> MessageStream:
         """Return records whose columns are these Spark SQL expressions: "tailnum", "upper(x) as y", "*".
@@ -94,38 +87,15 @@ class MessageStream:
         "name as other" and "*"; nothing is known after a function, unless `keeps_partitioning=True`
         promises that it neither changes nor moves the columns by which its records are partitioned.
         """
-        functions = [item for item in expressions if callable(item)]
-        texts = tuple(item for item in expressions if isinstance(item, str))
-        if functions:
-            if len(expressions) > 1:
-                raise ConfigurationError(
-                    f"map after {self.operator} mixes a function with other arguments.", "Pass the function alone."
-                )
-            return self._then(graph.Map((), functions[0], keeps_partitioning))
-        if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
-            raise ConfigurationError(
-                f"map after {self.operator} got {expressions!r}: expected Spark SQL expressions or one function.",
-                'Write for example map("tailnum", "upper(model) as model").',
-            )
-        if keeps_partitioning:
-            raise ConfigurationError(
-                f"map after {self.operator} has keeps_partitioning=True with expressions.",
-                "Leave it out: for expressions the planner sees itself what is kept.",
-            )
-        return self._then(graph.Map(texts))
+        return self.apply(checked_map(self.operator, expressions, keeps_partitioning))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records spread anew by `columns`: an intermediate stream.
 
         The planner finds the count where `partitions` does not give it.
         """
-        what = f"partition_by after {self.operator}"
-        names = column_names(what, columns)
-        if not names:
-            raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.")
-        count = partition_count(f"{what}: partitions", partitions)
-        stream = f"{self.application.name}-{self.application._next_id(graph.PartitionBy.kind)}"
-        return self._then(graph.PartitionBy(stream, names, count))
+        stream = f"{self.graph.name}-{self.graph.next_id(PartitionBy.kind)}"
+        return self.apply(checked_partition_by(self.operator, stream, columns, partitions))
 
     def join(
         self,
@@ -155,20 +125,16 @@ class MessageStream:
         if not isinstance(table, DatasetTable):
             raise self._not_declared(table, "join", "dataset")
         self._check_ours(table, table.name)
-        operator = self.application._next_id(graph.Join.kind, name or table.name)
+        operator = self.graph.next_id(Join.kind, name or table.name)
         if name is not None:
             check_name("join", name)
-            taken = [other for other, _ in self.application._named_joins() if other.split("-", 2)[2] == name]
-            if taken:
+            taken = self.graph.join_called(name)
+            if taken is not None:
                 raise PlanningError(
-                    f"two joins are called {name!r}: {taken[0]} and {operator}.", "Give one another name=."
+                    f"two joins are called {name!r}: {taken} and {operator}.", "Give one another name=."
                 )
-        if how not in ("inner", "left"):
-            raise PlanningError(f"{operator} has how={how!r}: expected inner or left.", "Choose one of them.")
-        _check_rate(operator, min_match_rate)
-        pairs = join_columns(operator, table.dataset, on)
-        selected = selected_columns(operator, select, prefix)
-        return self._then(graph.Join(table.name, pairs, how, selected, prefix, min_match_rate), name or table.name)
+        spec = checked_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
+        return self.apply(spec, name=name or table.name)
 
     def send_to(
         self,
@@ -188,8 +154,7 @@ class MessageStream:
             raise ConfigurationError(f"send_to has on_null_key={on_null_key!r}.", "Write fail or skip.")
         if isinstance(target, RemoteTableHandle):
             self._check_ours(target, target.name)
-            spec = graph.SendToTable(target.name, False, contract, on_null_key)
-            return self._then(spec, target.name)
+            return self.apply(SendToTable(target.name, False, contract, on_null_key), name=target.name)
         if contract is not None or on_null_key != "fail":
             raise ConfigurationError(
                 f"send_to after {self.operator}: contract and on_null_key are for remote tables only.",
@@ -200,13 +165,13 @@ class MessageStream:
         if not isinstance(target, OutputStream):
             raise self._not_declared(target, "send_to", "output stream or table")
         self._check_ours(target, target.name)
-        writer = self.application._writes_to(target.name)
+        writer = self.graph.writer_of(target.name)
         if writer is not None:
             raise PlanningError(
                 f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}.",
                 "Go on with what the first send_to() returned, or declare another output stream.",
             )
-        return self._then(graph.SendToStream(target.name))
+        return self.apply(SendToStream(target.name))
 
     def _send_to_dataset(self, target: DatasetTable) -> MessageStream:
         self._check_ours(target, target.name)
@@ -222,16 +187,23 @@ class MessageStream:
                 "markers, which an application does not send.",
                 "Declare it with unbounded_dataset, or send to an output stream.",
             )
-        return self._then(graph.SendToTable(target.name, dataset=True), target.name)
+        self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
+        return self.apply(SendToTable(target.name, dataset=True), name=target.name)
 
-    def _then(self, spec: graph.Spec, name: str = "") -> MessageStream:
-        return self.application._add(spec, (self.operator,), name)
+    def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
+        """Return the records that an operator makes of these, and of those of `others` where it takes several inputs.
 
-    def _check_ours(self, target: DatasetTable | RemoteTableHandle | OutputStream, name: str) -> None:
-        if target.application is not self.application:
+        The other methods are short ways to the operators that there are; `name` ends the operator's id.
+        """
+        for stream in others:
+            self._check_ours(stream, stream.operator)
+        inputs = (self.operator, *(stream.operator for stream in others))
+        return MessageStream(self.graph, self.graph.add(spec, inputs, name))
+
+    def _check_ours(self, target: DatasetTable | RemoteTableHandle | OutputStream | MessageStream, name: str) -> None:
+        if target.graph is not self.graph:
             raise PlanningError(
-                f"{name!r} was declared by application {target.application.name!r}, and is used by "
-                f"{self.application.name!r}.",
+                f"{name!r} was declared by application {target.graph.name!r}, and is used by {self.graph.name!r}.",
                 "Declare it with this application's table() or output_stream().",
             )
 
@@ -239,15 +211,6 @@ class MessageStream:
         name = getattr(found, "name", None)
         problem = f"{method} after {self.operator} got {name or found!r}, which application "
         return PlanningError(
-            f"{problem}{self.application.name!r} has not declared: expected a declared {expected}.",
+            f"{problem}{self.graph.name!r} has not declared: expected a declared {expected}.",
             "Pass what app.table(…) or app.output_stream(…) returned.",
-        )
-
-
-def _check_rate(operator: str, rate: float | None) -> None:
-    if rate is None:
-        return
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ConfigurationError(
-            f"{operator} has min_match_rate={rate!r}: expected 0 to 1.", "It is a fraction: 0.95 is 95 %."
         )

@@ -20,7 +20,6 @@ from dagster_adjunct.assets.declaration.inputs import FileSource
 from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note, units_of
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.lineage import (
-    Node,
     outputs_of,
     source_of,
     sources_read,
@@ -59,6 +58,7 @@ from dagster_adjunct.orchestration.code_location.shared.metadata import (
 )
 from dagster_adjunct.orchestration.code_location.shared.row_preview import MOST_ROWS
 from dagster_adjunct.orchestration.code_location.shared.translator import AdjunctTranslator, AssetSubject
+from dagster_adjunct.orchestration.operators.lineage import Node
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.resource import SparkResource
 

@@ -3,83 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
+from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
+from dagster_adjunct.orchestration.planner.render import render
 from dagster_adjunct.resources.errors import PlanningError
-
-Role = Literal["input", "broadcast-input", "output", "intermediate", "side-input"]
-Reason = Literal["partition_by", "auto_repartition", "output", "remote table", "dataset"]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEdge:
-    """One stream of the application.
-
-    `partitions` is None for a broadcast dataset's side input; for another dataset it is the dataset's
-    own count. `count_from` says where the count comes from ("input", "dataset planes", "inferred from
-    dataset planes in join-2-planes"). `dataset` is set on side inputs, `operator` on all others.
-    """
-
-    name: str
-    role: Role
-    partitions: int | None
-    partitioned_by: tuple[str, ...]
-    partitioner: str
-    count_from: str
-    operator: str | None = None
-    dataset: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JoinGroup:
-    """The streams that meet in a join with a partitioned dataset; all have `partitions` partitions.
-
-    `streams` are names of edges, `partitioned_by` the stream's columns that choose the partition.
-    """
-
-    join: str
-    dataset: str
-    streams: tuple[str, ...]
-    partitions: int
-    partitioned_by: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Records move before (or, for partition_by, at) `operator`, into `partitions` by `partitioned_by`.
-
-    With `partitioned_by` () they are spread evenly.
-    """
-
-    operator: str
-    reason: Reason
-    partitioned_by: tuple[str, ...]
-    partitions: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedOperator:
-    """What is known of the records that leave an operator. `columns` None: not known before it runs."""
-
-    id: str
-    kind: str
-    inputs: tuple[str, ...]
-    summary: str
-    partitions: int
-    partitioned_by: tuple[str, ...]
-    columns: tuple[str, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """`Partition n`: the input partitions ("lake.flights.3") and dataset buckets ("planes.3") that it
-    owns, and the datasets and input streams that it reads whole (`ssps` has all partitions of these)."""
-
-    name: str
-    ssps: tuple[str, ...]
-    buckets: tuple[str, ...]
-    broadcast: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +66,9 @@ class ExecutionPlan:
 
     def render(self) -> str:
         """Return the plan as plain text for people."""
-        from dagster_adjunct.orchestration.planner.render import render
-
-        return render(self)
+        return render(
+            self.application, self.operators, self.streams, self.join_groups, self.exchanges, self.tasks, self.notes
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -11,34 +11,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
-from dagster_adjunct.orchestration.application.graph import Join, PartitionBy, SendToStream, SendToTable
-from dagster_adjunct.orchestration.planner.analysis import Groups, join_groups
-from dagster_adjunct.orchestration.planner.auto import Inserted, repartitioned
-from dagster_adjunct.orchestration.planner.catalog import Catalog, PlannerConfig
-from dagster_adjunct.orchestration.planner.checks import check_co_partitioned, check_counts
-from dagster_adjunct.orchestration.planner.counts import (
+from dagster_adjunct.orchestration.operators.planned import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.planner.auto_repartition import Inserted, repartitioned
+from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned, check_counts
+from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.flows import Flows, follow
+from dagster_adjunct.orchestration.planner.join_groups import Groups, join_groups
+from dagster_adjunct.orchestration.planner.partition_counts import (
     assign,
     declared_counts,
     default_count,
     with_broadcast,
 )
-from dagster_adjunct.orchestration.planner.edges import stream_edges
-from dagster_adjunct.orchestration.planner.execution_plan import (
-    Exchange,
-    ExecutionPlan,
-    JoinGroup,
-    PlannedOperator,
-    StreamEdge,
-    Task,
-)
-from dagster_adjunct.orchestration.planner.flow import Flows, follow, requirement
-from dagster_adjunct.orchestration.planner.render import summary
-from dagster_adjunct.orchestration.planner.sinks import exchange_before_sink
+from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
+from dagster_adjunct.orchestration.planner.settings import PlannerConfig
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
+from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
 _DEFAULTS = PlannerConfig()
 
@@ -61,7 +54,7 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
     groups = join_groups(app, inserted)
     default, default_from = default_count(app, catalog, config)
     open_counts = declared_counts(app, catalog)
-    open_counts |= {flows.before[item.operator].stream: item.partitions for item in inserted.values()}
+    open_counts |= {flows.before(item.operator).stream: item.partitions for item in inserted.values()}
     counts = with_broadcast(app, assign(open_counts, groups, default))
     edges = stream_edges(app, catalog, flows, counts, inserted, default_from)
     check_counts(app, groups, counts, edges, flows)
@@ -75,7 +68,7 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
         join_groups=_groups(app, groups, edges, counts.partitions),
         exchanges=exchanges,
         tasks=tasks(streams),
-        notes=_notes(app, flows, edges, inserted),
+        notes=_notes(app, edges, inserted),
     )
 
 
@@ -117,13 +110,15 @@ def _exchanges(
             exchanges.append(
                 Exchange(operator.id, "auto_repartition", item.columns, item.partitions, f"the stream: {item.why}")
             )
-        if isinstance(operator.spec, PartitionBy):
+        if operator.spec.role == "intermediate":
             edge = edges[operator.id]
             why = f"count: {edge.count_from}"
-            exchanges.append(Exchange(operator.id, "partition_by", operator.spec.columns, counts[operator.id], why))
-        sink = exchange_before_sink(app, catalog, operator, flows.before[operator.id], counts)
-        if sink is not None:
-            exchanges.append(sink)
+            exchanges.append(Exchange(operator.id, "partition_by", edge.partitioned_by, counts[operator.id], why))
+        if operator.spec.writes is not None:
+            flow = flows.before(operator.id)
+            context = PlanContext(operator.id, app, catalog)
+            before = operator.spec.exchange_before(context, flow, counts[flow.stream])
+            exchanges += [] if before is None else [before]
     return tuple(exchanges)
 
 
@@ -133,7 +128,7 @@ def _operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[
         flow = flows.after[operator.id]
         planned.append(
             PlannedOperator(
-                operator.id, operator.kind, operator.inputs, summary(operator.spec), counts[flow.stream],
+                operator.id, operator.kind, operator.inputs, operator.spec.summary(), counts[flow.stream],
                 flow.partitioned_by, flow.columns,
             )
         )  # fmt: skip
@@ -145,30 +140,26 @@ def _groups(
 ) -> tuple[JoinGroup, ...]:
     result = []
     for join, members in groups.items():
-        needed = requirement(app, app.operator(join))
+        needed = app.operator(join).spec.requirement(app)
         assert needed is not None
         names = tuple(edges[member].name for member in members)
         result.append(JoinGroup(join, needed.dataset, names, needed.partitions, needed.columns or ()))
     return tuple(result)
 
 
-def _notes(
-    app: Application, flows: Flows, edges: dict[str, StreamEdge], inserted: dict[str, Inserted]
-) -> tuple[str, ...]:
+def _notes(app: Application, edges: dict[str, StreamEdge], inserted: dict[str, Inserted]) -> tuple[str, ...]:
     notes = []
     for item in inserted.values():
-        source = flows.after[app.operator(item.operator).inputs[0]].stream
         notes.append(
-            f"auto_repartition: {edges[source].name} moves before {item.operator} into {item.partitions} "
+            f"auto_repartition: {edges[item.stream].name} moves before {item.operator} into {item.partitions} "
             f"partitions by ({', '.join(item.columns)}), because {item.why}."
         )
     specs = [operator.spec for operator in app.operators]
-    if not any(isinstance(spec, SendToStream | SendToTable) for spec in specs):
+    written = {spec.writes for spec in specs if spec.writes is not None}
+    if not written:
         notes.append("Nothing is written: no stream ends in send_to().")
-    sent = {spec.stream for spec in specs if isinstance(spec, SendToStream)}
-    written = {spec.table for spec in specs if isinstance(spec, SendToTable)}
-    used = written | {spec.dataset for spec in specs if isinstance(spec, Join)}
-    idle = [name for name in app.outputs if name not in sent]
+    used = written | {spec.match.dataset for spec in specs if spec.match is not None}
+    idle = [name for name in app.outputs if name not in written]
     notes += [f"Output stream {name} is declared and nothing is sent to it." for name in idle]
     notes += [f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used]
     notes += [f"Table {name} is declared and not used." for name in app.tables if name not in written]

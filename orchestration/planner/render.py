@@ -2,85 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.graph import (
-    Filter,
-    Input,
-    Join,
-    Map,
-    PartitionBy,
-    SendToStream,
-    Spec,
-)
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan, PlannedOperator, Task
+    from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
+    from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
 
 
-def summary(spec: Spec) -> str:
-    """Return what an operator does, in a few words."""
-    if isinstance(spec, Input):
-        return spec.stream if spec.broadcast is None else f"{spec.stream}, all of it for each {spec.broadcast}"
-    if isinstance(spec, Filter):
-        return spec.condition if isinstance(spec.condition, str) else _called(spec.condition)
-    if isinstance(spec, Map):
-        return _called(spec.function) if spec.function else ", ".join(spec.expressions)
-    if isinstance(spec, PartitionBy):
-        return f"by {', '.join(spec.columns)}"
-    if isinstance(spec, Join):
-        on = ", ".join(stream if stream == column else f"{stream} = {column}" for stream, column in spec.on)
-        return f"{spec.how} join {spec.dataset} on {on}"
-    if isinstance(spec, SendToStream):
-        return spec.stream
-    contract = f" ({spec.contract.value})" if spec.contract is not None else ""
-    return f"{'dataset' if spec.dataset else 'table'} {spec.table}{contract}"
-
-
-def render(plan: ExecutionPlan) -> str:
-    """Return the plan as lines: the graph, streams, joins, exchanges, tasks and notes."""
-    lines = [f"Application {plan.application}", "", "Operators", *_graph(plan), "", "Streams"]
+def render(
+    application: str,
+    operators: Sequence[PlannedOperator],
+    streams: Sequence[StreamEdge],
+    join_groups: Sequence[JoinGroup],
+    exchanges: Sequence[Exchange],
+    tasks: Sequence[Task],
+    notes: Sequence[str],
+) -> str:
+    """Return a plan as lines: the graph, streams, joins, exchanges, tasks and notes."""
+    lines = [f"Application {application}", "", "Operators", *_graph(operators), "", "Streams"]
     rows = [("name", "role", "partitions", "by", "partitioner", "count from")]
-    for edge in plan.streams:
+    for edge in streams:
         count = "broadcast" if edge.partitions is None else str(edge.partitions)
         by = ", ".join(edge.partitioned_by) or "-"
         partitioner = edge.partitioner if edge.partitioned_by else "-"
         rows.append((edge.name, edge.role, count, by, partitioner, edge.count_from))
     lines += _table(rows)
-    if plan.join_groups:
+    if join_groups:
         lines += ["", "Joins that need no exchange on the dataset's side"]
         lines += _table(
             [("join", "partitions", "by", "streams")]
             + [
                 (group.join, str(group.partitions), ", ".join(group.partitioned_by), ", ".join(group.streams))
-                for group in plan.join_groups
+                for group in join_groups
             ]
         )
-    if plan.exchanges:
+    if exchanges:
         lines += ["", "Exchanges"]
         lines += _table(
             [("at", "reason", "partitions", "by", "why")]
             + [
                 (item.operator, item.reason, str(item.partitions), ", ".join(item.partitioned_by) or "-", item.why)
-                for item in plan.exchanges
+                for item in exchanges
             ]
         )
-    lines += ["", "Tasks", *_tasks(plan.tasks)]
-    if plan.notes:
-        lines += ["", "Notes", *(f"  - {note}" for note in plan.notes)]
+    lines += ["", "Tasks", *_tasks(tasks)]
+    if notes:
+        lines += ["", "Notes", *(f"  - {note}" for note in notes)]
     return "\n".join(lines) + "\n"
 
 
-def _graph(plan: ExecutionPlan) -> list[str]:
+def _graph(operators: Sequence[PlannedOperator]) -> list[str]:
     """Chains go straight down; a branch is drawn deeper."""
     following: dict[str, list[PlannedOperator]] = {}
-    for operator in plan.operators:
+    for operator in operators:
         for source in operator.inputs:
             following.setdefault(source, []).append(operator)
     lines: list[str] = []
-    waiting = [(operator, 0) for operator in reversed(plan.operators) if not operator.inputs]
+    waiting = [(operator, 0) for operator in reversed(operators) if not operator.inputs]
     while waiting:
         operator, depth = waiting.pop()
         by = f" by {', '.join(operator.partitioned_by)}" if operator.partitioned_by else ""
@@ -132,7 +113,3 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 80 else line[:79] + "…"
-
-
-def _called(function: Callable[..., object]) -> str:
-    return f"{getattr(function, '__name__', type(function).__name__)}()"

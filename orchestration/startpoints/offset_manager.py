@@ -43,8 +43,8 @@ from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import Input
     from dagster_adjunct.orchestration.batchlog.log import ApplicationState, Intent
+    from dagster_adjunct.orchestration.operators.input import Input
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest

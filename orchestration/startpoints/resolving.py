@@ -17,7 +17,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import Input
+    from dagster_adjunct.orchestration.operators.input import Input
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
     from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem

@@ -1,9 +1,11 @@
-"""Checks in Spark's physical plan that a join proven to be co-partitioned really needs no exchange."""
+"""Checks in Spark's physical plan that joins proven to be co-partitioned really need no exchange."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import PlanningError
@@ -14,19 +16,39 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _EXCHANGE = "ShuffleExchange"
 _JOIN = "SortMergeJoin"
+_COUNTS = "CollectMetrics"
 
 
-def check_join(joined: DataFrame, operator: str, dataset: str) -> None:
-    """Warn when the dataset's side of the topmost join is shuffled; fail where ADJUNCT_STRICT_PLANS is set.
+@dataclass(frozen=True, slots=True)
+class ProvenJoin:
+    """A join that the planner has proven to need no exchange: its operator's id, and the dataset."""
 
-    The answer is right either way; what is lost is speed, and the promise that the planner made.
+    operator: str
+    dataset: str
+
+
+def check_joins(frame: DataFrame, joins: Mapping[str, ProvenJoin]) -> set[str]:
+    """Warn of each of the joins whose dataset is shuffled, and return those that the plan of `frame` has.
+
+    `joins` are by the names under which their records are counted. Spark plans the records once, whatever the number of
+    joins. With ADJUNCT_STRICT_PLANS it fails instead of warning: the answer is right either way; what is lost is speed,
+    and the promise that the planner made.
     """
-    executed = joined._jdf.queryExecution().executedPlan()
-    join = _topmost_join(executed)
-    if join is None or not _has_exchange(join.children().apply(1)):
-        return
+    executed = frame._jdf.queryExecution().executedPlan()
+    met: set[str] = set()
+    for node in _nodes(executed):
+        if not node.nodeName().startswith(_COUNTS) or (name := node.name()) not in joins:
+            continue
+        met.add(name)
+        join = _topmost_join(node)
+        if join is not None and any(map(_is_exchange, _nodes(join.children().apply(1)))):
+            _tell(joins[name], executed)
+    return met
+
+
+def _tell(join: ProvenJoin, executed: Any) -> None:
     error = PlanningError(
-        f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be partitioned alike.",
+        f"{join.operator}: Spark shuffles dataset {join.dataset}, which the plan proved to be partitioned alike.",
         "Compare the types of the join's keys on both sides, and see the physical plan.",
     )
     if os.environ.get("ADJUNCT_STRICT_PLANS"):
@@ -43,11 +65,17 @@ def _topmost_join(node: Any) -> Any:
     return node
 
 
-def _has_exchange(node: Any) -> bool:
-    name = node.nodeName()
-    if name.startswith(("Exchange", _EXCHANGE)):
-        return True
-    if name.startswith("BroadcastExchange"):
-        return False
-    children = node.children()
-    return any(_has_exchange(children.apply(index)) for index in range(children.size()))
+def _is_exchange(node: Any) -> bool:
+    return bool(node.nodeName().startswith(("Exchange", _EXCHANGE)))
+
+
+def _nodes(top: Any) -> Iterator[Any]:
+    """Yield the nodes of a physical plan, without what is broadcast."""
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        if node.nodeName().startswith("BroadcastExchange"):
+            continue
+        yield node
+        children = node.children()
+        waiting.extend(children.apply(index) for index in range(children.size()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -11,14 +12,15 @@ if TYPE_CHECKING:
 class JoinCounts:
     """Rows that came to one join, and those of them that met no entry of the dataset.
 
-    Spark counts them as the rows pass, so `result` is there once an output has consumed them all.
+    Spark counts them as the rows pass, so `result` is there once an output has consumed them all. `metric` is what the
+    counting is called in Spark's plans.
     """
 
     def __init__(self, name: str) -> None:
         from pyspark.sql import Observation
 
-        self.name = name
-        self._observation = Observation()
+        self.name, self.metric = name, f"{name}-{uuid4().hex}"
+        self._observation = Observation(self.metric)
 
     def observe(self, joined: DataFrame) -> DataFrame:
         """Return `joined`, counted; it has the column `__matched`, null where no entry was met."""

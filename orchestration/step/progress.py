@@ -15,8 +15,8 @@ from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartitio
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import Input
     from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+    from dagster_adjunct.orchestration.operators.input import Input
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.compile import Batch, BatchInputs, Counters, sent_schema
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.orchestration.application.graph import Operator, SendToStream, SendToTable
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.interface.system import AppendResult
+    from dagster_adjunct.resources.tables.update import UpdateContract
 
 _log = logging.getLogger("adjunct.step")
 
@@ -40,7 +42,7 @@ class Rehearsal(Batch):
 
     def run(self) -> Counters:
         for operator in self._context.app.operators:
-            if operator.id not in self._written or not all(each in self._frames for each in operator.inputs):
+            if operator.id not in self._written or not all(source in self._frames for source in operator.inputs):
                 continue
             try:
                 self._frames[operator.id] = self._analysed(operator)
@@ -48,37 +50,32 @@ class Rehearsal(Batch):
                 _log.info("%s: its function can't be tried without records: %s", operator.id, error)
         return {}
 
-    def _apply(self, operator: Operator, frame: DataFrame, how: str | Callable[[DataFrame], DataFrame]) -> DataFrame:
-        return super()._apply(operator, frame, how if isinstance(how, str) else _tried(how))
+    def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        return super().call(operator, _tried(function), frame)
 
     def _entries(self, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
         return super()._entries(None, schema)
 
-    def _check_plan(self, joined: DataFrame, operator: str, dataset: str) -> None:
-        return
-
-    def _counted(self, joined: DataFrame, operator: str) -> DataFrame:
-        return joined
-
-    def _append(self, operator: Operator, frame: DataFrame, spec: SendToStream) -> DataFrame:
-        output = self._context.app.outputs[spec.stream]
-        self._check(spec.stream, frame, output.key, output.partitions)
+    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         return frame
 
-    def _feed(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
-        dataset = self._context.app.dataset(spec.table)
-        assert dataset.stream is not None  # MessageStream.send_to refuses others
-        self._check(dataset.stream, frame, dataset.partition_by or dataset.key, dataset.partitions or 1)
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        return frame
 
-    def _write(self, operator: Operator, frame: DataFrame, spec: SendToTable) -> None:
+    def send(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> AppendResult | None:
+        name = split_stream_name(stream)[1]
+        self.system_of(stream).check_create(name, schema=sent_schema(frame), key=key, partitions=partitions)
+        return None
+
+    def write(
+        self, operator: str, frame: DataFrame, table: str, contract: UpdateContract | None, on_null_key: OnNullKey
+    ) -> None:
         return
 
-    def _check(self, qualified: str, frame: DataFrame, key: Sequence[str], partitions: int) -> None:
-        system, stream = split_stream_name(qualified)
-        self._context.systems[system].check_create(stream, schema=sent_schema(frame), key=key, partitions=partitions)
 
-
-def _tried(function: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
+def _tried(function: DataFrameFunction) -> DataFrameFunction:
     from pyspark.errors import AnalysisException
 
     def call(frame: DataFrame) -> DataFrame:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UPDATE, DEFAULT = "update", "default"
 _PLACE = ("__partition", "__offset")
-_POSITION = (*_PLACE, "__task")
+_POSITION = (*_PLACE, "__task", "__branch")
 _TOMBSTONE = "__tombstone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

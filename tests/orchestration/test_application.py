@@ -8,15 +8,12 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import (
-    Filter,
-    Join,
-    Map,
-    PartitionBy,
-    Selected,
-    SendToTable,
-    traverse,
-)
+from dagster_adjunct.orchestration.operators.filter import Filter
+from dagster_adjunct.orchestration.operators.join import Join, Selected
+from dagster_adjunct.orchestration.operators.map import Map
+from dagster_adjunct.orchestration.operators.partition_by import PartitionBy
+from dagster_adjunct.orchestration.operators.send_to_table import SendToTable
+from dagster_adjunct.orchestration.planner.join_groups import traverse
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import compile as compiling
+from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
@@ -244,12 +246,13 @@ def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange_on_eithe
     assert spark.conf.get("spark.sql.autoBroadcastJoinThreshold") == "-1"
     joined: dict[str, str] = {}
 
-    def see(frame: DataFrame, operator: str, dataset: str) -> None:
-        joined[dataset] = frame._jdf.queryExecution().executedPlan().toString()
-        check(frame, operator, dataset)
+    def see(frame: DataFrame, joins: Mapping[str, ProvenJoin]) -> set[str]:
+        for join in joins.values():
+            joined[join.dataset] = frame._jdf.queryExecution().executedPlan().toString()
+        return check(frame, joins)
 
-    check = compiling.check_join
-    monkeypatch.setattr(compiling, "check_join", see)
+    check = compiling.check_joins
+    monkeypatch.setattr(compiling, "check_joins", see)
     trips(step_world)
     app = Application("app")
     (

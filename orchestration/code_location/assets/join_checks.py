@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.application.graph import Join
 from dagster_adjunct.orchestration.application.lineage import joins_of
 
 if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetSpec
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.lineage import Node
+    from dagster_adjunct.orchestration.operators.lineage import Node
 
 
 def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:
@@ -23,16 +22,16 @@ def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dic
     checks = {}
     joins = joins_of(app)
     for operator, node in joins.items():
-        spec = app.operator(operator).spec
-        assert isinstance(spec, Join)
-        least = spec.min_match_rate
+        match = app.operator(operator).spec.match
+        assert match is not None
+        least = match.min_rate
         demanded = "no rate is demanded" if least is None else f"at least {least:.1%} must"
         named = operator.split("-", 2)[2]
         twice = [each for each in joins if each.split("-", 2)[2] == named][1:]
         checks[operator] = AssetCheckSpec(
             dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,
-            description=f"How many of a run's records meet an entry of {spec.dataset} ({operator}): {demanded}.",
+            description=f"How many of a run's records meet an entry of {match.dataset} ({operator}): {demanded}.",
             metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
         )
     return checks
@@ -48,24 +47,25 @@ def join_check_results(
     selected = set(context.selected_asset_check_keys)
     for operator, check in checks.items():
         rows, unmatched = (counters.get(operator, {}).get(name, 0) for name in ("rows", "unmatched"))
-        spec = app.operator(operator).spec
-        if not rows or check.key not in selected or not isinstance(spec, Join):
+        match = app.operator(operator).spec.match
+        if not rows or check.key not in selected or match is None:
             continue
         rate = (rows - unmatched) / rows
         metadata: dict[str, Any] = {
             "adjunct/match_rate": rate,
             "adjunct/unmatched": unmatched,
             "adjunct/rows": rows,
-            "adjunct/dataset": spec.dataset,
+            "adjunct/dataset": match.dataset,
         }
-        if spec.min_match_rate is not None:
-            metadata["adjunct/min_match_rate"] = float(spec.min_match_rate)
-        demanded = "" if spec.min_match_rate is None else f"; at least {spec.min_match_rate:.1%} is demanded"
+        least = match.min_rate
+        if least is not None:
+            metadata["adjunct/min_match_rate"] = float(least)
+        demanded = "" if least is None else f"; at least {least:.1%} is demanded"
         yield AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,
-            passed=spec.min_match_rate is None or rate >= spec.min_match_rate,
+            passed=least is None or rate >= least,
             severity=AssetCheckSeverity.ERROR,
-            description=f"{rate:.2%} of {rows:,} records met an entry of {spec.dataset}{demanded}",
+            description=f"{rate:.2%} of {rows:,} records met an entry of {match.dataset}{demanded}",
             metadata=metadata,
         )

@@ -20,7 +20,6 @@ from dagster import (
 from pydantic import Field
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.application.lineage import Node
 from dagster_adjunct.orchestration.code_location.assets.datasets import observe, report_served
 from dagster_adjunct.orchestration.code_location.assets.events import AssetEvent, check_outputs, told
 from dagster_adjunct.orchestration.code_location.assets.join_checks import (
@@ -44,6 +43,7 @@ from dagster_adjunct.orchestration.code_location.shared.metadata import (
 )
 from dagster_adjunct.orchestration.code_location.shared.row_preview import stream_preview
 from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
+from dagster_adjunct.orchestration.operators.lineage import Node
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:

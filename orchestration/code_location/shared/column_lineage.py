@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.orchestration.application.arguments import plain_column, split_alias
-from dagster_adjunct.orchestration.application.graph import Input, Join, Map, SendToStream, SendToTable
-from dagster_adjunct.orchestration.application.lineage import Node, source_of, target_of
+from dagster_adjunct.orchestration.application.lineage import source_of
+from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made, Node, Sources, add, sources_of, whole
 from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-
-Sources = tuple[tuple[Node, str], ...]
-Made = dict[str, Sources]
-_TOKEN = re.compile(
-    r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?P<quoted>[^`]+)`|(?P<name>[A-Za-z_]\w*)(?P<called>\s*\()?"
-)
-_STRUCT = "named_struct("
 
 
 def output_columns(app: Application, plan: ExecutionPlan) -> dict[Node, Made]:
@@ -31,25 +22,19 @@ def output_columns(app: Application, plan: ExecutionPlan) -> dict[Node, Made]:
     A computed column is made of all that its expression names. What a function returns is not known, nor what comes
     after it. A join's condition makes no column.
     """
+    planned = {operator.id: operator.columns for operator in plan.operators}
     made: dict[str, Made] = {}
     outputs: dict[Node, Made] = {}
     for operator in app.operators:
-        spec = operator.spec
-        columns: Made = dict(made[operator.inputs[0]]) if operator.inputs else {}
-        if isinstance(spec, Input):
-            columns = _whole(Node("stream", spec.stream), plan.operator(operator.id).columns or ())
-        elif isinstance(spec, Map):
-            columns = _mapped(spec, columns)
-        elif isinstance(spec, Join):
-            columns |= _joined(plan, operator.id, operator.inputs[0], spec)
-        elif isinstance(spec, SendToStream | SendToTable):
-            node = target_of(app, spec)
-            written = _unfolded(columns) if node.kind == "table" else columns
-            for name, sources in written.items():
-                _add(outputs.setdefault(node, {}), name, sources)
-            if isinstance(spec, SendToStream):
-                columns = _whole(node, columns)
-        made[operator.id] = columns
+        arriving = [made[source] for source in operator.inputs]
+        target = operator.spec.target(app)
+        if target is not None:
+            for columns in arriving:
+                written = _unfolded(columns) if target.kind == "table" else columns
+                for name, sources in written.items():
+                    add(outputs.setdefault(target, {}), name, sources)
+        context = LineageContext(app, tuple(planned[source] for source in operator.inputs), planned[operator.id])
+        made[operator.id] = operator.spec.column_sources(context, arriving)
     return outputs
 
 
@@ -60,82 +45,19 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
         return {}
     if dataset.extractor is None:
         there = None if records is None else {name.lower() for name in records}
-        return _whole(source, [name for name in stored if there is None or name.lower() in there])
+        return whole(source, [name for name in stored if there is None or name.lower() in there])
     if not isinstance(dataset.extractor, Projection) or records is None:
         return {}
-    taken, computed = _whole(source, records), dict(dataset.extractor.select)
-    return {name: _named(computed.get(name, f"`{name}`"), taken) for name in stored}
-
-
-def _whole(node: Node, columns: Iterable[str]) -> Made:
-    return {name: ((node, name),) for name in columns}
-
-
-def _mapped(spec: Map, columns: Made) -> Made:
-    made: Made = {}
-    for expression in spec.expressions:
-        if expression.strip() == "*":
-            made |= columns
-            continue
-        what, alias = split_alias(expression)
-        if alias in (UPDATE, DEFAULT) and what.startswith(_STRUCT) and what.endswith(")"):
-            for name, value in _pairs(what[len(_STRUCT) : -1]):
-                made[f"{alias}.{name}"] = _named(value, columns)
-            continue
-        named = alias or plain_column(what)
-        if named is not None:
-            made[named] = _named(what, columns)
-    return made
-
-
-def _joined(plan: ExecutionPlan, operator: str, before: str, spec: Join) -> Made:
-    dataset = Node("dataset", spec.dataset)
-    if spec.select is not None:
-        return {chosen.name: ((dataset, chosen.column),) for chosen in spec.select}
-    there = plan.operator(before).columns or ()
-    added = [name for name in plan.operator(operator).columns or () if name not in there]
-    return {name: ((dataset, name.removeprefix(spec.prefix)),) for name in added}
+    taken, computed = whole(source, records), dict(dataset.extractor.select)
+    return {name: sources_of(computed.get(name, f"`{name}`"), taken) for name in stored}
 
 
 def _unfolded(columns: Made) -> Made:
     """Return the columns of a table that update messages are written to: those of the update and of the default."""
     made: Made = {}
     for name, sources in columns.items():
-        _add(made, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
+        add(made, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
     return made
-
-
-def _add(made: Made, name: str, sources: Sources) -> None:
-    made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
-
-
-def _named(expression: str, columns: Mapping[str, Sources]) -> Sources:
-    """Return the sources of the columns that a SQL expression names; names of functions and texts are none."""
-    known = {name.lower(): sources for name, sources in columns.items()}
-    found = [
-        (match["quoted"] or match["name"]).lower()
-        for match in _TOKEN.finditer(expression)
-        if match["quoted"] or (match["name"] and not match["called"])
-    ]
-    return tuple(dict.fromkeys(source for name in found for source in known.get(name, ())))
-
-
-def _pairs(arguments: str) -> Iterator[tuple[str, str]]:
-    """Yield names and expressions of `named_struct`'s arguments: "'a', x, 'b', f(y, z)"."""
-    parts, depth, start, at = [], 0, 0, 0
-    while at < len(arguments):
-        text = _TOKEN.match(arguments, at)
-        if text is not None and not text["called"]:
-            at = text.end()
-            continue
-        depth += {"(": 1, ")": -1}.get(arguments[at], 0)
-        if arguments[at] == "," and not depth:
-            parts.append(arguments[start:at].strip())
-            start = at + 1
-        at += 1
-    parts.append(arguments[start:].strip())
-    for name, value in zip(parts[::2], parts[1::2], strict=False):
-        yield name.strip("'").replace("\\'", "'"), value
 
 
 def origins(outputs: Mapping[Node, Made]) -> dict[Node, Made]:
@@ -146,7 +68,7 @@ def origins(outputs: Mapping[Node, Made]) -> dict[Node, Made]:
         for name, sources in made.items():
             for source, column in sources:
                 earlier = found.get(source, {}).get(column) if source != node else None
-                _add(found[node], name, earlier or ((source, column),))
+                add(found[node], name, earlier or ((source, column),))
     return found
 
 

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.freshness import PartitionLag
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.report import AdvanceReport
-    from dagster_adjunct.orchestration.application.graph import KeyedTable
-    from dagster_adjunct.orchestration.application.lineage import Node
     from dagster_adjunct.orchestration.application.message_stream import OutputStream
-    from dagster_adjunct.orchestration.code_location.shared.column_lineage import Made
+    from dagster_adjunct.orchestration.operators.declared import KeyedTable
+    from dagster_adjunct.orchestration.operators.lineage import Made, Node
     from dagster_adjunct.orchestration.step.report import StepReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.schemas.schema import Schema

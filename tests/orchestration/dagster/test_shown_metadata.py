@@ -21,13 +21,13 @@ from dagster_adjunct import (
     update_message,
 )
 from dagster_adjunct.changes import Projection
-from dagster_adjunct.orchestration.application.lineage import Node
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState
 from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
     dataset_columns,
     origins,
     output_columns,
 )
+from dagster_adjunct.orchestration.operators.lineage import Node
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -65,17 +65,19 @@ def test_the_order_of_partition_columns_counts():
 @pytest.mark.parametrize(
     "keep",
     [
-        lambda s: s.filter("a > 1"),
-        lambda s: s.filter(lambda frame: frame),
-        lambda s: s.map("*", "upper(a) as b"),
-        lambda s: s.map("origin", "time_hour"),
-        lambda s: s.map("`origin`", "time_hour"),
-        lambda s: s.map(lambda frame: frame, keeps_partitioning=True),
-        lambda s: s.join(s.application.table(dataset("x")), on="k"),
+        lambda s, _: s.filter("a > 1"),
+        lambda s, _: s.filter(lambda frame: frame),
+        lambda s, _: s.map("*", "upper(a) as b"),
+        lambda s, _: s.map("origin", "time_hour"),
+        lambda s, _: s.map("`origin`", "time_hour"),
+        lambda s, _: s.map(lambda frame: frame, keeps_partitioning=True),
+        lambda s, app: s.join(app.table(dataset("x")), on="k"),
     ],
 )
 def test_an_operator_that_leaves_the_partition_columns_alone_keeps_the_partitioning(keep):
-    app = joined(lambda stream: keep(stream.partition_by("origin")))
+    app = application()
+    kept = keep(app.input_stream("lake.flights").partition_by("origin"), app)
+    kept.join(app.table(weather), on=("origin", "time_hour"), select=["temp"])
     planned = plan(app, catalog(FLIGHTS, WEATHER, x=1))
     assert planned.join_groups[0].streams == ("app-partition-by-2", "lake.weather")
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.graph import Join
-from dagster_adjunct.orchestration.planner.analysis import Groups, dataset_node
-from dagster_adjunct.orchestration.planner.auto import mismatch
-from dagster_adjunct.orchestration.planner.catalog import SPARK
-from dagster_adjunct.orchestration.planner.flow import Flows, requirement
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK
+from dagster_adjunct.orchestration.planner.auto_repartition import mismatch
+from dagster_adjunct.orchestration.planner.join_groups import Groups, dataset_node
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.counts import Counts
-    from dagster_adjunct.orchestration.planner.execution_plan import StreamEdge
+    from dagster_adjunct.orchestration.operators.planned import StreamEdge
+    from dagster_adjunct.orchestration.planner.flows import Flows
+    from dagster_adjunct.orchestration.planner.partition_counts import Counts
 
 _AUTO = "or set auto_repartition=True on the application"
 
@@ -27,10 +26,10 @@ def check_counts(
     join = counts.conflict
     if join is None:
         return
-    needed = requirement(app, app.operator(join))
+    needed = app.operator(join).spec.requirement(app)
     assert needed is not None
     found = ", ".join(_counted(edges[member]) for member in _involved(join, groups, counts))
-    left = flows.before[join].stream
+    left = flows.before(join).stream
     if counts.partitions[left] != needed.partitions:
         where, columns = "before this join", needed.columns or ()
         other = f", declare dataset {needed.dataset!r} with partitions={counts.partitions[left]}"
@@ -48,11 +47,12 @@ def check_co_partitioned(app: Application, flows: Flows, edges: Mapping[str, Str
     Equal counts are not enough: the same columns have to choose the partition, by the same hash.
     """
     for operator in app.operators:
-        if not isinstance(operator.spec, Join):
+        needed = operator.spec.requirement(app)
+        if needed is None or not needed.joins:
             continue
-        needed, flow = requirement(app, operator), flows.before[operator.id]
-        why = mismatch(needed, flow) if needed else ""
-        if needed is None or not why:
+        flow = flows.before(operator.id)
+        why = mismatch(needed, flow)
+        if not why:
             continue
         dataset = app.dataset(needed.dataset)
         columns = needed.columns or ()

@@ -11,22 +11,26 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.graph import Join, PartitionBy, SendToTable
-from dagster_adjunct.orchestration.planner.analysis import exchange_node
-from dagster_adjunct.orchestration.planner.catalog import SPARK, TASK_NUMBER, Catalog
-from dagster_adjunct.orchestration.planner.counts import declared_counts
-from dagster_adjunct.orchestration.planner.flow import Flow, Flows, Requirement, follow, requirement
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog
+from dagster_adjunct.orchestration.planner.flows import Flows, follow
+from dagster_adjunct.orchestration.planner.join_groups import exchange_node
+from dagster_adjunct.orchestration.planner.partition_counts import declared_counts
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import Operator
+    from dagster_adjunct.orchestration.operators.planned import Flow, Requirement
+    from dagster_adjunct.orchestration.operators.spec import Operator
 
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """An exchange before `operator` by `columns` into `partitions`, and why it is needed."""
+    """An exchange before `operator` by `columns` into `partitions`, and why it is needed.
+
+    `stream` is the id that the flow of the records had before.
+    """
 
     operator: str
+    stream: str
     columns: tuple[str, ...]
     partitions: int
     why: str
@@ -38,11 +42,11 @@ def repartitioned(app: Application, catalog: Catalog) -> tuple[Flows, dict[str, 
     for stream, partitions in _preferred(app, follow(app, catalog)).items():
         if counts[stream] is None:
             counts[stream] = partitions
-    joined = {op.spec.dataset for op in app.operators if isinstance(op.spec, Join)}
+    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match}
     inserted: dict[str, Inserted] = {}
 
     def decide(operator: Operator, needed: Requirement, flow: Flow) -> Flow:
-        if isinstance(operator.spec, SendToTable) and needed.dataset not in joined:
+        if not needed.joins and needed.dataset not in joined:
             return flow
         why = mismatch(needed, flow)
         if not why and counts[flow.stream] != needed.partitions:
@@ -53,7 +57,7 @@ def repartitioned(app: Application, catalog: Catalog) -> tuple[Flows, dict[str, 
         columns = needed.columns or dataset.partition_by
         node = exchange_node(operator.id)
         counts[node] = needed.partitions
-        inserted[operator.id] = Inserted(operator.id, columns, needed.partitions, why)
+        inserted[operator.id] = Inserted(operator.id, flow.stream, columns, needed.partitions, why)
         return replace(flow, stream=node, partitioned_by=columns, partitioner=SPARK)
 
     return follow(app, catalog, decide), inserted
@@ -77,20 +81,19 @@ def _preferred(app: Application, flows: Flows) -> dict[str, int]:
     votes: dict[str, Counter[int]] = {}
     met: set[str] = set()  # operators whose records have met a partitioned dataset since their stream began
     for operator in app.operators:
-        source = operator.inputs[0] if operator.inputs else ""
         if operator.begins_stream:
-            if isinstance(operator.spec, PartitionBy):
+            if operator.spec.role == "intermediate":
                 votes[operator.id] = Counter()
             continue
-        if source in met:
+        if not met.isdisjoint(operator.inputs):
             met.add(operator.id)
             continue
-        needed = requirement(app, operator)
+        needed = operator.spec.requirement(app)
         if needed is None:
             continue
-        flow = flows.before[operator.id]
+        flow = flows.before(operator.id)
         if flow.stream in votes and not mismatch(needed, flow):
             votes[flow.stream][needed.partitions] += 1
-        if isinstance(operator.spec, Join):
+        if needed.joins:
             met.add(operator.id)
     return {stream: count.most_common(1)[0][0] for stream, count in votes.items() if count}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.graph import Input, PartitionBy, SendToStream
-from dagster_adjunct.orchestration.planner.analysis import dataset_node, exchange_node
-from dagster_adjunct.orchestration.planner.catalog import SPARK, Catalog, facts_of
-from dagster_adjunct.orchestration.planner.execution_plan import StreamEdge
+from dagster_adjunct.orchestration.operators.planned import PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, facts_of
+from dagster_adjunct.orchestration.planner.join_groups import dataset_node, exchange_node
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import Operator
-    from dagster_adjunct.orchestration.planner.auto import Inserted
-    from dagster_adjunct.orchestration.planner.counts import Counts
-    from dagster_adjunct.orchestration.planner.flow import Flows
+    from dagster_adjunct.orchestration.planner.auto_repartition import Inserted
+    from dagster_adjunct.orchestration.planner.flows import Flows
+    from dagster_adjunct.orchestration.planner.partition_counts import Counts
 
 
 def stream_edges(
@@ -35,7 +34,9 @@ def stream_edges(
                 f"{app.name}-before-{operator.id}", "intermediate", exchange.partitions, exchange.columns, SPARK,
                 "auto_repartition", operator.id,
             )  # fmt: skip
-        edge = _edge(operator, catalog, flows, counts)
+        flow = flows.after[operator.id]
+        context = PlanContext(operator.id, app, catalog)
+        edge = operator.spec.edge(context, flow, counts.partitions[flow.stream])
         if edge is not None:
             edges[operator.id] = edge
     for dataset in app.datasets:
@@ -46,26 +47,6 @@ def stream_edges(
             f"dataset {dataset.name}", None, dataset.name,
         )  # fmt: skip
     return {node: _with_origin(node, edge, edges, counts, default_from) for node, edge in edges.items()}
-
-
-def _edge(operator: Operator, catalog: Catalog, flows: Flows, counts: Counts) -> StreamEdge | None:
-    spec, flow = operator.spec, flows.after[operator.id]
-    partitions = counts.partitions.get(operator.id)
-    if isinstance(spec, Input) and spec.broadcast is not None:
-        facts = facts_of(catalog, spec.stream, operator.id)
-        return StreamEdge(
-            spec.stream, "broadcast-input", facts.partitions, facts.key, facts.partitioner, "input", operator.id
-        )
-    if isinstance(spec, Input):
-        return StreamEdge(spec.stream, "input", partitions, flow.partitioned_by, flow.partitioner, "input", operator.id)
-    if isinstance(spec, SendToStream):
-        return StreamEdge(
-            spec.stream, "output", partitions, flow.partitioned_by, flow.partitioner, "output", operator.id
-        )
-    if isinstance(spec, PartitionBy):
-        said = f"partition_by(partitions={spec.partitions})" if spec.partitions is not None else ""
-        return StreamEdge(spec.stream, "intermediate", partitions, spec.columns, SPARK, said, operator.id)
-    return None
 
 
 def _with_origin(
@@ -79,6 +60,4 @@ def _with_origin(
         source = edges[inference.source]
         named = f"dataset {source.dataset}" if source.dataset else source.name
         reason = f"inferred from {named} in {inference.join}"
-    return StreamEdge(
-        edge.name, edge.role, edge.partitions, edge.partitioned_by, edge.partitioner, reason, edge.operator
-    )
+    return replace(edge, count_from=reason)

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.application.graph import Input, PartitionBy, SendToStream
-from dagster_adjunct.orchestration.planner.analysis import dataset_node
-from dagster_adjunct.orchestration.planner.catalog import Catalog, PlannerConfig, facts_of
+from dagster_adjunct.orchestration.operators.planned import PlanContext
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, facts_of
+from dagster_adjunct.orchestration.planner.join_groups import dataset_node
+from dagster_adjunct.orchestration.planner.settings import PlannerConfig
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
@@ -43,15 +44,9 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
     """Return the count of every stream of an application and of its datasets, None where it is open."""
     counts: dict[str, int | None] = {}
     for operator in app.operators:
-        spec = operator.spec
-        if isinstance(spec, Input):
-            # A broadcast one is in as many as there are tasks, which the others decide: see `with_broadcast`.
-            facts = facts_of(catalog, spec.stream, operator.id)
-            counts[operator.id] = facts.partitions if spec.broadcast is None else None
-        elif isinstance(spec, PartitionBy):
-            counts[operator.id] = spec.partitions
-        elif isinstance(spec, SendToStream):
-            counts[operator.id] = app.outputs[spec.stream].partitions
+        if operator.begins_stream:
+            context = PlanContext(operator.id, app, catalog)
+            counts[operator.id] = operator.spec.declared_partitions(context)
     for dataset in app.datasets:
         if dataset.partitions is not None:
             counts[dataset_node(dataset.name)] = dataset.partitions
@@ -111,8 +106,8 @@ def assign(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]]
 def with_broadcast(app: Application, counts: Counts) -> Counts:
     """Return the counts with those of broadcast inputs: one copy for each task, of which there are as many as the most
     partitions of an input, a dataset or an intermediate stream."""
-    specs = {operator.id: operator.spec for operator in app.operators}
-    broadcast = [node for node, spec in specs.items() if isinstance(spec, Input) and spec.broadcast is not None]
+    roles = {operator.id: operator.spec.role for operator in app.operators}
+    broadcast = [node for node, role in roles.items() if role == "broadcast-input"]
     if not broadcast:
         return counts
     if len(broadcast) == len(app.inputs):
@@ -121,6 +116,6 @@ def with_broadcast(app: Application, counts: Counts) -> Counts:
             "tasks there are.",
             "Read one without broadcast=: its partitions are shared out among the tasks.",
         )
-    others = [node for node in counts.partitions if not isinstance(specs.get(node), SendToStream)]
+    others = [node for node in counts.partitions if roles.get(node) != "output"]
     tasks = max(counts.partitions[node] for node in others if node not in broadcast)
     return replace(counts, partitions={**counts.partitions, **dict.fromkeys(broadcast, tasks)})

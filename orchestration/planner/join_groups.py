@@ -8,17 +8,33 @@ adds its dataset, with the dataset's own count, since a dataset is bucketed anew
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
-
-from dagster_adjunct.orchestration.application.graph import Input, Join, traverse
-from dagster_adjunct.orchestration.planner.flow import requirement
+from collections.abc import Callable, Collection, Hashable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import Operator
+    from dagster_adjunct.orchestration.operators.spec import Operator
 
 Groups = dict[str, tuple[str, ...]]
+V = TypeVar("V", bound=Hashable)
+
+
+def traverse(roots: Iterable[V], next_vertices: Callable[[V], Iterable[V]], visit: Callable[[V], object]) -> None:
+    """Visit every vertex that can be reached from `roots`, once each, parents first.
+
+    It is depth first and in the order given by `next_vertices`, which may add connections that the
+    graph itself lacks. Cycles end where they meet themselves; depth is not limited by Python's stack.
+    """
+    seen: set[V] = set()
+    for root in roots:
+        stack = [root]
+        while stack:
+            vertex = stack.pop()
+            if vertex in seen:
+                continue
+            seen.add(vertex)
+            visit(vertex)
+            stack.extend(reversed(list(next_vertices(vertex))))
 
 
 def dataset_node(name: str) -> str:
@@ -46,18 +62,17 @@ def table_connections(app: Application, following: dict[str, list[str]]) -> dict
     connected: dict[str, list[str]] = {}
 
     def note(vertex: str) -> None:
-        operator = app.operator(vertex)
-        needed = requirement(app, operator)
+        needed = app.operator(vertex).spec.requirement(app)
         if needed is None:
             return
         # By way of the table, or sinks times joins would have to be followed one by one.
         table = dataset_node(needed.dataset)
-        if isinstance(operator.spec, Join):
+        if needed.joins:
             connected.setdefault(table, []).append(vertex)
         else:
             connected[vertex] = [table]
 
-    roots = [operator.id for operator in app.operators if isinstance(operator.spec, Input)]
+    roots = [operator.id for operator in app.operators if not operator.inputs]
     traverse(roots, lambda vertex: following[vertex], note)
     return connected
 
@@ -74,14 +89,13 @@ def join_groups(app: Application, inserted: Collection[str] = ()) -> Groups:
     wanted = {
         operator.id: needed
         for operator in operators.values()
-        if isinstance(operator.spec, Join) and (needed := requirement(app, operator))
+        if (needed := operator.spec.requirement(app)) and needed.joins
     }
     reached: dict[str, list[str]] = {join: [] for join in wanted}
     for operator in operators.values():
         roots = [exchange_node(operator.id)] if operator.id in inserted else []
         # What every task reads whole asks nobody for a count.
-        broadcast = isinstance(operator.spec, Input) and operator.spec.broadcast is not None
-        roots += [operator.id] if operator.begins_stream and not broadcast else []
+        roots += [operator.id] if operator.begins_stream and operator.spec.role != "broadcast-input" else []
         for root in roots:
 
             def note(vertex: str, root: str = root) -> None:

@@ -1,4 +1,4 @@
-"""What the planner is told about the world: facts of streams, and settings. Plain data, no I/O."""
+"""What planning is told about the streams of the world. Plain data, no I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from dagster_adjunct.orchestration.application.arguments import partition_count
+from dagster_adjunct.orchestration.operators.arguments import partition_count
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -52,31 +52,22 @@ class FoundStreams(dict[str, StreamFacts]):
         self.missing = dict(missing)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerConfig:
-    """Settings of a deployment, which an application's own settings come before.
-
-    `intermediate_partitions` is for intermediate streams that neither a join nor the application
-    decides. Without it they get the most partitions of any input or output, at most `partition_cap`.
-    """
-
-    intermediate_partitions: int | None = None
-    partition_cap: int = 256
-
-    def __post_init__(self) -> None:
-        partition_count("intermediate_partitions of the planner", self.intermediate_partitions)
-        if partition_count("partition_cap of the planner", self.partition_cap) is None:
-            raise ConfigurationError("the planner has no partition_cap.", "Leave it out for 256.")
-
-
 def facts_of(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     """Return the facts of a stream that has to exist; `what` says in the error who needs it."""
     facts = catalog.get(stream)
     if facts is None:
-        said = catalog.missing.get(stream) if isinstance(catalog, FoundStreams) else None
+        missing = catalog.missing.get(stream) if isinstance(catalog, FoundStreams) else None
         there = ", ".join(sorted(catalog)) or "none"
         raise PlanningError(
-            f"{what} reads stream {stream!r}, which does not exist: " + (said or f"streams there: {there}."),
+            f"{what} reads stream {stream!r}, which does not exist: " + (missing or f"streams there: {there}."),
             "Correct the name, or create the stream by appending to it.",
         )
     return facts
+
+
+def partitioner_of_output(catalog: Catalog, stream: str) -> Partitioner:
+    """Return how records of an output stream are (or will be) spread."""
+    facts = catalog.get(stream)
+    if facts is not None:
+        return facts.partitioner
+    return SPARK if stream.startswith("lake.") else UNKNOWN

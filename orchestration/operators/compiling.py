@@ -1,0 +1,71 @@
+"""What an operator has at hand while it is compiled to DataFrames for one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.declared import Declarations
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.interface.system import AppendResult, StreamSystem
+    from dagster_adjunct.resources.tables.update import UpdateContract
+
+
+class Batch(Protocol):
+    """One batch of records, or a rehearsal of it: no records, whatever is written is only checked."""
+
+    @property
+    def app(self) -> Declarations: ...
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks read what is broadcast."""
+        ...
+
+    def read(self, stream: str) -> DataFrame:
+        """Return what the batch reads of an input stream."""
+        ...
+
+    def system_of(self, stream: str) -> StreamSystem:
+        """Return the system that a stream ("system.stream") is in."""
+        ...
+
+    def partitions_at(self, operator: str) -> int:
+        """Return the planned count of the records that leave an operator."""
+        ...
+
+    def goes_on(self, operator: str) -> bool:
+        """Whether another operator takes the records of this one."""
+        ...
+
+    def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        """Return what a function of the application makes of records; it has to keep their hidden columns."""
+        ...
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        """Return the entries of the dataset's version of this batch, and their columns."""
+        ...
+
+    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        """Return joined records, counted as they pass; `__matched` is null where one met no entry of the dataset."""
+        ...
+
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        """Return the same records, kept while the batch runs, so that two who read them read the same."""
+        ...
+
+    def send(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> AppendResult | None:
+        """Append records to a stream, which is created with `key` and `partitions`; None in a rehearsal."""
+        ...
+
+    def write(
+        self, operator: str, frame: DataFrame, table: str, contract: UpdateContract | None, on_null_key: OnNullKey
+    ) -> None:
+        """Write records to a declared remote table."""
+        ...

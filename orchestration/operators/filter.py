@@ -1,0 +1,61 @@
+"""Filter: records that meet a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.arguments import called
+from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(Spec):
+    """The records that meet a Spark SQL condition, or that a DataFrame function lets pass."""
+
+    kind: ClassVar[str] = "filter"
+    condition: str | DataFrameFunction
+
+    def summary(self) -> str:
+        return self.condition if isinstance(self.condition, str) else called(self.condition)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        return flow
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        return types
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return made
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        (frame,) = frames
+        if isinstance(self.condition, str):
+            return frame.filter(self.condition)
+        return batch.call(operator, self.condition, frame)
+
+
+def checked_filter(after: str, condition: str | DataFrameFunction) -> Filter:
+    """Return the filter that a user's argument asks for, behind the operator `after`."""
+    if isinstance(condition, str):
+        if not condition.strip():
+            raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.")
+    elif not callable(condition):
+        raise ConfigurationError(
+            f"filter after {after} got {condition!r}.", "Pass a Spark SQL condition or a function."
+        )
+    return Filter(condition)

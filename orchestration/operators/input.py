@@ -1,0 +1,139 @@
+"""Input: records enter from a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from dagster_adjunct.orchestration.operators.columns import Types, types_of
+from dagster_adjunct.orchestration.operators.expressions import plain_column
+from dagster_adjunct.orchestration.operators.hidden_columns import TASK
+from dagster_adjunct.orchestration.operators.lineage import Node, whole
+from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
+from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.stream_facts import TASK_NUMBER, UNKNOWN, facts_of
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.names import split_stream_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.planned import PlanContext, Role
+
+DefaultOffset = Literal["oldest", "upcoming"]
+OnLost = Literal["fail", "oldest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Input(Spec):
+    """Records of an input stream, as they are stored, and where reading begins where no checkpoint says so.
+
+    With `broadcast`, every task reads all of them; it names the column with the number of the task.
+    """
+
+    kind: ClassVar[str] = "input"
+    stream: str
+    default_offset: DefaultOffset | None = None
+    reset_offset: bool = False
+    on_lost: OnLost = "fail"
+    broadcast: str | None = None
+
+    @property
+    def role(self) -> Role:
+        return "input" if self.broadcast is None else "broadcast-input"
+
+    @property
+    def reads(self) -> str:
+        return self.stream
+
+    def summary(self) -> str:
+        return self.stream if self.broadcast is None else f"{self.stream}, all of it for each {self.broadcast}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        facts = facts_of(context.catalog, self.stream, context.operator)
+        if self.broadcast is None:
+            return Flow(context.operator, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
+        if facts.columns is not None and self.broadcast.lower() in map(str.lower, facts.columns):
+            raise PlanningError(
+                f"{context.operator}: stream {self.stream} has a column {self.broadcast!r}, as the number of the task "
+                "is called.",
+                'Call that otherwise: input_stream(…, broadcast="task_number").',
+            )
+        columns = None if facts.columns is None else (*facts.columns, self.broadcast)
+        return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)
+
+    def declared_partitions(self, context: PlanContext) -> int | None:
+        # A broadcast one is in as many as there are tasks, which the others decide: see `counts.with_broadcast`.
+        facts = facts_of(context.catalog, self.stream, context.operator)
+        return facts.partitions if self.broadcast is None else None
+
+    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
+        if self.broadcast is None:
+            by, partitioner = flow.partitioned_by, flow.partitioner
+        else:
+            facts = facts_of(context.catalog, self.stream, context.operator)
+            partitions, by, partitioner = facts.partitions, facts.key, facts.partitioner
+        return StreamEdge(self.stream, self.role, partitions, by, partitioner, "input", context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        facts = context.catalog.get(self.stream)
+        if facts is None or facts.schema is None:
+            return None
+        return types_of(facts.schema) | ({} if self.broadcast is None else {self.broadcast: "int"})
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        return whole(Node("stream", self.stream), context.after or ())
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        records = batch.read(self.stream)
+        return records if self.broadcast is None else _for_each_task(records, self.broadcast, batch.tasks)
+
+
+def checked_input(
+    stream: str,
+    default_offset: DefaultOffset | None,
+    reset_offset: bool,
+    on_lost: OnLost,
+    broadcast: bool | str,
+) -> Input:
+    """Return the input that a user's arguments ask for."""
+    split_stream_name(stream)
+    if default_offset not in (None, "oldest", "upcoming"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
+            "Choose one, or leave it out.",
+        )
+    if on_lost not in ("fail", "oldest"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has on_lost={on_lost!r}: expected fail or oldest.",
+            "Choose one, or leave it out to fail.",
+        )
+    return Input(stream, default_offset, bool(reset_offset), on_lost, _task_column(stream, broadcast))
+
+
+def _task_column(stream: str, broadcast: bool | str) -> str | None:
+    """Return the name of the column with the task's number, None for an input that tasks share."""
+    if isinstance(broadcast, bool):
+        return "task" if broadcast else None
+    if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
+        raise ConfigurationError(
+            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or the name of a column.",
+            'Write broadcast=True for the column "task", or a plain name for another one.',
+        )
+    return broadcast
+
+
+def _for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
+    """Return all the records once for each task, those of task n in partition n, with its number in the column `name`.
+
+    The number is there a second time, hidden: it orders the copies of one record where they come together again, so
+    that a batch that is repeated sends the same bytes.
+    """
+    from pyspark.sql import functions as F
+
+    numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
+    # The numbers stay where they are, and each of their partitions gets all records.
+    return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)

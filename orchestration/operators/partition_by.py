@@ -1,0 +1,73 @@
+"""PartitionBy: an intermediate stream, in which records are spread anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
+from dagster_adjunct.orchestration.operators.columns import require
+from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
+from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.columns import column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.planned import PlanContext, Role
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBy(Spec):
+    """An intermediate stream: the records spread anew by `columns`. `partitions` None: inferred."""
+
+    kind: ClassVar[str] = "partition-by"
+    stream: str
+    columns: tuple[str, ...]
+    partitions: int | None = None
+
+    @property
+    def role(self) -> Role:
+        return "intermediate"
+
+    def summary(self) -> str:
+        return f"by {', '.join(self.columns)}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        require(context.operator, "the stream", self.columns, flow.columns, "Name columns that it has.")
+        return Flow(context.operator, flow.columns, self.columns, SPARK)
+
+    def declared_partitions(self, context: PlanContext) -> int | None:
+        return self.partitions
+
+    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
+        declared = "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
+        return StreamEdge(self.stream, self.role, partitions, self.columns, SPARK, declared, context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        return types
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return made
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        (frame,) = frames
+        return frame.repartition(batch.partitions_at(operator), *[column(name) for name in self.columns])
+
+
+def checked_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
+    """Return the intermediate stream of this name that a user's arguments ask for, behind the operator `after`."""
+    what = f"partition_by after {after}"
+    names = column_names(what, columns)
+    if not names:
+        raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.")
+    return PartitionBy(stream, names, partition_count(f"{what}: partitions", partitions))

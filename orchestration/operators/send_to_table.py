@@ -1,0 +1,91 @@
+"""SendToTable: records written to a table, beside the way on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.columns import require
+from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream, before_table
+from dagster_adjunct.orchestration.operators.lineage import Node
+from dagster_adjunct.orchestration.operators.planned import Requirement
+from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.arguments import OnNullKey
+    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.declared import Declarations
+    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.planned import Exchange, Flow, PlanContext
+    from dagster_adjunct.resources.tables.update import UpdateContract
+
+
+@dataclass(frozen=True, slots=True)
+class SendToTable(Spec):
+    """Records written to a table: a remote one, or (`dataset`) the stream that feeds a dataset."""
+
+    kind: ClassVar[str] = "send-to-table"
+    table: str
+    dataset: bool = False
+    contract: UpdateContract | None = None
+    on_null_key: OnNullKey = "fail"
+
+    @property
+    def writes(self) -> str:
+        return self.table
+
+    def target(self, app: Declarations) -> Node:
+        return Node("stream", self._fed(app)) if self.dataset else Node("table", self.table)
+
+    def _fed(self, app: Declarations) -> str:
+        stream = app.dataset(self.table).stream
+        assert stream is not None  # MessageStream.send_to refuses others
+        return stream
+
+    def summary(self) -> str:
+        contract = f" ({self.contract.value})" if self.contract is not None else ""
+        return f"{'dataset' if self.dataset else 'table'} {self.table}{contract}"
+
+    def requirement(self, app: Declarations) -> Requirement | None:
+        if not self.dataset:
+            return None
+        dataset = app.dataset(self.table)
+        return None if dataset.partitions is None else Requirement(dataset.name, dataset.partitions, None)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        key = context.app.dataset(self.table).key if self.dataset else context.app.table_key(self.table)
+        require(context.operator, "the stream", key, flow.columns, f"They are the key of table {self.table}.")
+        return flow
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        if not self.dataset:
+            return before_table(context.operator, self.table, context.app.table_key(self.table), flow, partitions)
+        facts = facts_of(context.catalog, self._fed(context.app), context.operator)
+        key = facts.key or context.app.dataset(self.table).key
+        stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
+        return before_stream(context.operator, "dataset", stream, flow, partitions)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        return types
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return made
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        """Write the records; the dataset takes its changes when it next advances."""
+        (frame,) = frames
+        if self.dataset:
+            dataset = batch.app.dataset(self.table)
+            key, partitions = dataset.partition_by or dataset.key, dataset.partitions or 1
+            batch.send(operator, frame, self._fed(batch.app), key=key, partitions=partitions)
+        else:
+            batch.write(operator, frame, self.table, self.contract, self.on_null_key)
+        return frame

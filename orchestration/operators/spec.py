@@ -1,0 +1,145 @@
+"""What every operator says of itself, and the node that it is in an application's graph.
+
+An operator is one file: an immutable `Spec` with all that planner, Spark step, lineage and drawing ask of it. They ask
+nothing else, so that they know no kind of operator. Spark is imported inside functions: specs are made wherever an
+application is loaded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+    from dagster_adjunct.orchestration.operators.declared import Declarations
+    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made, Node
+    from dagster_adjunct.orchestration.operators.planned import (
+        Exchange,
+        Flow,
+        PlanContext,
+        Requirement,
+        Role,
+        StreamEdge,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """That each record is looked up in a dataset, and the fraction that has to meet an entry (None: none has to)."""
+
+    dataset: str
+    min_rate: float | None = None
+
+
+class Spec(ABC):
+    """What one operator does. Four methods have to be written; the others say what most operators say.
+
+    Where an operator has several inputs, what is said of them stands in their order.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    """The beginning of the operator's id, and what plans call it."""
+
+    # -- what has to be written
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Return what it does in a few words, for plans."""
+
+    @abstractmethod
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        """Return the columns of the records that leave it, and where they lie.
+
+        Raises PlanningError for a column that is known to be missing or double.
+        """
+
+    @abstractmethod
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        """Return the records that leave the operator of this id, made of those that arrive.
+
+        They keep their hidden columns (`hidden_columns.carried`). What Spark refuses to analyse is told with the id.
+        """
+
+    # -- what is said only where it is so
+
+    @property
+    def role(self) -> Role | None:
+        """What the stream is that begins here; None where records stay in the partitions that they were in."""
+        return None
+
+    @property
+    def reads(self) -> str | None:
+        """The stream whose records enter here; None where records come from other operators only."""
+        return None
+
+    @property
+    def writes(self) -> str | None:
+        """The output stream or table, as it is declared, that the records are sent to."""
+        return None
+
+    @property
+    def match(self) -> Match | None:
+        """What the records are looked up in."""
+        return None
+
+    @property
+    def writes_aside(self) -> bool:
+        """Whether records are written, and those that arrived go on, from where they lay."""
+        return self.writes is not None and self.role is None
+
+    def target(self, app: Declarations) -> Node | None:
+        """Return the asset that the records are sent to."""
+        return None
+
+    def requirement(self, app: Declarations) -> Requirement | None:
+        """Return what a partitioned dataset asks of the records; None without one, or with a broadcast one."""
+        return None
+
+    def declared_partitions(self, context: PlanContext) -> int | None:
+        """Return the declared count of the stream that begins here, None where it is open."""
+        return None
+
+    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge | None:
+        """Return the stream that begins here; `flow` is of the records after the operator."""
+        return None
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        """Return how records have to move before they are written; None where they lie right, in `partitions`."""
+        return None
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        """Return the types of the columns that leave; None where they are not known."""
+        return None
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        """Return what the columns that leave are made of; one that is not known is left out."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One node: `id` ("join-2-weather"), the ids of its inputs, and what it does.
+
+    Operators stand in the order in which they were defined, so an operator's inputs always come before it. A record
+    stays in the partition of the stream that it is in until the next operator that begins one.
+    """
+
+    id: str
+    inputs: tuple[str, ...]
+    spec: Spec
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
+
+    @property
+    def begins_stream(self) -> bool:
+        """Whether the records that leave are in the partitions of a stream of this operator's own."""
+        return self.spec.role is not None

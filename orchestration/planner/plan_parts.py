@@ -1,0 +1,43 @@
+"""What a plan consists of, beside streams and exchanges: plain immutable values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup:
+    """The streams that meet in a join with a partitioned dataset; all have `partitions` partitions.
+
+    `streams` are names of edges, `partitioned_by` the stream's columns that choose the partition.
+    """
+
+    join: str
+    dataset: str
+    streams: tuple[str, ...]
+    partitions: int
+    partitioned_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOperator:
+    """What is known of the records that leave an operator. `columns` None: not known before it runs."""
+
+    id: str
+    kind: str
+    inputs: tuple[str, ...]
+    summary: str
+    partitions: int
+    partitioned_by: tuple[str, ...]
+    columns: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`Partition n`: the input partitions ("lake.flights.3") and dataset buckets ("planes.3") that it
+    owns, and the datasets and input streams that it reads whole (`ssps` has all partitions of these)."""
+
+    name: str
+    ssps: tuple[str, ...]
+    buckets: tuple[str, ...]
+    broadcast: tuple[str, ...]
