@@ -31,8 +31,9 @@
         `-- TableUnavailableError
 
 Every message names the thing, what was found, what was expected and the next step. The same things are fields, so that
-nobody has to read them from the text; one that is not known where the error was raised is None. Retry logic looks at
-`TransientError` only, so whoever adds an error decides there whether it is retried.
+nobody has to read them from the text; one that is not known where the error was raised is None, and a stream is named
+with its system. Retry logic looks at `TransientError` only, so whoever adds an error decides there whether it is
+retried.
 """
 
 from __future__ import annotations
@@ -142,11 +143,8 @@ class ManifestMismatchError(PermanentError):
     key: str | None = None  # of the object
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ConditionalWritesUnsupportedError(PermanentError):
     """The object store accepts conditional writes but does not honour them."""
-
-    store: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -168,14 +166,13 @@ class PreconditionFailedError(PermanentError):
     """`put_if_match` met an object with another ETag, or none."""
 
     key: str | None = None
-    expected: str | None = None  # the ETag
-    found: str | None = None  # the ETag; None where no object is there, too
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CommitConflictError(PermanentError):
     """Somebody else committed first: nothing of ours is visible. Re-read and decide again."""
 
+    prefix: str | None = None  # of the log of commits in the lake, where nothing more is known
     dataset: str | None = None
     stream: str | None = None
     application: str | None = None
@@ -185,7 +182,7 @@ class CommitConflictError(PermanentError):
 class CommitStateUnknownError(PermanentError):
     """The store never answered whether our commit happened: read the current state before acting."""
 
-    dataset: str | None = None
+    prefix: str | None = None  # of the log of commits in the lake
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -305,7 +302,7 @@ class PlanningError(PermanentError):
 class PartitionCountMismatchError(PlanningError):
     """Streams of one join have partition counts that can't agree."""
 
-    counts: tuple[tuple[str, int], ...] = ()  # of each side: what it is, and its partitions
+    counts: tuple[tuple[str, int | None], ...] = ()  # the streams that must agree, and their partitions
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -319,6 +319,7 @@ def _lost(built: Built, what: str) -> CommitConflictError:
     return CommitConflictError(
         f"dataset {built.member.spec.name!r}, version {built.delivery.version!r}: another writer {what} meanwhile.",
         "Nothing of this attempt is served. Advance again: it goes on from what the other one did.",
+        dataset=built.member.spec.name,
     )
 
 

@@ -61,6 +61,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
             raise DatasetError(
                 f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well.",
                 "A dataset is in one version set; declare it under a new name for the other.",
+                dataset=dataset,
             )
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]

@@ -170,5 +170,7 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
 
 def _misfit(what: str, field: Field, found: str) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"{what}: column {field.name!r} {found}, expected {field.type}.", "Cast the column in the query."
+        f"{what}: column {field.name!r} {found}, expected {field.type}.",
+        "Cast the column in the query.",
+        column=field.name,
     )

@@ -189,6 +189,8 @@ def _check_sealed(view: VersionReader | StreamView, lake: Lake) -> None:
         raise DatasetError(
             f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}), and not to be read.",
             "Register a sealed version.",
+            dataset=view.dataset,
+            version=view.version,
         )
 
 

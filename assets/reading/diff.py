@@ -162,6 +162,7 @@ def _diff_bucket(
         raise DatasetError(
             f"a key of {', '.join(key)} stands twice in version {old.version} or {new.version} of {new.dataset!r}.",
             "Only versions with unique keys can be compared: check both with the validator of unique keys.",
+            version=old.version,
         )
     counts = (len(found.added), len(found.removed), len(found.after), found.unchanged)
     sides = ((after, found.added), (before, found.removed), (before, found.before), (after, found.after))
@@ -199,6 +200,7 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
             f"version {old.version} of {old.dataset!r} is keyed by ({keys[0]}) and version {new.version} of "
             f"{new.dataset!r} by ({keys[1]}).",
             "Only versions with the same key can be compared.",
+            version=old.version,
         )
     return {name: kind for name, kind in types.items() if kind is not None}
 

@@ -165,4 +165,5 @@ def _wrong(what: str, field: Field, value: object) -> SchemaMismatchError:
         f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__}) is given: "
         f"expected {expected}.",
         "Convert the value first.",
+        column=field.name,
     )

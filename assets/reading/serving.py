@@ -218,7 +218,9 @@ class ServedDataset:
             raise self._was_closed()
 
     def _was_closed(self) -> DatasetError:
-        return DatasetError(f"the reader of dataset {self.name!r} is closed.", "Open the dataset again.")
+        return DatasetError(
+            f"the reader of dataset {self.name!r} is closed.", "Open the dataset again.", dataset=self.name
+        )
 
     # -- inside: the version that is served
 

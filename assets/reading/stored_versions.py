@@ -116,10 +116,12 @@ class StoredVersions:
                 f"dataset {self.name!r} has no version to read yet: {self._computation(manifest)}.",
                 f"Materialise {self._to_materialise(manifest)} in Dagster, or run adjunct dataset advance {self.name} "
                 f"MODULE:APP{' --partition NAME' if self._by_name(manifest) else ''}.",
+                dataset=self.name,
             )
         raise NoSealedVersionError(
             f"dataset {self.name!r} has no version to read yet: {self._awaited(manifest, systems)}.",
             "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
+            dataset=self.name,
         )
 
     def awaiting(self, systems: Mapping[str, StreamSystem]) -> Awaiting | None:
@@ -313,6 +315,8 @@ class StoredVersions:
                 f"dataset {self.name!r} has no version {version!r}; the current one is {current}, and those from "
                 f"number {manifest.retained_from} on can be read.",
                 f"See adjunct dataset history {self.name}.",
+                dataset=self.name,
+                version=version,
             )
         return found
 
@@ -389,6 +393,7 @@ class StoredVersions:
         return DatasetNotFoundError(
             f"there is no dataset {self.name!r} in {self._lake.url}; there are: {known}.",
             "Check the name and the lake, or advance the dataset a first time.",
+            dataset=self.name,
         )
 
 

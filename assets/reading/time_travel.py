@@ -47,6 +47,7 @@ def served_at(
             raise NoSealedVersionError(
                 f"dataset {log.name!r}: nothing was served {asked}, as far back as its history goes.",
                 f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
+                dataset=log.name,
             )
         return found.version
     past = _Past(log, current, manifest)
@@ -92,7 +93,9 @@ class _Past:
                 self.read[number] = self.log.log.read(keys[0])
             except ObjectNotFoundError as error:
                 raise VersionDiscardedError(
-                    f"dataset {self.log.name!r}: commit {number} was discarded just now.", "Ask again for what is left."
+                    f"dataset {self.log.name!r}: commit {number} was discarded just now.",
+                    "Ask again for what is left.",
+                    dataset=self.log.name,
                 ) from error
         return self.read[number]
 
@@ -117,6 +120,7 @@ class _Past:
                 f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are numbered "
                 f"{self.numbers[0]} to {self.numbers[-1]}.",
                 f"See adjunct dataset history {self.log.name}.",
+                dataset=self.log.name,
             )
         return self.manifest_at(number)
 
@@ -126,7 +130,9 @@ class _Past:
         place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
         if place == len(self.numbers):
             raise NoSealedVersionError(
-                f"dataset {name!r} has no version to read yet: its bootstrap is not finished.", "Advance the dataset."
+                f"dataset {name!r} has no version to read yet: its bootstrap is not finished.",
+                "Advance the dataset.",
+                dataset=name,
             )
         commit = self.at(self.numbers[place])
         oldest = f"the oldest that can be read was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
@@ -135,9 +141,10 @@ class _Past:
             raise VersionDiscardedError(
                 f"dataset {name!r}: what was served {asked} has been discarded; {oldest}.",
                 f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…).",
+                dataset=name,
             )
         raise NoSealedVersionError(
-            f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}."
+            f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}.", dataset=name
         )
 
 

@@ -105,6 +105,7 @@ class Holding:
                 f"dataset {self._name!r}: a reader could not write its lease: {error.problem}",
                 f"Allow it to write below datasets/{self._name}/leases, or open with lease=False: versions may then "
                 "be discarded while they are read.",
+                dataset=self._name,
             ) from error
 
 

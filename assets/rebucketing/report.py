@@ -77,4 +77,6 @@ def check_unused(dataset: str, needed: Mapping[str, str]) -> None:
         raise StillReadError(
             f"dataset {dataset!r} can't be repartitioned now: {'; '.join(sorted(set(needed.values())))}.",
             "Let it end: run the application, or give its batch up (adjunct checkpoint abandon). Then repeat it.",
+            dataset=dataset,
+            readers=tuple(sorted(set(needed.values()))),
         )

@@ -77,7 +77,9 @@ class _Rewriting:
                 commit, manifest = self.log.read()
                 if commit is None or manifest is None:
                     raise DatasetNotFoundError(
-                        f"dataset {self.log.name!r} has no commit in {self.log.lake.url}.", "Advance it first."
+                        f"dataset {self.log.name!r} has no commit in {self.log.lake.url}.",
+                        "Advance it first.",
+                        dataset=self.log.name,
                     )
                 before, version = self._checked(manifest)
                 if dry_run:
@@ -96,6 +98,7 @@ class _Rewriting:
             raise CommitConflictError(
                 f"dataset {self.log.name!r}: commits are made faster than its table can be rewritten.",
                 "Repeat it when the dataset is quiet.",
+                dataset=self.log.name,
             )
         except Exception:
             if not self.asked:  # else it may be committed: what is not is garbage for discarding

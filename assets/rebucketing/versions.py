@@ -56,7 +56,9 @@ def repartition_versions(
         for _ in range(_ROUNDS):
             manifest = log.read()[1]
             if manifest is None:
-                raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it first.")
+                raise DatasetNotFoundError(
+                    f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it first.", dataset=dataset
+                )
             if manifest.declaration.kind != "bounded":
                 raise ConfigurationError(
                     f"dataset {dataset!r} is unbounded: it has one table, and no versions to rewrite.",
@@ -81,6 +83,7 @@ def repartition_versions(
         raise CommitConflictError(
             f"dataset {dataset!r}: versions are published faster than they can be rewritten.",
             "Repeat it when the dataset is quiet.",
+            dataset=dataset,
         )
     finally:
         for each in made.values():
@@ -140,6 +143,8 @@ def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> Re
             f"dataset {log.name!r}: rewriting version {ref.id} wrote {new.rows} rows, the manifest lists "
             f"{generation.rows}.",
             "Nothing was committed. Check the version: adjunct dataset verify.",
+            dataset=log.name,
+            version=ref.id,
         )
     fields = {name: getattr(sealed, name) for name in SealedVersion.model_fields}
     changes = {"id": f"v{sealed.number:06d}-{attempt.id}", "partitions": partitions, "generations": (new,)}

@@ -35,6 +35,7 @@ def check_deletable(dataset: str, seen: Commit) -> None:
         raise DatasetError(
             f"dataset {dataset!r} is a member of the version set {version_set!r}, whose versions are one commit.",
             "A member can't be deleted alone: withdraw its versions, and discard them.",
+            dataset=dataset,
         )
 
 
@@ -56,6 +57,7 @@ def delete(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> S
         raise DatasetError(
             f"dataset {dataset!r} is deleted, and {held[0].holder} still reads {', '.join(held[0].versions)}.",
             f"Its objects stay until then: repeat adjunct dataset delete {dataset} after {held[0].expires_at}.",
+            dataset=dataset,
         )
     listed = str(deletion(last)["listed"])
     try:

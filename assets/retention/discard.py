@@ -194,7 +194,9 @@ def discard(
     log = DatasetLog(lake, dataset)
     manifests = log.read_all()[1]
     if dataset not in manifests:
-        raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
+        raise DatasetNotFoundError(
+            f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
+        )
     policy = policy or manifests[dataset].declaration.discard
     unbounded = manifests[dataset].declaration.kind == "unbounded"
     found = _look(log, commits=unbounded)

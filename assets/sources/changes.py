@@ -58,6 +58,7 @@ def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
                 f"{what}: order_by names the column {path!r}, which is {kind}: expected an integer, a date or a "
                 "timestamp.",
                 "Order by another column, or by offset (leave order_by out).",
+                column=path,
             )
     elif not following.changes.orders(path):
         raise SchemaMismatchError(

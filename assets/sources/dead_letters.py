@@ -61,6 +61,7 @@ def send_dead_letters(
             f"dataset {spec.name!r} sends bad changes to {policy.stream}, and no stream system {name!r} is given: "
             f"there are {', '.join(sorted(systems)) or 'none'}.",
             "Pass it in systems, as open_system(name, lake) gives it.",
+            dataset=spec.name,
         )
     system = systems[name]
     try:
@@ -72,6 +73,7 @@ def send_dead_letters(
         raise DatasetError(
             f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {said}.",
             "Name a stream that is not there yet: it is created.",
+            dataset=spec.name,
         )
     letters = bad.select(F.lit(spec.name).alias("dataset"), F.lit(str(spec.input)).alias("stream"), *bad.columns)
     result = system.append(stream, letters, producer=producer, sequence=sequence, order_by=("partition", "offset"))

@@ -252,6 +252,10 @@ def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStream
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
                 f"of {segment.ssp} expects {expected} records, the partition holds {got} before it.",
                 _way_out(dataset, complete.version),
+                dataset=dataset,
+                version=complete.version,
+                expected=f"{expected} records",
+                found=f"{got} records",
             )
 
 
@@ -268,6 +272,10 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
                 f"{marker.ssp} with {what} {now}; it was first delivered there with {said}.",
                 _way_out(dataset, marker.version),
+                dataset=dataset,
+                version=marker.version,
+                expected=f"{what} {said}",
+                found=f"{what} {now}",
             )
 
 
@@ -286,6 +294,7 @@ def check_one_version(dataset: str, found: Mapping[SystemStreamPartition, str]) 
             "version in every partition, in one order.",
             "If the marker of one version will never come, abandon that version: "
             f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+            dataset=dataset,
         )
 
 

@@ -187,6 +187,8 @@ class FileVersions:
                 f"dataset {self._spec.name!r}: version {self._partition!r} is asked for, and {self._source.url} is one "
                 "folder that is written in place, whose versions are named by when they were completed.",
                 "Put each version into a folder of its own, or advance the dataset without a partition.",
+                dataset=self._spec.name,
+                version=self._partition,
             )
         done = manifest.delivered[-1] if manifest.delivered else None
         if done is not None and not done.freed:
@@ -240,6 +242,8 @@ class FileVersions:
                     "Rename it so that it comes after, or end it with abandon_version(lake, "
                     f"{self._spec.name!r}, {folder.path!r}, reason=…, by=…). Where older versions may come later, "
                     "declare versions=VersionPartitions(…).",
+                    dataset=self._spec.name,
+                    version=newest,
                 )
         return tuple(notes)
 
@@ -297,6 +301,7 @@ class FileVersions:
                     f"dataset {self._spec.name!r}: {self._source.url} holds {self._source.complete} itself and so does "
                     f"its folder {folder.path!r}: either the whole is one version, or each folder is.",
                     "Remove one of the two completion objects.",
+                    dataset=self._spec.name,
                 )
 
     def _delivery(self, name: str, folder: Folder) -> Delivery:

@@ -101,6 +101,8 @@ def _lost_before(
                 f"partitions mark different versions ({said}); expected the same ones in one order.",
                 "Abandon the version whose marker never came in some partition: "
                 f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+                dataset=dataset,
+                version=version,
             )
     return longest
 

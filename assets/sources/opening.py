@@ -82,6 +82,7 @@ class Source:
                 f"dataset {spec.name!r} has the input {spec.input}, and no stream system {name!r} is given: there "
                 f"are {', '.join(sorted(systems)) or 'none'}.",
                 "Pass it in systems, as open_system(name, lake) gives it.",
+                dataset=spec.name,
             )
         system = systems[name].snapshot(stream) if at_once else systems[name]
         info = system.info(stream)
@@ -89,6 +90,7 @@ class Source:
             raise DatasetError(
                 f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns.",
                 "Use a stream that declares its schema as the input.",
+                dataset=spec.name,
             )
         entries = schema_of_entries(spec, schema_of_rows(spec, info.schema))
         return cls(spec, system, info, tuple(system.partitions(stream)), entries)
@@ -155,6 +157,7 @@ class Source:
                 "What is served stays. Advance it again: a bounded dataset goes on with the first version that is "
                 "whole on the stream, an unbounded one as on_lost_offset says. Keep the stream longer, or advance it "
                 "more often.",
+                dataset=self.spec.name,
             ) from error
 
 

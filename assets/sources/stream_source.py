@@ -168,6 +168,7 @@ class StreamSource:
                 f"dataset {self.spec.name!r} was read from {self.spec.input} before that was rewritten into "
                 f"{info.partitions} partition(s), and had not read all of it then.",
                 f"Offsets begin anew there, and none is taken for one of before. What is served stays. {self._ways_on}",
+                dataset=self.spec.name,
             )
         raise self._made_anew(f"was read from another stream under the name {self.spec.input}")
 
@@ -188,6 +189,7 @@ class StreamSource:
             f"dataset {self.spec.name!r} {found}.",
             "The stream was deleted and made anew: its versions are others, whatever their names, and none is taken. "
             f"What is served stays. {self._ways_on}",
+            dataset=self.spec.name,
         )
 
     @property
@@ -236,6 +238,7 @@ class StreamSource:
                 f"dataset {self.spec.name!r}, version {delivery.version!r}: {self.spec.input} has other columns in "
                 f"this version than it declares: {said.difference(given)}.",
                 "Deliver the version again with one schema, into a stream that declares it.",
+                dataset=self.spec.name,
             )
         return records
 

@@ -43,6 +43,7 @@ def advance_unbounded(
         raise DatasetError(
             f"dataset {spec.name!r} is declared persistent=False: it lives for one run and is not stored.",
             "Applications build it when they run: adjunct run. Declare persistent=True to store it.",
+            dataset=spec.name,
         )
     stages = Stages(spec.name, on_stage)
     with stages("collect"):

@@ -73,6 +73,7 @@ def load_snapshot(
             f"dataset {spec.name!r}: {counters['superseded']:,} rows of the bulk snapshot have a key "
             f"({', '.join(spec.key)}) that another row has too.",
             "Nothing was published. Correct the snapshot, or the key.",
+            dataset=spec.name,
         )
     return generation, start
 
@@ -94,11 +95,19 @@ def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[System
                 f"{what} was taken at offset {offset} of {ssp}, and the stream holds nothing before {oldest[ssp]} any "
                 "more: the changes between the two are lost.",
                 "Take a new snapshot. A longer retention of the stream keeps this from happening.",
+                offset=offset,
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                oldest=oldest[ssp],
             )
         if source.system.compare(offset, upcoming[ssp]) > 0:
             raise OffsetOutOfRangeError(
                 f"{what} was taken at offset {offset} of {ssp}, and the stream ends at {upcoming[ssp]}.",
                 "Correct the position: it is the offset of the first change that the snapshot may lack.",
+                offset=offset,
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                upcoming=upcoming[ssp],
             )
     return position
 

@@ -65,11 +65,14 @@ def compact_dataset(
         )
     manifest = context.log(dataset_name).read()[1]
     if manifest is None:
-        raise DatasetNotFoundError(f"dataset {dataset_name!r} has no commit in {lake.url}.", "Advance it a first time.")
+        raise DatasetNotFoundError(
+            f"dataset {dataset_name!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset_name
+        )
     if manifest.declaration.kind != "unbounded":
         raise DatasetError(
             f"dataset {dataset_name!r} is bounded: each of its versions is one generation already.",
             "Only unbounded datasets have deltas to compact.",
+            dataset=dataset_name,
         )
     return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
 

@@ -31,6 +31,7 @@ def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[s
             "added, or widened.",
             f"Restore these columns, or build it anew with the new ones: adjunct dataset rebuild {dataset} MODULE:APP "
             "--reason …; the old table is served until that is done.",
+            dataset=dataset,
         )
 
 

@@ -109,6 +109,7 @@ def check_fresh(
         f"{max_staleness} is allowed{others}.",
         f"Advance it (materialise its asset, or adjunct dataset advance {spec.name} MODULE:APP) and run this again, or "
         "allow more: max_staleness=….",
+        dataset=spec.name,
     )
 
 
@@ -130,6 +131,7 @@ class _Positions:
                 f"dataset {manifest.name!r} follows {manifest.declaration.input}, and no stream system {name!r} is "
                 f"given: there are {', '.join(sorted(systems)) or 'none'}.",
                 "Pass it in systems, as open_system(name, lake) gives it.",
+                dataset=manifest.name,
             )
         system = systems[name].snapshot(stream)
         ssps = system.partitions(stream)

@@ -25,6 +25,7 @@ def check_order(source: Source) -> None:
         f"{info.partitions} partitions ({info.partitioner}): changes of one key could lie in several partitions, "
         "where nothing says which is newer.",
         f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare order_by=COLUMN.",
+        dataset=spec.name,
     )
 
 

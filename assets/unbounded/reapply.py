@@ -77,6 +77,7 @@ class Rewinding:
                 "to which deletions are forgotten, and of keys that it does not hold: they may have been deleted.",
                 f"Build it anew: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. Forced, these changes are "
                 "set aside as too late.",
+                dataset=spec.name,
             )
         if isinstance(spec.following.on_bad_change, DeadLetters):
             problem = F.lit(f"it comes too late: deletions up to position {horizon} are forgotten")

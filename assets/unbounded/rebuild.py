@@ -44,6 +44,7 @@ def rebuild_dataset(
         raise DatasetError(
             f"dataset {spec.name!r} is bounded: there is nothing to build anew from a stream.",
             "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",
+            dataset=spec.name,
         )
     explained("rebuild", spec.name, reason, by)
     return advance_unbounded(WriteContext(lake, systems, spark, by), spec, rebuild=reason, on_stage=on_stage)

@@ -85,6 +85,7 @@ def _by_table(spec: AdjunctDataset, state: TableState, now: datetime) -> Decisio
             f"dataset {spec.name!r} can't be continued: {state.problem}: retention has passed it.",
             "Deliver the lost changes again, or rebuild it from a complete source: adjunct dataset rebuild "
             f"{spec.name} MODULE:APP --reason …. A longer retention of the stream keeps this from happening.",
+            dataset=spec.name,
         )
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     if state.store in ("valid", "building"):
@@ -112,6 +113,7 @@ def check_complete(seen: Seen, why: str) -> None:
         "retention has dropped the oldest, and the stream is not compacted by key.",
         "Declare a bulk snapshot to begin with (initial=…), deliver the whole table into the stream again, or declare "
         "bootstrap=False, which goes on without what is lost. What was served stays served.",
+        dataset=spec.name,
     )
 
 

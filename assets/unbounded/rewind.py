@@ -145,6 +145,7 @@ def _after_what_was_begun(
             f"dataset {advance.spec.name!r} can't be rewound: its bootstrap waits for transactions that have not "
             "ended.",
             "Advance it until it is bootstrapped, then ask again.",
+            dataset=advance.spec.name,
         )
     return progress, decide_rewind(replace(seen, manifest=progress.manifest), positions, force)
 
@@ -168,11 +169,13 @@ def _check_kind(spec: AdjunctDataset) -> None:
             f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
             f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
             f"rejected: adjunct dataset force {spec.name} VERSION --reason …. Other content comes as a new version.",
+            dataset=spec.name,
         )
     if not spec.following.persistent:
         raise DatasetError(
             f"dataset {spec.name!r} is declared persistent=False: it lives for one run, and has no table to rewind.",
             "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
+            dataset=spec.name,
         )
 
 
@@ -181,6 +184,7 @@ def _not_valid(spec: AdjunctDataset, decision: Decision) -> DatasetError:
         f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
         f"would {_INSTEAD[decision.action]}.",
         "Take the startpoints back and advance it, or ask for the oldest offset of every partition: it is built anew.",
+        dataset=spec.name,
     )
 
 

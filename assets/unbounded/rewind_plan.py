@@ -99,6 +99,7 @@ def decide_rewind(seen: Seen, positions: Positions, force: Force) -> RewindPlan:
         raise DatasetError(
             f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and {named}.",
             f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.",
+            dataset=spec.name,
         )
     pending = open_startpoints(manifest, positions)
     if not pending:

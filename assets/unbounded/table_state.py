@@ -165,7 +165,9 @@ def _lost_pointer(log: DatasetLog) -> CommitConflictError | MalformedDocumentErr
         return None
     if log.log.head() is not None:
         return CommitConflictError(
-            f"dataset {log.name!r}: another writer committed first, while this one looked.", ADVANCE_AGAIN
+            f"dataset {log.name!r}: another writer committed first, while this one looked.",
+            ADVANCE_AGAIN,
+            dataset=log.name,
         )
     return MalformedDocumentError(
         f"dataset {log.name!r} has no {log.log.pointer_key} in {log.lake.url}, and has had {newest.number} commits.",
@@ -183,6 +185,7 @@ def _overtaken(log: DatasetLog, commit: Commit | None) -> CommitConflictError | 
         f"dataset {log.name!r}: another writer committed first, while this one looked at the table "
         f"(number {head.number}, after {commit.number}).",
         ADVANCE_AGAIN,
+        dataset=log.name,
     )
 
 
@@ -222,6 +225,7 @@ def _made_anew(seen: Seen, stream: str | None, offsets: Offsets) -> OffsetOutOfR
             f"{source.info.partitions} partition(s), and had not read all of it then.",
             "Offsets begin anew there, and none is taken for one of before. What is served stays. Rebuild the dataset "
             f"from it (adjunct dataset rebuild {name} MODULE:APP --reason …), or declare it under a new name.",
+            dataset=name,
         )
     if problem:
         return OffsetOutOfRangeError(

@@ -178,6 +178,7 @@ class TransientTable:
                 f"{', '.join(map(str, sorted(ranges)))}, and its input is {self.spec.input} with {len(source.ssps)} "
                 "partitions.",
                 "Declare the input that the batch was begun with until it has ended.",
+                dataset=self.spec.name,
             )
         oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
         for ssp, (start, end) in ranges.items():
@@ -186,6 +187,9 @@ class TransientTable:
                     f"dataset {self.spec.name!r}: an open batch was begun with the offsets {start} to {end} of {ssp}, "
                     f"and the stream ends at {upcoming[ssp]}: the batch can't be run again as it was.",
                     "The stream was deleted and made anew: run the application under a new name.",
+                    dataset=self.spec.name,
+                    stream=ssp.qualified_stream,
+                    partition=ssp.partition,
                 )
             if start != end and source.system.compare(start, oldest[ssp]) < 0:
                 raise OffsetOutOfRangeError(
@@ -194,6 +198,9 @@ class TransientTable:
                     "was.",
                     "Deliver the lost changes again into a new stream and run the application under a new name. A "
                     "longer retention of the stream, or persistent=True, keeps this from happening.",
+                    dataset=self.spec.name,
+                    stream=ssp.qualified_stream,
+                    partition=ssp.partition,
                 )
         filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
         before = self.view
@@ -216,6 +223,7 @@ class TransientTable:
                     f"and what comes next is older than {max_staleness}.",
                     "What waits there belongs to a transaction that is not whole: deliver the rest of it, or allow "
                     "more: max_staleness=….",
+                    dataset=self.spec.name,
                 )
 
     def release(self) -> None:
@@ -238,6 +246,7 @@ class TransientTable:
                     "not compacted by key.",
                     "Declare persistent=True, deliver the whole table into the stream again, or declare "
                     "bootstrap=False, which goes on without what is lost.",
+                    dataset=self.spec.name,
                 )
             return oldest, _decided("bootstrap", "it lives for one run, and is built anew in each")
         last = self._last_ends()
@@ -251,6 +260,7 @@ class TransientTable:
                     f"dataset {self.spec.name!r} can't be continued: {problem}: retention has passed it.",
                     'Deliver the lost changes again, or declare on_lost_offset="rebuild", which goes on without '
                     "them. A longer retention of the stream keeps this from happening.",
+                    dataset=self.spec.name,
                 )
             reason += f"; {problem}"
         return last_offsets(source, last, oldest, upcoming), _decided("create", reason)
@@ -265,6 +275,11 @@ class TransientTable:
                     f"{upcoming[ssp]}.",
                     "The stream was deleted and made anew: declare the dataset under a new name, which begins at the "
                     "stream's default offset, or with bootstrap=True, which reads all of the stream in each run.",
+                    dataset=self.spec.name,
+                    stream=ssp.qualified_stream,
+                    partition=ssp.partition,
+                    offset=start,
+                    upcoming=upcoming[ssp],
                 )
 
     def _last_ends(self) -> dict[SystemStreamPartition, str]:

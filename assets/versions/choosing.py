@@ -46,11 +46,15 @@ def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = F
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
                 "Open that one: it holds the same entries without those that were erased.",
+                dataset=manifest.name,
+                version=version,
             )
         listed = ", ".join(f"{each.id} ({each.name})" for each in manifest.versions[-5:]) or "none"
         raise DatasetError(
             f"dataset {manifest.name!r} has no version {version!r}; the newest retained are {listed}.",
             f"See adjunct dataset versions {manifest.name}.",
+            dataset=manifest.name,
+            version=version,
         )
     if sealed and ref.state != "sealed":
         raise DatasetError(
@@ -58,6 +62,8 @@ def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = F
             "A rejected version can be forced with a reason; a withdrawn one never comes back."
             if ref.state == "rejected"
             else "Choose another version: a withdrawn one never comes back.",
+            dataset=manifest.name,
+            version=ref.id,
         )
     return ref
 
@@ -68,6 +74,7 @@ def _begun(manifest: DatasetManifest, version: str) -> VersionRef | None:
         raise DatasetError(
             f"dataset {manifest.name!r}: {version!r} begins several ids: {', '.join(ref.id for ref in begun)}.",
             "Give more digits.",
+            dataset=manifest.name,
         )
     return begun[0] if begun else None
 
@@ -207,6 +214,7 @@ def _before(manifests: Manifests, dataset: str) -> dict[str, VersionRef]:
         raise DatasetError(
             f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more.",
             f"See adjunct dataset versions {mine.name}; the discard policy says how many are kept.",
+            dataset=mine.name,
         )
     return dict(found)
 

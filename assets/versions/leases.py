@@ -84,6 +84,7 @@ class Lease:
                 f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
                 f"{self._renewal.lost}.",
                 "Nothing may be built on what was read under it. Run again: it reads what is served then.",
+                dataset=self.dataset,
             )
 
     def renew(self) -> None:
@@ -157,6 +158,8 @@ def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
             f"{manifest.retained_from} on can be read.",
             f"See adjunct dataset history {manifest.name}. A policy that keeps more keeps earlier versions longer: "
             "discard=DiscardPolicy(keep=…, grace=…).",
+            dataset=manifest.name,
+            version=version,
         )
     ref = manifest.ref(version)
     gone = ref is None if manifest.declaration.kind == "bounded" else False
@@ -165,6 +168,8 @@ def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
         raise VersionDiscardedError(
             f"dataset {manifest.name!r}: version {version} has been discarded; the one served is {served}.",
             "Open the dataset again, or pin the versions that must stay: adjunct dataset pin.",
+            dataset=manifest.name,
+            version=version,
         )
 
 
@@ -172,6 +177,8 @@ def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
     """Refuse versions that are not retained any more, with VersionDiscardedError. To be asked once they are held."""
     manifest = DatasetLog(lake, dataset).read()[1]
     if manifest is None:
-        raise DatasetNotFoundError(f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.")
+        raise DatasetNotFoundError(
+            f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
+        )
     for version in versions:
         check_not_doomed(manifest, version)

@@ -131,6 +131,8 @@ class DatasetLog:
             raise DatasetError(
                 f"dataset {self.name!r}: version {ref.id} was refused before it was built ({ref.reason}).",
                 "There are no entries to look at. Deliver the content again under a new name.",
+                dataset=self.name,
+                version=ref.id,
             )
         try:
             return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
@@ -138,6 +140,8 @@ class DatasetLog:
             raise DatasetError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is missing.",
                 "The version was discarded meanwhile, or the object is lost: open another version.",
+                dataset=self.name,
+                version=ref.id,
             ) from error
         except (ValidationError, AdjunctError) as error:
             raise MalformedDocumentError(
@@ -208,6 +212,7 @@ class DatasetLog:
             raise CommitConflictError(
                 f"dataset {self.name!r} is about to join the version set {redirect_of(parent)!r}.",
                 "Advance the version set, which ends the joining, and try again.",
+                dataset=self.name,
             )
         else:
             log, body = self.log, manifests[self.name].body()
@@ -218,6 +223,7 @@ class DatasetLog:
             raise CommitConflictError(
                 f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
                 "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
+                dataset=self.name,
             ) from conflict
 
     def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
@@ -244,7 +250,9 @@ class DatasetLog:
             commit, manifests = self.read_all()
             if self.name not in manifests:
                 raise DatasetNotFoundError(
-                    f"dataset {self.name!r} has no commit yet in {self.lake.url}.", "Advance it a first time."
+                    f"dataset {self.name!r} has no commit yet in {self.lake.url}.",
+                    "Advance it a first time.",
+                    dataset=self.name,
                 )
             after = change(manifests)
             if after is None:

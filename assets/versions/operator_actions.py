@@ -114,6 +114,7 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Datas
                 f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
                 f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
                 f"Unpin it first: adjunct dataset unpin {manifest.name}.",
+                dataset=manifest.name,
             )
         return serve(log_of(log, manifest), manifest, back_to=ref.id, change=_change("rollback", ref, reason))
 
@@ -168,6 +169,8 @@ def force_version(
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
                 f"See adjunct dataset versions {manifest.name}; an older sealed one is served again with rollback.",
+                dataset=manifest.name,
+                version=ref.id,
             )
         log_of(log, manifest).read_version(ref)  # one that was never built can't be forced, and says so
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
@@ -211,6 +214,8 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Data
             raise DatasetError(
                 f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
                 "Withdraw it first if it must not be served; sealed versions go by the discard policy.",
+                dataset=log.name,
+                version=ref.id,
             )
         return {
             name: _dropped(manifests[name], each, reason) for name, each in chosen.items() if each.state != "sealed"

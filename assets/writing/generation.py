@@ -105,6 +105,7 @@ def check_declaration(name: str, stored: Declaration, declared: Declaration) -> 
             "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "
             f"it anew, delete it (adjunct dataset delete {name} --reason …) and advance it again."
             + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
+            dataset=name,
         )
 
 

@@ -120,6 +120,8 @@ class Application:
             raise PlanningError(
                 f"application {self.name!r} declares the input stream {name!r} twice.",
                 "Keep what the first input_stream() returned, and use it in both places.",
+                application=self.name,
+                stream=name,
             )
         self._refuse_reading(name)
         self._inputs[name] = spec
@@ -136,7 +138,9 @@ class Application:
             raise ConfigurationError(f"{what} has no partitions.", "Write partitions=N.")
         if name in self._outputs:
             raise PlanningError(
-                f"application {self.name!r} declares the {what} twice.", "Keep what the first call returned."
+                f"application {self.name!r} declares the {what} twice.",
+                "Keep what the first call returned.",
+                application=self.name,
             )
         output = OutputStream(self._graph, name, partitions, column_names(f"{what}: key", key))
         self._graph.refuse_writing(name, "an output stream")
@@ -172,6 +176,7 @@ class Application:
             raise PlanningError(
                 f"application {self.name!r} declares the table {name!r} twice.",
                 "Keep what the first table() returned; two different tables need different names.",
+                application=self.name,
             )
         self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
@@ -268,4 +273,7 @@ class Application:
                     f"application {self.name!r}: stream {dataset.stream!r} is an output stream and the input of "
                     f"dataset {dataset.name!r}.",
                     "Send to the dataset's table instead of declaring its input as an output stream.",
+                    application=self.name,
+                    stream=dataset.stream,
+                    dataset=dataset.name,
                 )

@@ -55,4 +55,6 @@ class Graph:
             f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
             "would come back for ever.",
             "Go on with what send_to() returns instead of reading the stream again.",
+            application=self.name,
+            stream=stream,
         )

@@ -170,6 +170,7 @@ class MessageStream:
             raise PlanningError(
                 f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}.",
                 "Go on with what the first send_to() returned, or declare another output stream.",
+                stream=target.name,
             )
         return self.apply(SendToStream(target.name))
 
@@ -180,12 +181,14 @@ class MessageStream:
                 f"send_to after {self.operator}: dataset {target.name!r} is made from {target.dataset.input}, and not "
                 "from a stream that an application could send to.",
                 "Declare it with unbounded_dataset on a stream, or send to an output stream.",
+                dataset=target.name,
             )
         if target.dataset.kind == "bounded":
             raise PlanningError(
                 f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "
                 "markers, which an application does not send.",
                 "Declare it with unbounded_dataset, or send to an output stream.",
+                dataset=target.name,
             )
         self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
         return self.apply(SendToTable(target.name, dataset=True), name=target.name)
@@ -205,6 +208,7 @@ class MessageStream:
             raise PlanningError(
                 f"{name!r} was declared by application {target.graph.name!r}, and is used by {self.graph.name!r}.",
                 "Declare it with this application's table() or output_stream().",
+                application=self.graph.name,
             )
 
     def _not_declared(self, found: object, method: str, expected: str) -> PlanningError:

@@ -220,6 +220,7 @@ class BatchLog:
         return CommitConflictError(
             f"application {self._application!r} was taken over by another run (last commit by {by}).",
             "Nothing of this batch counts here; let the other run finish, or stop it and start again.",
+            application=self._application,
         )
 
     def _parse(self, commit: Commit | None) -> ApplicationState:

@@ -172,6 +172,8 @@ class RunLease:
                 f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}.",
                 "Nothing of the open batch counts by this run. Let the other run finish, or run again: it goes on from "
                 "what is committed.",
+                application=self._application,
+                run=self._holder.run,
             )
 
     def _take(self, found: Found | None) -> bool:
@@ -201,6 +203,8 @@ class RunLease:
             f"{found.written:%H:%M:%S} UTC: not begun{waited}.",
             "Wait for its end (adjunct run --wait 1h), or stop it. One that hangs is taken over by adjunct run "
             "--take-over, by run_application(…, take_over=True), or with take_over in the op's config in Dagster.",
+            application=self._application,
+            run=found.holder.run if found.holder else None,
         )
 
     def _body(self) -> bytes:

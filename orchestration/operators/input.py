@@ -61,6 +61,8 @@ class Input(Spec):
                 f"{context.operator}: stream {self.stream} has a column {self.broadcast!r}, as the number of the task "
                 "is called.",
                 'Call that otherwise: input_stream(…, broadcast="task_number").',
+                stream=self.stream,
+                column=self.broadcast,
             )
         columns = None if facts.columns is None else (*facts.columns, self.broadcast)
         return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)

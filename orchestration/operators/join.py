@@ -108,6 +108,7 @@ class Join(Spec):
                 f"{operator}: the stream and dataset {dataset.name} both bring a column {taken[0]!r}; the stream's "
                 f"columns there are {', '.join(stream or ())}.",
                 f'Rename the added one: select=["… as {dataset.name}_{taken[0]}"], or prefix="{dataset.name}_".',
+                dataset=dataset.name,
             )
         refuse_double(operator, added, "Rename one with 'column as name'.")
         return None if stream is None else (*stream, *added)
@@ -163,6 +164,7 @@ class Join(Spec):
                     f"{operator}: the stream has no column {stream!r} to join on; it has "
                     f"{', '.join(name for name in types if not name.startswith('__'))}.",
                     "Correct on=, or add the column with map().",
+                    column=stream,
                 )
             expected = schema.field(entry, f"dataset {self.dataset}").type
             if types[stream] != expected:
@@ -170,6 +172,7 @@ class Join(Spec):
                     f"{operator}: the stream's {stream!r} is {types[stream]} and {entry!r} of dataset "
                     f"{self.dataset} is {expected}; equal values of different types lie in different buckets.",
                     f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
+                    dataset=self.dataset,
                 )
         for chosen in self.selection(schema.names):
             schema.field(chosen.column, f"dataset {self.dataset}")
@@ -177,6 +180,8 @@ class Join(Spec):
                 raise PlanningError(
                     f"{operator}: the stream and dataset {self.dataset} both have a column {chosen.name!r}.",
                     f'Rename one: select=["{chosen.column} as …"] or prefix="{self.dataset}_".',
+                    dataset=self.dataset,
+                    column=chosen.name,
                 )
 
 
@@ -216,11 +221,14 @@ def _key_pairs(operator: str, dataset: AdjunctDataset, on: On) -> tuple[tuple[st
     by_column: dict[str, str] = {}
     for stream, entry in pairs:
         if entry in by_column:
-            raise PlanningError(f"{operator}: on= compares dataset column {entry!r} twice.", "Keep one of them.")
+            raise PlanningError(
+                f"{operator}: on= compares dataset column {entry!r} twice.", "Keep one of them.", column=entry
+            )
         if entry not in dataset.key:
             raise PlanningError(
                 f"{operator}: on= names {entry!r}, which is not in the key of dataset {dataset.name!r} ({key}).",
                 f"Join on the key; for other names on the stream write on={{stream column: {dataset.key[0]!r}}}.",
+                dataset=dataset.name,
             )
         by_column[entry] = stream
     missing = ", ".join(repr(name) for name in dataset.key if name not in by_column)
@@ -229,6 +237,7 @@ def _key_pairs(operator: str, dataset: AdjunctDataset, on: On) -> tuple[tuple[st
             f"{operator}: on= lacks {missing} of the key of dataset {dataset.name!r} ({key}), "
             "so a record could meet several entries.",
             "Name every column of the key in on=.",
+            dataset=dataset.name,
         )
     column_names(f"{operator}: on=", list(by_column.values()))
     return tuple((by_column[name], name) for name in dataset.key)

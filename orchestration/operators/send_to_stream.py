@@ -60,6 +60,7 @@ class SendToStream(Spec):
                 f"({', '.join(facts.key)}); it is declared with {output.partitions} and ({', '.join(output.key)}).",
                 "Declare it as it is, or choose another name. A lake stream's partitions can be changed: adjunct "
                 f"stream repartition {output.name.partition('.')[2]} --partitions {output.partitions} --reason ….",
+                stream=output.name,
             )
         partitioner = partitioner_of_output(context.catalog, output.name) if output.key else UNKNOWN
         return Flow(context.operator, flow.columns, output.key, partitioner)

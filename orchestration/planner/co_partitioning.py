@@ -28,7 +28,8 @@ def check_counts(
         return
     needed = app.operator(join).spec.requirement(app)
     assert needed is not None
-    found = ", ".join(_counted(edges[member]) for member in _involved(join, groups, counts))
+    sides = [edges[member] for member in _involved(join, groups, counts)]
+    found = ", ".join(map(_counted, sides))
     left = flows.before(join).stream
     if counts.partitions[left] != needed.partitions:
         where, columns = "before this join", needed.columns or ()
@@ -38,6 +39,9 @@ def check_counts(
     raise PartitionCountMismatchError(
         f"{join} needs equal partition counts: {found}.",
         f"Repartition the stream {where} with {_partition_by(columns)}{other}, {_AUTO}.",
+        application=app.name,
+        operator=join,
+        counts=tuple((side.name, side.partitions) for side in sides),
     )
 
 
@@ -61,6 +65,7 @@ def check_co_partitioned(app: Application, flows: Flows, edges: Mapping[str, Str
             f"which is partitioned by ({', '.join(dataset.partition_by)}) with {SPARK}: {why}; needed is "
             f"({', '.join(columns)}) with {SPARK}.",
             f"Write {_partition_by(columns)} before this join, {_AUTO}.",
+            dataset=dataset.name,
         )
 
 

@@ -33,6 +33,7 @@ class ExecutionPlan:
             f"the plan of {self.application!r} has no stream {name!r}; it has "
             f"{', '.join(edge.name for edge in self.streams)}.",
             "Check the name.",
+            stream=name,
         )
 
     def operator(self, operator_id: str) -> PlannedOperator:

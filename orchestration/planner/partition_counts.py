@@ -115,6 +115,7 @@ def with_broadcast(app: Application, counts: Counts) -> Counts:
             f"all inputs of application {app.name!r} are broadcast ({', '.join(app.inputs)}): nothing says how many "
             "tasks there are.",
             "Read one without broadcast=: its partitions are shared out among the tasks.",
+            application=app.name,
         )
     others = [node for node in counts.partitions if roles.get(node) != "output"]
     tasks = max(counts.partitions[node] for node in others if node not in broadcast)

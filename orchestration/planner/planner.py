@@ -44,7 +44,11 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
     can't work: a stream that is not there, a missing or double column, a join that is not co-partitioned.
     """
     if not app.inputs:
-        raise PlanningError(f"application {app.name!r} has no input stream.", 'Declare one: app.input_stream("…").')
+        raise PlanningError(
+            f"application {app.name!r} has no input stream.",
+            'Declare one: app.input_stream("…").',
+            application=app.name,
+        )
     inserted: dict[str, Inserted] = {}
     if app.auto_repartition:
         flows, inserted = repartitioned(app, catalog)

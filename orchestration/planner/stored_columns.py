@@ -45,4 +45,5 @@ def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> N
             "Send these columns as they were (one that is not needed any more can be null: cast(null as …) as …), or "
             "send to a stream of another name, or begin it anew: "
             f"adjunct stream delete {facts.name.partition('.')[2]} --reason ….",
+            stream=facts.name,
         )

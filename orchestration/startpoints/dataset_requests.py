@@ -146,6 +146,7 @@ def _apply(
             f"dataset {dataset.name!r}: the startpoint of {bounded[0]} is to be followed up to an end (until), and a "
             "table is what its stream says up to where it has read: there is nothing to replay beside it.",
             "Take the request back, and ask for the startpoint without an end.",
+            dataset=dataset.name,
         )
     return rewind_dataset(
         lake,

@@ -212,6 +212,8 @@ class OffsetManager:
                 f"checkpoint of application {self._app.name!r} is of the stream before, in {', '.join(without[:3])}"
                 f"{', …' if len(without) > 3 else ''}.",
                 _where_to_begin(source.stream, info, before),
+                application=self._app.name,
+                stream=source.stream,
             )
 
     # -- each batch
@@ -227,6 +229,8 @@ class OffsetManager:
                     f"{intent.batch} of application {self._app.name!r} is open over the stream before.",
                     f"Give the batch up (adjunct checkpoint abandon {self._app.name} --reason …), then say where to "
                     f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
+                    application=self._app.name,
+                    stream=name,
                 )
 
     def positions(self, state: ApplicationState) -> Positions:
@@ -294,11 +298,16 @@ class OffsetManager:
         return chosen
 
     def _no_replay(self, replay: Replay, why: str) -> OffsetOutOfRangeError:
+        ssp = SystemStreamPartition.parse(replay.ssp)
         return OffsetOutOfRangeError(
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) has come to offset {replay.next} of "
             f"{replay.until} and can't go on: {why}.",
             f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then ask again from what is "
             "there.",
+            stream=ssp.qualified_stream,
+            partition=ssp.partition,
+            offset=replay.next,
+            application=self._app.name,
         )
 
     def remove_done(self, start: Start) -> None:
@@ -330,6 +339,11 @@ class OffsetManager:
                 "another stream than it was.",
                 "Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP "
                 f"{ssp} --oldest --reason ….",
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                offset=start,
+                application=self._app.name,
+                upcoming=upcoming,
             )
 
     def _check_lost(
@@ -353,12 +367,16 @@ class OffsetManager:
                 f"retention has passed {passed} in {shown}, since its offset was found: what lies between is lost.",
                 f"Begin at what is left ({oldest}), or take it back: adjunct startpoint clear MODULE:APP "
                 f"{source.stream}.{numbers} --reason ….",
+                application=self._app.name,
+                stream=source.stream,
             )
         raise OffsetOutOfRangeError(
             f"retention has passed the checkpoint of application {self._app.name!r} in {shown}: the records in between "
             "are lost.",
             f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input stream, which counts '
             "what is lost. To lose nothing, deliver the records again; then give the stream a longer retention.",
+            application=self._app.name,
+            stream=source.stream,
         )
 
 

@@ -112,6 +112,9 @@ def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[s
             f"{request.ssp}: a replay from {describe_startpoint(request.startpoint)} (offset {start}) until "
             f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
             "Choose an end that lies after the start.",
+            stream=request.ssp.qualified_stream,
+            partition=request.ssp.partition,
+            offset=start,
         )
     # In one way of writing: whether there is anything in between is told by comparing them.
     return start, start if system.compare(start, end) == 0 else end

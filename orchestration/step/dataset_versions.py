@@ -73,6 +73,7 @@ class BatchVersions:
                 raise StaleDatasetError(
                     f"dataset {name!r} has taken in nothing yet, and at most {limit} of staleness is allowed.",
                     f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
+                    dataset=name,
                 )
             check_fresh(self._systems, self._app.dataset(name), manifest, limit)
 

@@ -80,6 +80,7 @@ def delete_stream(
                 f"there is no stream {name!r} in {lake.url} to delete; there are: "
                 f"{', '.join(streams.list_streams()) or 'none'}.",
                 "Check the name and the lake.",
+                stream=f"lake.{name}",
             )
         return commit
 
@@ -114,6 +115,7 @@ def delete_dataset(
                 f"there is no dataset {name!r} in {lake.url} to delete; there are: "
                 f"{', '.join(list_datasets(lake)) or 'none'}.",
                 "Check the name and the lake.",
+                dataset=name,
             )
         datasets.check_deletable(name, commit)
         return commit
@@ -176,4 +178,10 @@ def _refused(kind: str, name: str, found: Readers) -> StillReadError:
             "Take it out of these first. Or force it (--force, force=True): nothing is mixed up by that, their next "
             "run is refused and says what to do."
         )
-    return StillReadError(f"{kind} {name!r} is still read: {found.words()}.", step)
+    return StillReadError(
+        f"{kind} {name!r} is still read: {found.words()}.",
+        step,
+        stream=f"lake.{name}" if kind == "stream" else None,
+        dataset=name if kind == "dataset" else None,
+        readers=(*found.holding, *found.told),
+    )

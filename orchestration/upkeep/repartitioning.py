@@ -105,7 +105,12 @@ def repartition_stream(
                     "Run what has not read all, and repeat it. Or force it (--force, force=True): nothing is lost or "
                     "doubled by that; they are refused by their next run, which says what to do."
                 )
-            raise StillReadError(f"stream {name!r} can't be repartitioned now: {readers.words()}.", step)
+            raise StillReadError(
+                f"stream {name!r} can't be repartitioned now: {readers.words()}.",
+                step,
+                stream=f"lake.{name}",
+                readers=(*readers.holding, *readers.told),
+            )
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
     told = _readers(lake, name, seen)[2].told

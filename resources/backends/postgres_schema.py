@@ -87,6 +87,7 @@ async def read_shape(
             raise SchemaMismatchError(
                 f"{label} at {place} has no column {column.name!r}, which is declared; it has {', '.join(names)}.",
                 "Correct the declaration, or add the column.",
+                column=column.name,
             )
     cursor = await connection.execute(
         """SELECT array_agg(a.attname::text)

@@ -57,6 +57,7 @@ class RowCodec:
                 raise SchemaMismatchError(
                     f"{table} has no column {name!r}, which is its key; it has {', '.join(self.names)}.",
                     "Correct the key, or the columns.",
+                    column=name,
                 )
         chosen = encoders or {}
         self._encode = {c.name: chosen.get(c.kind) or encoder_of(c.kind) for c in columns}
@@ -117,6 +118,7 @@ class RowCodec:
             raise SchemaMismatchError(
                 f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
                 "Leave the field out, or add the column.",
+                column=name,
             ) from None
         except TypeError as error:
             column = self.columns[self.names.index(name)]
@@ -124,6 +126,7 @@ class RowCodec:
                 f"{self.table}: column {name!r} is {column.type}{column.size} and got {value!r} "
                 f"({type(value).__name__}); {error}.",
                 "Convert the value before it is written.",
+                column=name,
             ) from None
 
 

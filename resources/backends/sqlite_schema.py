@@ -53,6 +53,7 @@ def read_columns(
             raise SchemaMismatchError(
                 f"{label} has no column {column.name!r}, which is declared; it has {', '.join(names)}.",
                 "Correct the declaration, or add the column.",
+                column=column.name,
             )
     unique = [{name for name, _, primary in info if primary}]
     indexes = connection.execute(

@@ -92,6 +92,7 @@ def _explained(error: Exception, names: list[str], schema: Schema, where: str) -
         return SchemaMismatchError(
             f"{where}: column {name!r}{row} is declared {schema.field(name).type}: {found[3].rstrip('.')}.",
             "Mend the value, or declare the column as what it holds.",
+            column=name,
         )
     if found := _ROW.match(text):
         return SchemaMismatchError(

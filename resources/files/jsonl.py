@@ -71,6 +71,7 @@ def _parsed(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
             raise SchemaMismatchError(
                 f"{where}: column {field.name!r} is declared {field.type}: {str(error).splitlines()[0]}",
                 "Write dates as 2026-01-31, timestamps as ISO 8601 with a zone, binary values as base64.",
+                column=field.name,
             ) from error
     return pa.table(columns, schema=schema.to_arrow())
 
@@ -117,6 +118,7 @@ def _explained(block: bytes, first: int, schema: Schema, where: str, error: Exce
             return SchemaMismatchError(
                 f"{where}, line {number}: column {field.name!r} is declared {field.type}: {found}",
                 "Mend the value, or declare the column as what it holds.",
+                column=field.name,
             )
     return damaged(where, error)
 

@@ -271,6 +271,7 @@ class CommitLog:
             f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected at "
             f"number {pointer.number - 1}.",
             "Read the current commit and decide again.",
+            prefix=self.prefix,
         )
 
     def _unknown(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
@@ -278,6 +279,7 @@ class CommitLog:
             f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
             f"say ({error}).",
             f"Look whether {pointer.commit!r} is in the history before acting again.",
+            prefix=self.prefix,
         )
 
     # -- documents
@@ -335,6 +337,7 @@ class CommitLog:
             raise CommitConflictError(
                 f"commit {parent.number} ({parent.id}) of {self.prefix} is not the current one any more.",
                 "Read the current commit and decide again.",
+                prefix=self.prefix,
             )
         return found[1]
 

@@ -133,6 +133,7 @@ def open_lake(
         raise LakeNotFoundError(
             f"there is no lake at {lake.url}.",
             "Check --lake and ADJUNCT_LAKE; the first command or program that writes to a lake makes it.",
+            url=lake.url,
         )
     return lake
 

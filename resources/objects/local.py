@@ -166,6 +166,7 @@ class LocalStore:
                 raise PreconditionFailedError(
                     f"object {key!r} in {self.url} has ETag {found.etag if found else 'none'}, expected {etag}.",
                     "Read it again and decide again.",
+                    key=key,
                 )
             return self._replace(temporary, path, key)
 
@@ -253,7 +254,7 @@ class LocalStore:
             if self._root.is_file():
                 raise
             raise ObjectNotFoundError(
-                f"object {key!r} is not in {self.url}.", "Check the lake's URL, and whether it was deleted."
+                f"object {key!r} is not in {self.url}.", "Check the lake's URL, and whether it was deleted.", key=key
             ) from None
 
     def _prepare(self) -> None:
@@ -313,7 +314,7 @@ class LocalStore:
             except FileExistsError:
                 self._refuse_folder(path, key)
                 raise ObjectExistsError(
-                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key."
+                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
                 ) from None
             except OSError as error:
                 raise ConditionalWritesUnsupportedError(

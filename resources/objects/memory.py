@@ -79,7 +79,7 @@ class InMemoryStore:
     def get(self, key: str) -> Stored:
         found = self._objects.get(check_key(key))
         if found is None:
-            raise ObjectNotFoundError(f"object {key!r} is not in {self.url}.", "Check whether it was deleted.")
+            raise ObjectNotFoundError(f"object {key!r} is not in {self.url}.", "Check whether it was deleted.", key=key)
         return Stored(found.data, found.etag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -96,7 +96,9 @@ class InMemoryStore:
     def put_if_absent(self, key: str, data: bytes) -> str:
         with self._lock:
             if check_key(key) in self._objects:
-                raise ObjectExistsError(f"object {key!r} is already in {self.url}.", "Read it, or choose another key.")
+                raise ObjectExistsError(
+                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+                )
             return self._set(key, data)
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
@@ -106,6 +108,7 @@ class InMemoryStore:
                 raise PreconditionFailedError(
                     f"object {key!r} in {self.url} has ETag {found.etag if found else 'none'}, expected {etag}.",
                     "Read it again and decide again.",
+                    key=key,
                 )
             return self._set(key, data)
 

@@ -164,6 +164,7 @@ class S3Store:
             raise PreconditionFailedError(
                 f"object {key!r} is not in {self.url}, expected it with ETag {etag}.",
                 "Read it again and decide again.",
+                key=key,
             ) from None
 
     def upload(self, path: Path, key: str) -> str:
@@ -267,7 +268,9 @@ class S3Store:
         return f"{request} of {key!r} in {self.url}"
 
     def _exists(self, key: str) -> ObjectExistsError:
-        return ObjectExistsError(f"object {key!r} is already in {self.url}.", "Read it, or choose another key.")
+        return ObjectExistsError(
+            f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+        )
 
     def _repeated(self, request: str, key: str, send: Callable[[], T]) -> T:
         what = self._what(request, key)

@@ -48,6 +48,7 @@ class Field:
             raise SchemaMismatchError(
                 f"column {self.name!r} has type {self.type!r}: expected one of {', '.join(TYPES)} or decimal(p,s).",
                 "Flatten nested values, or store them as a JSON string.",
+                column=self.name,
             )
         object.__setattr__(self, "type", normal)
 
@@ -78,7 +79,9 @@ class Schema:
         for field in self.fields:
             if field.name == name:
                 return field
-        raise SchemaMismatchError(f"{what} has no column {name!r}: it has {', '.join(self.names)}.", "Check the name.")
+        raise SchemaMismatchError(
+            f"{what} has no column {name!r}: it has {', '.join(self.names)}.", "Check the name.", column=name
+        )
 
     def select(self, names: Iterable[str], what: str = "schema") -> Schema:
         """Return the schema with only these columns, in this order."""
@@ -182,6 +185,7 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
                 f"{what}: key column {name!r} is {kind}: expected a string, integer, date, timestamp, decimal "
                 "or binary column.",
                 f"Cast {name!r} before it becomes a key.",
+                column=name,
             )
 
 
@@ -220,7 +224,9 @@ def _type_from_arrow(field: pa.Field) -> str:
         kind = pa.binary()
     if pa.types.is_timestamp(kind):
         if kind.tz is None:
-            raise SchemaMismatchError(f"column {field.name!r} is a timestamp without a time zone.", _zoned(field.name))
+            raise SchemaMismatchError(
+                f"column {field.name!r} is a timestamp without a time zone.", _zoned(field.name), column=field.name
+            )
         return "timestamp"
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
@@ -255,6 +261,7 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
                 _zoned(field.name)
                 if pa.types.is_timestamp(column.type) and field.type == "timestamp"
                 else "Cast the column before, so that it is seen what becomes of odd values.",
+                column=field.name,
             )
         try:
             columns.append(column.cast(arrow_type(field.type), safe=True))
@@ -265,6 +272,7 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
                 _coarser(field.name)
                 if _is_ns(column.type)
                 else "Cast the column, or mend the record that does not fit.",
+                column=field.name,
             ) from error
     return pa.table(columns, schema=schema.to_arrow())
 

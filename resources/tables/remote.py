@@ -330,6 +330,7 @@ class RemoteTable(Generic[K, V, U]):
                 raise NullKeyError(
                     f"table {self.name} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
                     "Filter such records out before they reach the table.",
+                    table=self.name,
                 )
         return keys
 
@@ -339,4 +340,5 @@ class RemoteTable(Generic[K, V, U]):
                 raise TableError(
                     f"table {self.name} got None as the {what} for key {key!r}.",
                     "Use delete() to remove a record, or leave the entry out.",
+                    table=self.name,
                 )

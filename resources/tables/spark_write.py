@@ -125,6 +125,7 @@ def _with_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
             f"{write.table.name}{_place(batch.filter(pc.invert(valid)), write.source)}.",
             'Filter them out, or let them be counted and skipped: send_to(…, on_null_key="skip").',
+            table=write.table.name,
         )
     return kept, nulls
 

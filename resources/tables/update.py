@@ -100,6 +100,7 @@ async def apply_updates(
             raise TableError(
                 f"table {table}: its write function raised RecordNotFoundError for a batch without keys.",
                 "Give the error the keys without a record: RecordNotFoundError(…, keys=…).",
+                table=table,
             ) from error
     else:
         return
@@ -136,10 +137,12 @@ def refused(
             f"{problem}, and the contract {contract.name} forbids putting the defaults that came along.",
             "Send them with UpdateContract.UPDATE_WITH_DEFAULTS.",
             keys=keys,
+            table=table,
         )
     return RecordNotFoundError(
         f"{problem}, and their messages have no default.",
         "Put the records first, or give each UpdateMessage a default and send it with "
         "UpdateContract.UPDATE_WITH_DEFAULTS.",
         keys=keys,
+        table=table,
     )

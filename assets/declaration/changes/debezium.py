@@ -99,6 +99,7 @@ class DebeziumEnvelope:
                 f"{what}: the record has column {self.value!r} as {found.type}, and envelopes in {self.format} are "
                 f"{kind}.",
                 "Name the column with the envelope in value=, or declare the right format=.",
+                column=self.value,
             )
         declared = Schema.from_ddl(self.columns, what)
         for field in declared.fields:
@@ -107,6 +108,7 @@ class DebeziumEnvelope:
                     f"{what}: the rows in {self.value!r} have column {field.name!r} declared as {field.type}, and the "
                     f"record's own column of this name is {records.field(field.name).type}.",
                     "Declare both alike: rows are checked to have the key of their record.",
+                    column=field.name,
                 )
         return declared
 

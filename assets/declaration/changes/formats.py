@@ -279,6 +279,7 @@ def _check_type(records: Schema, column: str, kinds: tuple[str, ...], whose: str
             f"{whose} has column {column!r} as {found.type}, and it is declared to say {meaning}: expected "
             f"{' or '.join(kinds)}.",
             "Name the right column in the change format.",
+            column=column,
         )
 
 

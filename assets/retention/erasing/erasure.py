@@ -133,7 +133,7 @@ def _manifest(log: DatasetLog) -> DatasetManifest:
     manifest = log.read()[1]
     if manifest is None:
         raise DatasetNotFoundError(
-            f"dataset {log.name!r} has no commit in {log.lake.url}.", "Check the name and the lake."
+            f"dataset {log.name!r} has no commit in {log.lake.url}.", "Check the name and the lake.", dataset=log.name
         )
     return manifest
 

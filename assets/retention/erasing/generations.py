@@ -75,6 +75,7 @@ class Regenerating:
             raise CommitConflictError(
                 f"dataset {self.log.name!r}: commits are made faster than they can be searched for keys.",
                 "Run the erasure again when the dataset is quiet.",
+                dataset=self.log.name,
             ) from conflict
         self._tidy(current)
         return current
@@ -82,7 +83,9 @@ class Regenerating:
     def _commit_once(self, reason: str) -> DatasetManifest:
         commit, manifest = self.log.read()
         if commit is None or manifest is None:
-            raise DatasetNotFoundError(f"dataset {self.log.name!r} has no commit any more.", "Check the lake.")
+            raise DatasetNotFoundError(
+                f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
+            )
         self.found = {folder: each for folder, each in self.found.items() if self._stands(manifest, each)}
         self._look(manifest)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)

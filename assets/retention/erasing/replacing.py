@@ -70,6 +70,7 @@ class Replacing:
         raise CommitConflictError(
             f"dataset {self.log.name!r}: versions are published faster than they can be searched for keys.",
             "Run the erasure again when the dataset is quiet.",
+            dataset=self.log.name,
         )
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[Rewritten, ...]:

@@ -267,6 +267,11 @@ class _Resolver:
                 f"{given}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
                 f"{upcoming} (upcoming).",
                 "Ask for an offset in this range, or for the oldest.",
+                offset=offset,
+                stream=given.qualified_stream,
+                partition=given.partition,
+                oldest=oldest,
+                upcoming=upcoming,
             )
         # An end as the system writes it: two ways of writing one offset would else pass for a range.
         return oldest if above == 0 else upcoming if below == 0 else offset

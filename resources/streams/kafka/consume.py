@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
 from dagster_adjunct.resources.streams.kafka.delivery import END_OF_DATASET
 from dagster_adjunct.resources.streams.kafka.offsets import too_old
@@ -123,6 +124,7 @@ def check_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
             f"{wanted.ssp}: topic {wanted.topic!r} was deleted and created again while it was read: its id was "
             f"{wanted.identity}, now it is {now}.",
             "Offsets of the old topic mean nothing in the new one: set a startpoint (oldest) for its partitions.",
+            partition=wanted.partition,
         )
 
 
@@ -217,7 +219,7 @@ class _Reader:
         check_identity(self._settings, wanted)
         at = TopicPartition(wanted.topic, wanted.partition)
         oldest, _ = self._consumer.get_watermark_offsets(at, patience(self._settings))
-        return too_old(wanted.ssp, self._positions[wanted.partition], oldest)
+        return too_old(SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest)
 
     def _silence(self, seconds: float) -> AdjunctError:
         partition, wanted = next(iter(self._left.items()))

@@ -159,4 +159,5 @@ def put(message: Any, field: Any, value: Any, what: str) -> None:
         raise SchemaMismatchError(
             f"{what}: column {field.name!r} holds a value that its Protobuf field can't ({type(error).__name__}).",
             "Correct it; nested columns hold JSON of the declared form, enums the names of their values.",
+            column=field.name,
         ) from error

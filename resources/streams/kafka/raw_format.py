@@ -92,6 +92,7 @@ class Text:
                     f"{what}: column {self.column!r} is null in {columns[0].null_count} records, and a message without "
                     "a value is a tombstone.",
                     "Mark them by __tombstone, or leave them out.",
+                    column=self.column,
                 )
             return [each.encode() for each in columns[0].to_pylist()]
 

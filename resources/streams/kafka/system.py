@@ -266,7 +266,7 @@ class KafkaStreams(NumberedOffsets):
         known = self._declarations.check(name, schema, key, partitions)
         found = self.admin.describe(known.topic)
         if found is not None and found.partitions != partitions:
-            raise _wrong_count(self.settings.where, name, known.topic, found.partitions, partitions)
+            raise _wrong_count(self.settings, name, known.topic, found.partitions, partitions)
         return known, found
 
     def _located(self, stream: str) -> TopicFacts:
@@ -287,6 +287,7 @@ class KafkaStreams(NumberedOffsets):
             f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}. There are "
             f"{some or 'none'}.",
             "Check the name and the cluster, declare the stream's topic, or create it first.",
+            stream=f"{self.name}.{stream}",
         )
 
     def _topic_with(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
@@ -337,11 +338,12 @@ class KafkaStreams(NumberedOffsets):
         return facts, wanted
 
 
-def _wrong_count(where: str, name: str, topic: str, found: int, wanted: int) -> StreamExistsError:
+def _wrong_count(settings: KafkaSettings, name: str, topic: str, found: int, wanted: int) -> StreamExistsError:
     return StreamExistsError(
-        f"stream {name!r} is there and declared otherwise: topic {topic!r} of {where} has {found} partitions, expected "
-        f"{wanted}.",
+        f"stream {name!r} is there and declared otherwise: topic {topic!r} of {settings.where} has {found} "
+        f"partitions, expected {wanted}.",
         "Declare the partitions that it has, or choose another name.",
+        stream=f"{settings.name}.{name}",
     )
 
 

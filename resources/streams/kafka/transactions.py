@@ -214,6 +214,9 @@ def _check_same(append: Append, last: Mark, digest: str) -> None:
             f"sequence {append.sequence} of producer {append.producer!r} in {append.target} is in already with other "
             f"contents (digest {last.digest[:12]}, now {digest[:12]}).",
             "Nothing was added. Retry with the same records, or give new records the next sequence.",
+            sequence=append.sequence,
+            producer=append.producer,
+            stream=str(append.target),
         )
 
 

@@ -64,16 +64,18 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
         raise CommitConflictError(
             f"{what}: the stream was made anew while its records were written.",
             "Nothing was added. Append again, if the records belong into the new one.",
+            stream=f"lake.{append.stream}",
         )
     before = known(state.producers, append.producer, append.sequence)
     if before is not None:
-        check_same(before, append.digest, what)
+        check_same(before, append.digest, what, stream=append.stream, producer=append.producer)
         return None, result_of(before, duplicate=True)
     if append.files and append.started < state.horizon:
         raise CommitConflictError(
             f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
             "before the stream's horizon, so they may be collected already.",
             "Nothing was added. Append again; if it happens at once again, set this machine's clock.",
+            stream=f"lake.{append.stream}",
         )
     state = folded(state, append.fold)
     appended = max(now_ms, state.appended)  # a clock that lags must not put segments out of order

@@ -179,7 +179,9 @@ def _mark(table: pa.Table, name: str, kind: pa.DataType, what: str) -> pa.Chunke
     aware = not pa.types.is_timestamp(column.type) or column.type.tz is not None
     if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
         raise SchemaMismatchError(
-            f"{what}: column {name!r} holds {column.type}, expected {kind}.", "Cast it, or leave the column out."
+            f"{what}: column {name!r} holds {column.type}, expected {kind}.",
+            "Cast it, or leave the column out.",
+            column=name,
         )
     return column.cast(kind)
 
@@ -204,12 +206,15 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
             raise SchemaMismatchError(
                 f"{what}: column {field.name!r} holds {found[field.name]} where the schema says {field.type}.",
                 f"Cast it: F.col({field.name!r}).cast({field.type!r}).",
+                column=field.name,
             )
         columns.append(F.col(quoted(field.name)).cast(field.type).alias(field.name))
     for name, kind in MARKS.items():
         if found.get(name, kind) not in (kind, "void"):
             raise SchemaMismatchError(
-                f"{what}: column {name!r} holds {found[name]}, expected {kind}.", "Cast it, or leave it out."
+                f"{what}: column {name!r} holds {found[name]}, expected {kind}.",
+                "Cast it, or leave it out.",
+                column=name,
             )
     times = F.col(TIMESTAMP) if TIMESTAMP in found else F.lit(None)
     if declaration.timestamp is not None:

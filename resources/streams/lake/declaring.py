@@ -67,6 +67,7 @@ def declare(
         raise SchemaMismatchError(
             f"{what}: column {timestamp!r} is {kind}, and the record's time must be a timestamp.",
             "Cast it to a timestamp, or leave out timestamp= to use the time of the append.",
+            column=timestamp,
         )
     try:
         return Declaration(
@@ -119,6 +120,7 @@ def _refuse(name: str, differences: list[str]) -> None:
             "Declare it as it is, or choose another name. Columns of a lake stream can be added and widened; one that "
             "is not needed any more can be null. Policies are changed with configure, and partitions by adjunct stream "
             "repartition.",
+            stream=f"lake.{name}",
         )
 
 

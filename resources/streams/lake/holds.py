@@ -44,6 +44,7 @@ def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable
             f"stream {stream!r} has changed since its commit {number}: {len(gone)} of {len(wanted)} folders of files "
             "are not listed any more.",
             "Take a new view of it (stream_view), and repeat this.",
+            stream=f"lake.{stream}",
         )
 
 

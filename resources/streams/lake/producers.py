@@ -55,13 +55,16 @@ def known(producers: Producers, producer: str, sequence: int) -> Sent | None:
     return None
 
 
-def check_same(sent: Sent, digest: str, what: str) -> None:
+def check_same(sent: Sent, digest: str, what: str, *, stream: str, producer: str) -> None:
     """Refuse other contents under a sequence that is known."""
     if sent.digest and sent.digest != digest:
         raise ProducerConflictError(
             f"{what} is in already with {sent.rows} records of other contents (digest {sent.digest[:12]}, "
             f"now {digest[:12]}).",
             "Nothing was added. Retry with the same records, or give new records the next sequence.",
+            stream=f"lake.{stream}",
+            producer=producer,
+            sequence=sent.sequence,
         )
 
 

@@ -26,7 +26,10 @@ def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
 
 def no_partition(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
-        f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}.", "Check the partition."
+        f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}.",
+        "Check the partition.",
+        stream=ssp.qualified_stream,
+        partition=ssp.partition,
     )
 
 
@@ -42,19 +45,31 @@ def check_ranges(
         oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
         if start > end:
             raise OffsetOutOfRangeError(
-                f"{ssp}: the range begins at {start}, after its end {end}.", "Give the smaller offset first."
+                f"{ssp}: the range begins at {start}, after its end {end}.",
+                "Give the smaller offset first.",
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                offset=str(start),
             )
         if start < oldest:
             raise OffsetOutOfRangeError(
                 f"{ssp}: the range begins at offset {start}, the oldest that the stream still holds is {oldest}.",
                 "Records before it were dropped by retention: begin at the oldest (a startpoint does that), or "
                 "keep the stream longer.",
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                offset=str(start),
+                oldest=str(oldest),
             )
         if end > upcoming:
             raise OffsetOutOfRangeError(
                 f"{ssp}: the range ends at offset {end}, the stream's upcoming one is {upcoming}.",
                 f"End at {upcoming} or before; if the offset was valid once, stream {stream!r} was restored or "
                 "created again.",
+                stream=ssp.qualified_stream,
+                partition=ssp.partition,
+                offset=str(end),
+                upcoming=str(upcoming),
             )
         spans[ssp.partition] = (start, end)
     return spans

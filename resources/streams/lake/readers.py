@@ -160,6 +160,7 @@ class NewRecords:
                 f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be committed: {who}.",
                 "Nothing of this batch counts. Undo what was made of it, or write it under the batch's number, so that "
                 "one of the two stays; then read again.",
+                stream=f"lake.{self.stream}",
             ) from conflict
         self.committed = True
 
@@ -201,6 +202,7 @@ def read_new(
         raise OffsetOutOfRangeError(
             f"reader {reader!r} can't go on in lake.{stream}: {problem}.",
             f"Begin anew: adjunct stream forget-reader {stream} {reader}; or forget_reader in Python.",
+            stream=f"lake.{stream}",
         )
     ssps = streams.partitions(stream)
     begins = [max(offset, oldest) for offset, oldest in zip(position.offsets, state.oldest, strict=True)]
@@ -214,6 +216,7 @@ def read_new(
         raise OffsetOutOfRangeError(
             f"reader {reader!r}: retention has passed its position in {said}: it never got what lay between.",
             'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may stand still.',
+            stream=f"lake.{stream}",
         )
     ends = _shared(begins, state.next, max_records)
     ranges = {ssp: OffsetRange(str(begin), str(end)) for ssp, begin, end in zip(ssps, begins, ends, strict=True)}

@@ -321,6 +321,7 @@ class LakeStreams(LakeReads):
             raise StreamNotFoundError(
                 f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",
                 "Check the name and the lake, or create the stream first.",
+                stream=f"lake.{stream}",
             )
         return commit
 
