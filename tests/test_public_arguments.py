@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.errors import AdjunctError, ConfigurationError
+from tests.clocks import on_clock
 from tests.public_names import public_names
 
 public = SimpleNamespace(**public_names())
@@ -240,7 +241,7 @@ def test_what_a_users_own_function_raises_passes_as_it_is(known: dict[str, Any])
     def clock() -> datetime:
         return datetime.now(UTC) + 1  # type: ignore[operator, no-any-return]
 
-    streams = public.LakeStreams(known["lake"], clock=clock)
+    streams = public.LakeStreams(on_clock(known["lake"], clock))
     with pytest.raises(TypeError, match="unsupported operand"):
         streams.append("s", known["data"], producer="p", sequence=1)
 

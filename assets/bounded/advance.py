@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.candidate import Built, build_candidate, validate_candidate
@@ -116,7 +115,7 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     members: none of them is published without the others. Safe to repeat.
     """
     explained("abandon", version, reason, by)
-    ended = Abandoned(name=version, reason=reason, by=by, at=datetime.now(UTC))
+    ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
     change = Change(action="abandon", version=version, reason=reason)
 
     def abandon(manifest: DatasetManifest) -> DatasetManifest | None:
@@ -176,7 +175,7 @@ class _Cycle:
         first = DatasetLog(lake, specs[0].name)
         self._commit, manifests = first.read_all()
         _check_membership(specs, manifests)
-        if expire_pins(first, manifests, datetime.now(UTC), by=by):
+        if expire_pins(first, manifests, lake.now(), by=by):
             self._commit, manifests = first.read_all()
         opened = []
         for spec in specs:
@@ -253,7 +252,7 @@ class _Cycle:
             member = self._member(name)
             member.awaiting = replace(each, idle=each.idle and not complete)
             member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
-            awaited = _awaited(member.manifest, each, begun)
+            awaited = _awaited(member, each, begun)
             self._commit = leave(self._commit, self._members, member, each, awaited, by=self._by)
             heard(member, each)
         self._begin()
@@ -261,7 +260,7 @@ class _Cycle:
         since = [each.awaited.since for each in (self._member(name).manifest for name in waiting) if each.awaited]
         for name in complete:
             self._member(name).others = Awaited(
-                version=begun, missing=missing, since=min(since, default=datetime.now(UTC))
+                version=begun, missing=missing, since=min(since, default=self._member(name).log.lake.now())
             )
         return None
 
@@ -391,10 +390,10 @@ def _check_one_version(complete: Mapping[str, Delivery]) -> None:
         )
 
 
-def _awaited(manifest: DatasetManifest, awaiting: Awaiting, others: str | None) -> Awaited | None:
+def _awaited(member: Member, awaiting: Awaiting, others: str | None) -> Awaited | None:
     """Return what to remember of a wait: for which version, and since when. `others` have it whole in the set."""
     if awaiting.idle and others is None:
         return None
-    before, version = manifest.awaited, awaiting.version or others
-    since = before.since if before is not None and before.version == version else datetime.now(UTC)
+    before, version = member.manifest.awaited, awaiting.version or others
+    since = before.since if before is not None and before.version == version else member.log.lake.now()
     return Awaited(version=version, missing=awaiting.missing, since=since)

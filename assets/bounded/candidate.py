@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -178,7 +177,7 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
         id=f"v{manifest.next_number:06d}-{attempt.id}",
         number=manifest.next_number,
         name=delivery.version,
-        sealed_at=datetime.now(UTC),
+        sealed_at=member.log.lake.now(),
         columns=source.schema,
         key=spec.key,
         partition_by=spec.partition_by,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.policies import natural_order
@@ -224,7 +223,7 @@ def _ref(built: Built, document: str | None, refused: Built | None) -> VersionRe
         number=built.number,
         name=built.delivery.version,
         rows=None if version is None else version.rows,
-        sealed_at=datetime.now(UTC) if version is None else version.sealed_at,
+        sealed_at=built.member.log.lake.now() if version is None else version.sealed_at,
         state="sealed" if refused is None else "rejected",
         document=document,
         folders=() if version is None else tuple(generation.folder for generation in version.generations),

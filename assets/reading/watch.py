@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.times import utc_now
 
 _log = logging.getLogger("adjunct.serving")
 _LONGEST_STOP = 10.0
@@ -66,10 +67,10 @@ class Watch:
                 raise
             else:
                 self.error = self.failing_since = None
-                self.refreshed_at = datetime.now(UTC)
+                self.refreshed_at = utc_now()
 
     def _failed(self, error: Exception) -> None:
         if self.error is None or str(self.error) != str(error):
             _log.warning("dataset %s: can't look for a new version, the one held is read on: %s", self._name, error)
         self.error = error
-        self.failing_since = self.failing_since or datetime.now(UTC)
+        self.failing_since = self.failing_since or utc_now()

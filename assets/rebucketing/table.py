@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile
@@ -167,7 +166,7 @@ class _Rewriting:
         facts = {
             "id": f"v{number:06d}-{commit_id}",
             "number": number,
-            "sealed_at": datetime.now(UTC),
+            "sealed_at": self.log.lake.now(),
             "partitions": self.partitions,
             "generations": slim or version.generations[:1],
             "counters": {},

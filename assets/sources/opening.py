@@ -56,8 +56,8 @@ def open_source(
     if isinstance(spec.input, QuerySource):
         from dagster_adjunct.assets.sources.query_source import QueryVersions
 
-        return QueryVersions(spec, spec.input, partition)
-    return StreamSource.of(systems, spec)
+        return QueryVersions(spec, spec.input, partition, now=lake.now)
+    return StreamSource.of(systems, spec, now=lake.now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs import Computation
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 class QueryVersions:
     """The one version that a QuerySource gives now: named like its partition, else by the time in UTC."""
 
-    def __init__(self, spec: AdjunctDataset, query: QuerySource, partition: str | None = None) -> None:
+    def __init__(
+        self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
+    ) -> None:
+        self._now = now
         self._spec, self._query, self._partition = spec, query, partition
         self._schema = schema_of_entries(spec, query.schema)
         self._given = False
@@ -62,7 +65,7 @@ class QueryVersions:
         if self._given:
             return Awaiting(None, (), idle=True)
         self._given = True
-        version = self._partition or _new_name(manifest, datetime.now(UTC))
+        version = self._partition or _new_name(manifest, self._now())
         return Delivery(version, content=Computation(version, self._partition))
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:

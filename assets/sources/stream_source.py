@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.delivery import (
@@ -45,16 +45,19 @@ if TYPE_CHECKING:
 class StreamSource:
     """The versions on a dataset's input stream, as the stream stood when this was opened."""
 
-    def __init__(self, stream: Source, system: StreamSystem) -> None:
+    def __init__(self, stream: Source, system: StreamSystem, now: Callable[[], datetime]) -> None:
+        self._now = now
         self._stream = stream
         self._system = system
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     @classmethod
-    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset) -> StreamSource:
+    def of(
+        cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, now: Callable[[], datetime]
+    ) -> StreamSource:
         """Look at the input stream of `spec` once, and check that its columns can make this dataset."""
         stream = Source.of(systems, spec, at_once=True)
-        return cls(stream, systems[split_stream_name(str(spec.input))[0]])
+        return cls(stream, systems[split_stream_name(str(spec.input))[0]], now)
 
     @property
     def spec(self) -> AdjunctDataset:
@@ -105,7 +108,7 @@ class StreamSource:
                 return self._unknown(manifest, ahead, gone, {ssp: max(offsets[ssp], oldest[ssp]) for ssp in offsets})
             offsets, names = ahead.offsets, names | set(ahead.versions)
             # Before a dataset began, it has lost only what it can name.
-            lost = _lost(ahead.versions, gone) if ahead.versions or manifest.change else None
+            lost = _lost(ahead.versions, gone, self._now()) if ahead.versions or manifest.change else None
         found = next_delivery(self.spec.name, offsets, markers, settled, names)
         dropped = {cut: self._count(cut) for cut in found.dropped}
         notes = told_again(manifest, dropped)
@@ -213,7 +216,7 @@ class StreamSource:
             tuple(map(str, found.missing)),
             manifest.offsets,
             idle=all(upcoming[ssp] == offset for ssp, offset in starts.items()),
-            notes=(_lost((), gone).summary(),) if manifest.change else (),
+            notes=(_lost((), gone, self._now()).summary(),) if manifest.change else (),
             stream=self._stream.info.identity,
         )
 
@@ -291,9 +294,9 @@ def _delivery(found: Complete, redelivered: int, records: Mapping[SystemStreamPa
     )
 
 
-def _lost(versions: tuple[str, ...], gone: Mapping[SystemStreamPartition, tuple[int, int]]) -> Lost:
+def _lost(versions: tuple[str, ...], gone: Mapping[SystemStreamPartition, tuple[int, int]], at: datetime) -> Lost:
     ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in gone.items()}
-    return Lost(versions=versions, ranges=ranges, at=datetime.now(UTC))
+    return Lost(versions=versions, ranges=ranges, at=at)
 
 
 def _ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.sources.opening import by_partition
@@ -49,14 +49,13 @@ class PartitionLag:
 
 
 def lag_of(
-    systems: Mapping[str, StreamSystem], manifest: DatasetManifest, *, now: datetime | None = None
+    systems: Mapping[str, StreamSystem], manifest: DatasetManifest, *, now: datetime
 ) -> dict[SystemStreamPartition, PartitionLag]:
     """Return how far what an unbounded dataset serves is behind, by stream partition; reads no records.
 
     Raises StreamNotFoundError for a stream that is not there any more.
     """
     at = _Positions.of(systems, manifest)
-    moment = now or datetime.now(UTC)
     lags = {}
     for ssp, offset in at.offsets.items():
         end, oldest = at.ends[ssp], at.oldest[ssp]
@@ -65,7 +64,7 @@ def lag_of(
         records = max(behind - lost, 0)
         if records and at.system.counts_unread:
             records = at.system.records_between({ssp: held})
-        seconds = at.seconds_behind(ssp, manifest.confirmed_at, moment) if behind else 0.0
+        seconds = at.seconds_behind(ssp, manifest.confirmed_at, now) if behind else 0.0
         lags[ssp] = PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
     return lags
 
@@ -75,11 +74,11 @@ def stale_partitions(
     manifest: DatasetManifest,
     max_staleness: timedelta,
     *,
-    now: datetime | None = None,
+    now: datetime,
 ) -> list[SystemStreamPartition]:
     """Return the partitions of which the table lacks something older than `max_staleness`."""
     at = _Positions.of(systems, manifest)
-    limit = before(now or datetime.now(UTC), max_staleness)
+    limit = before(now, max_staleness)
     behind = [ssp for ssp, offset in at.offsets.items() if at.system.compare(offset, at.ends[ssp]) < 0]
     return [ssp for ssp in behind if at.unread_before(ssp, limit)]
 
@@ -89,7 +88,7 @@ def check_fresh(
     spec: AdjunctDataset,
     manifest: DatasetManifest,
     max_staleness: timedelta,
-    now: datetime | None = None,
+    now: datetime,
 ) -> None:
     """Raise StaleDatasetError where the table lacks something older than `max_staleness`, naming what it lacks.
 

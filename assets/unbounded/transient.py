@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +33,7 @@ from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -213,7 +214,7 @@ class TransientTable:
         """Raise StaleDatasetError where the table lacks something older: changes of a transaction that is not whole."""
         assert self.view is not None
         system = self._source.system
-        limit = (now or datetime.now(UTC)) - max_staleness
+        limit = (now or utc_now()) - max_staleness
         upcoming = system.upcoming(self._source.ssps)
         for ssp, end in _ends(self.view.ranges).items():
             first = system.offset_for_timestamp(ssp, int(limit.timestamp() * 1000))
@@ -351,8 +352,8 @@ def _ends(ranges: Ranges) -> dict[SystemStreamPartition, str]:
 
 
 def _decided(action: Literal["bootstrap", "create"], reason: str) -> Decision:
-    return Decision(action=action, store="none", reason=reason, at=datetime.now(UTC))
+    return Decision(action=action, store="none", reason=reason, at=utc_now())
 
 
 def _goes_on() -> Decision:
-    return Decision(action="continue", store="valid", reason="this run has built it", at=datetime.now(UTC))
+    return Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.choosing import (
@@ -59,14 +59,14 @@ def pin_version(
     explained("pin", version, reason, by)
     if expires_at is not None and expires_at.tzinfo is None:
         raise ConfigurationError(f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.")
-    if expires_at is not None and expires_at <= (now := datetime.now(UTC)):
+    if expires_at is not None and expires_at <= (now := log.lake.now()):
         raise ConfigurationError(
             f"a pin of {log.name!r} expires at {expires_at}, which has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC.",
             "Give a later time, or none for a pin that lasts until unpin.",
         )
 
     def pin(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
-        held = Pin(version=ref.id, reason=reason, by=by, at=datetime.now(UTC), expires_at=expires_at)
+        held = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
         return serve(log_of(log, manifest), manifest, pin=held, change=_change("pin", ref, reason))
 
     return _on_each(log, version, pin, by=by, sealed=True)

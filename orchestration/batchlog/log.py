@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pydantic import Field as Default
@@ -159,7 +159,7 @@ class BatchLog:
         note = f"batch {intent.batch} abandoned: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
         if skip:
-            checkpoint, offsets = _after(state, intent, datetime.now(UTC))
+            checkpoint, offsets = _after(state, intent, self._lake.now())
             state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
             update["note"] = f"batch {intent.batch} skipped: {reason}"
         else:

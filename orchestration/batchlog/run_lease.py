@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -122,7 +122,7 @@ class RunLease:
             id=uuid.uuid4().hex,
             run=run,
             process=this_process(),
-            since=datetime.now(UTC),
+            since=lake.now(),
             ttl=TTL.total_seconds(),
             dagster=claim.dagster,
         )
@@ -232,7 +232,7 @@ def read_lease(store: ObjectStore, key: str) -> Found | None:
 def who_runs(lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False) -> str:
     """Return who runs an application now, "" where nobody does. Writes nothing: the clock is this machine's."""
     found = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
-    if found is None or over(found, lambda: datetime.now(UTC), finished):
+    if found is None or over(found, lake.now, finished):
         return ""
     return found.words()
 

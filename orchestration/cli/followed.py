@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
@@ -66,7 +66,7 @@ def _facts(lake: Lake, manifest: DatasetManifest) -> dict[str, Any]:
     from dagster_adjunct.resources.streams.registry import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
-    systems, now = {system: open_system(system, lake)}, datetime.now(UTC)
+    systems, now = {system: open_system(system, lake)}, lake.now()
     lags = lag_of(systems, manifest, now=now)
     return {
         "caught_up_at": manifest.confirmed_at,

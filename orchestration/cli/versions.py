@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.cli.output import (
     zoned,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -157,7 +158,7 @@ def pin(
     name: str, version: str, expires: str | None, reason: str, by: str | None, lake_url: str | None, json_output: bool
 ) -> None:
     """Serve VERSION, whatever is published meanwhile, until it is unpinned or the pin expires."""
-    until = expiry(expires, datetime.now(UTC))
+    until = expiry(expires, utc_now())
     _change(
         lake_url,
         name,

@@ -13,7 +13,7 @@ A checkpoint counts only for the stream that it was made of, and only within wha
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.positions import (
@@ -111,7 +111,7 @@ class OffsetManager:
                     raise _explained(error, request) from error
                 unresolved.append(Unresolved(request, str(error)))
                 continue
-            start = _resolved(request, offset, streams.identity(ssp))
+            start = _resolved(request, offset, streams.identity(ssp), self._startpoints.lake.now())
             found.append(start)
             if until is None:
                 resolved[ssp] = start
@@ -392,7 +392,7 @@ def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:
     return begin
 
 
-def _resolved(request: StartpointRequest, offset: str, stream: str | None) -> ResolvedStartpoint:
+def _resolved(request: StartpointRequest, offset: str, stream: str | None, at: datetime) -> ResolvedStartpoint:
     return ResolvedStartpoint(
         id=request.id,
         ssp=str(request.ssp),
@@ -401,7 +401,7 @@ def _resolved(request: StartpointRequest, offset: str, stream: str | None) -> Re
         offset=offset,
         by=request.by,
         reason=request.reason,
-        resolved_at=datetime.now(UTC),
+        resolved_at=at,
     )
 
 

@@ -11,7 +11,7 @@ there then. If it dies in between, the next one finds the requests settled and o
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -62,9 +62,9 @@ class StartpointManager:
     """The startpoints of one application, as they are stored: nothing here looks whether they can be followed.
 
     Whoever asks for startpoints uses `Startpoints`, which does. Safe to use from threads and from many processes.
-    A request expires `expires_after` its startpoint was created, by `clock`; what was fanned out does not expire. With
-    the Application, that is as it says (12 hours for a name). A name that the lake does not know, where it knows
-    others, raises ConfigurationError when it is first used.
+    A request expires `expires_after` its startpoint was created, by the lake's clock; what was fanned out does not
+    expire. With the Application, that is as it says (12 hours for a name). A name that the lake does not know, where it
+    knows others, raises ConfigurationError when it is first used.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class StartpointManager:
         store: MetadataStore,
         application: Application | str,
         *,
-        clock: Callable[[], datetime] | None = None,
         expires_after: timedelta | None = None,
     ) -> None:
         name = application if isinstance(application, str) else application.name
@@ -90,7 +89,6 @@ class StartpointManager:
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
-        self._clock = clock or _now
         self._expiry_ms = expires_after // _MS
 
     # -- requests
@@ -423,13 +421,7 @@ class StartpointManager:
         self._requests.transact(decide, by=by)
 
     def _now_ms(self) -> int:
-        now = self._clock()
-        if now.tzinfo is None:
-            raise ConfigurationError(
-                f"the clock of application {self.application!r}'s startpoints says {now}, which names no zone.",
-                "Give one that does: clock=lambda: datetime.now(UTC).",
-            )
-        return (now - _EPOCH) // _MS
+        return (self.lake.now() - _EPOCH) // _MS
 
 
 def _request(request: object) -> StartpointRequest:
@@ -439,7 +431,3 @@ def _request(request: object) -> StartpointRequest:
         f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
         "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
     )
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -105,7 +104,7 @@ class Startpoints:
 
         A row each, of JSON-able values.
         """
-        return list_startpoints(self.lake, self._systems, self.app, datetime.now(UTC))
+        return list_startpoints(self.lake, self._systems, self.app, self.lake.now())
 
     def take_back(self, partitions: Partitions, *, task: str | None = None, by: str, reason: str) -> TakenBack:
         """Take back what is asked for at these partitions and not applied, and cancel bounded replays there.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.log import DatasetLog
@@ -129,7 +128,7 @@ def advance_together(
 def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
-    limit = before(datetime.now(UTC), dataset.discard.grace)
+    limit = before(lake.now(), dataset.discard.grace)
     return manifest is not None and any(each.at <= limit for each in manifest.retired)
 
 

@@ -75,7 +75,7 @@ class BatchVersions:
                     f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
                     dataset=name,
                 )
-            check_fresh(self._systems, self._app.dataset(name), manifest, limit)
+            check_fresh(self._systems, self._app.dataset(name), manifest, limit, self._lake.now())
 
     def read_on(self, state: ApplicationState) -> dict[str, str | None]:
         """Bring the datasets that live for one run up to date, and return their versions.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.log import (
@@ -145,7 +144,7 @@ class _Step:
         seconds = {"intent": opened - began, "work": worked - opened}
         done = ClosedBatch(
             intent=intent,
-            closed_at=datetime.now(UTC),
+            closed_at=self._context.lake.now(),
             records=self._records(intent),
             counters=add_counters(counters, self._lost_counters(_lost(intent))),
             seconds=seconds,
@@ -274,7 +273,7 @@ class _Step:
 
     def _settle(self, found: Positions, startpoints: dict[str, str]) -> None:
         """Commit positions at which there is nothing to read yet: the startpoints there are applied with that."""
-        state, now = self._state, datetime.now(UTC)
+        state, now = self._state, self._context.lake.now()
         checkpoint = state.checkpoint | {str(ssp): offset for ssp, offset in found.starts.items()}
         offsets = state.offsets.with_applied(startpoints, None, now)
         note = "; ".join(["positions moved, nothing to read there yet", *found.texts()])
@@ -294,7 +293,7 @@ class _Step:
         return Intent(
             batch=self._state.batch + 1,
             run=self._context.run,
-            clock=datetime.now(UTC),
+            clock=self._context.lake.now(),
             ranges=ranges,
             versions={},
             tasks=len(self._context.plan.tasks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -44,7 +44,7 @@ class MetadataStore:
         """Return the entries kept under this name for one thing, such as an application."""
         return Namespace(self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}")
 
-    def collect(self, *, now: datetime | None = None, grace: timedelta = _GRACE) -> int:
+    def collect(self, *, grace: timedelta = _GRACE) -> int:
         """Delete what no namespace reaches any more and is older than `grace`; return how many objects that were.
 
         These are pages that later commits rewrote, and manifests before the newest few: a namespace keeps no history.
@@ -56,7 +56,7 @@ class MetadataStore:
                 f"a grace period of {grace} would delete what changes that are about to commit have written.",
                 f"Give at least {_LEAST_GRACE}.",
             )
-        before = (now or datetime.now(UTC)) - grace
+        before = self.lake.now() - grace
         old: dict[str, list[str]] = {}
         for item in self.lake.store.list(_ROOT):
             prefix, kind, _ = item.key.rsplit("/", 2)

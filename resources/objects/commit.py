@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.documents import Manifest, Pointer, decode, encode
 from dagster_adjunct.resources.objects.store import check_key
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,13 +82,11 @@ class CommitLog:
     Safe to use from threads; holds no state but the store.
     """
 
-    def __init__(
-        self, store: ObjectStore, prefix: str, kind: str, *, clock: Callable[[], datetime] | None = None
-    ) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, kind: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self.store = store
         self.prefix = check_key(prefix)
         self.kind = check_name("kind", kind)
-        self._clock = clock or _now
+        self.now = clock
 
     @property
     def pointer_key(self) -> str:
@@ -181,7 +180,7 @@ class CommitLog:
             number=number,
             commit=new_id,
             parent=None if parent is None else parent.id,
-            created_at=self._clock(),
+            created_at=self.now(),
             by=by,
             body=body,
         )
@@ -344,10 +343,6 @@ class CommitLog:
     def manifest_key(self, number: int, commit_id: str) -> str:
         """Return where the manifest of this commit is."""
         return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _pause(attempt: int) -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
@@ -26,8 +25,12 @@ from dagster_adjunct.resources.objects.creating import UnmadeLakeStore
 from dagster_adjunct.resources.objects.documents import LakeDocument, decode, encode
 from dagster_adjunct.resources.objects.probe import probe_conditional_writes
 from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
     from dagster_adjunct.resources.objects.store import ObjectStore
 
 DEFAULT_LAKE = ".adjunct/lake"
@@ -73,12 +76,28 @@ class LakeSettings(BaseSettings):
 
 
 class Lake:
-    """An opened lake. Picklable: it travels as its store's descriptor and is not probed again."""
+    """An opened lake. Picklable: it travels as its store's descriptor and is not probed again.
 
-    def __init__(self, store: ObjectStore, lake_id: str, *, shared: bool = False) -> None:
+    `clock` gives the time, with a zone; another process goes by its machine's.
+    """
+
+    def __init__(
+        self, store: ObjectStore, lake_id: str, *, shared: bool = False, clock: Callable[[], datetime] = utc_now
+    ) -> None:
         self.store = store
         self._id = lake_id
         self.shared = shared
+        self._clock = clock
+
+    def now(self) -> datetime:
+        """Return the time that everything in this lake is dated with: that of its clock."""
+        now = self._clock()
+        if now.tzinfo is None:
+            raise ConfigurationError(
+                f"the clock of the lake {self.url} says {now}, which names no zone.",
+                "Give one that does: clock=lambda: datetime.now(UTC).",
+            )
+        return now
 
     @property
     def id(self) -> str:
@@ -107,7 +126,7 @@ class Lake:
 
     def commit_log(self, prefix: str, kind: str) -> CommitLog:
         """Return the log of what is committed below `prefix`."""
-        return CommitLog(self.store, prefix, kind)
+        return CommitLog(self.store, prefix, kind, clock=self.now)
 
     def __reduce__(self) -> tuple[object, tuple[StoreDescriptor, str, bool]]:
         return (_reopen, (self.store.descriptor, self.id, self.shared))
@@ -165,7 +184,7 @@ def _make(store: ObjectStore) -> None:
         return
     probe_conditional_writes(store)
     try:
-        store.put_if_absent(_DOCUMENT, encode(LakeDocument(id=uuid.uuid4().hex, probed_at=datetime.now(UTC))))
+        store.put_if_absent(_DOCUMENT, encode(LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now())))
     except ObjectExistsError:
         return
     if not store.url.startswith("memory:"):

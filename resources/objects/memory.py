@@ -7,7 +7,7 @@ import tempfile
 import threading
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakValueDictionary
@@ -25,6 +25,7 @@ from dagster_adjunct.resources.objects.store import (
     check_key,
     check_prefix,
 )
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -145,6 +146,6 @@ class InMemoryStore:
         return Path(self._staging.name)
 
     def _set(self, key: str, data: bytes) -> str:
-        stored = _Object(bytes(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), datetime.now(UTC))
+        stored = _Object(bytes(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), utc_now())
         self._objects[key] = stored
         return stored.etag

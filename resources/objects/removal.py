@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def deletion(commit: Commit) -> dict[str, Any]:
 
 def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **more: Any) -> Commit:
     """Make the deletion the last commit. Raises CommitConflictError where somebody committed after `parent`."""
-    said = {"at": datetime.now(UTC).isoformat(), "by": by, "reason": reason, **more}
+    said = {"at": log.now().isoformat(), "by": by, "reason": reason, **more}
     return log.commit(parent, {_DELETED: said}, by=by)
 
 

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import KEYS, NAME, PLANES, SCHEMA, deliver, served, whole
 from tests.assets.plain import build_without_spark, no_session
+from tests.clocks import on_clock
 
 P0, P1, P2 = (SystemStreamPartition("lake", "planes", p) for p in range(3))
 NOW = datetime.now(UTC)
@@ -166,7 +167,7 @@ class Aging(World):
 
     @property
     def streams(self) -> LakeStreams:
-        return LakeStreams(self.lake, clock=lambda: self.now)
+        return LakeStreams(on_clock(self.lake, lambda: self.now))
 
     def cut(self) -> None:
         """Let retention take what was appended long ago."""

@@ -34,6 +34,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.streams.lake.document import Retention
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def late_change(world: StepWorld, sequence: int, tailnum: str, seats: int) -> No
     schema = world.streams.info("planes").schema
     assert schema is not None
     row = pa.table({"tailnum": [tailnum], "seats": pa.array([seats], pa.int32())}, schema.to_arrow())
-    LakeStreams(world.lake, clock=lambda: datetime.now(UTC) - timedelta(hours=1)).append(
+    LakeStreams(on_clock(world.lake, lambda: datetime.now(UTC) - timedelta(hours=1))).append(
         "planes", row, producer="late", sequence=sequence
     )
 

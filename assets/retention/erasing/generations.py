@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile
@@ -204,7 +203,7 @@ class Regenerating:
         facts = {
             "id": f"v{number:06d}-{commit_id}",
             "number": number,
-            "sealed_at": datetime.now(UTC),
+            "sealed_at": self.log.lake.now(),
             "generations": tuple(g for g in new if g.files) or (new[0],),
             "rows": rows,
             "counters": {"forgotten": sum(each.rows for each in hit)},

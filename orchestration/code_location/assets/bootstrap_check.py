@@ -6,7 +6,6 @@ application holds back its main input by itself, whoever runs it; the check show
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -42,6 +41,7 @@ def bootstrap_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheck
 
 def bootstrap_results(
     context: AssetExecutionContext,
+    lake: "Lake",
     systems: "Mapping[str, StreamSystem]",
     dataset: "AdjunctDataset",
     key: AssetKey,
@@ -53,7 +53,7 @@ def bootstrap_results(
 
     if not _marked(dataset) or not _selected(context, key):
         return
-    progress = None if manifest is None else bootstrap_progress(systems, manifest, datetime.now(UTC))
+    progress = None if manifest is None else bootstrap_progress(systems, manifest, lake.now())
     decision = report.decision if report is not None else manifest.decision if manifest is not None else None
     stale = decision is not None and decision.action == "serve-stale"
     served = manifest is not None and manifest.version is not None
@@ -97,7 +97,7 @@ def _unfinished(
     manifest, progress, looked = None, None, ""
     try:
         manifest = StoredVersions(lake, dataset.name).manifest()
-        progress = None if manifest is None else bootstrap_progress(systems, manifest, datetime.now(UTC))
+        progress = None if manifest is None else bootstrap_progress(systems, manifest, lake.now())
     except AdjunctError as unread:  # what made the run fail may keep us from looking, too
         looked = f"; how far it was can't be seen: {unread.problem}"
     if progress is not None and progress.state == "done":

@@ -170,7 +170,7 @@ def _results(
     if report is not None:
         warn_of_rejected(context, member, report, manifest)
         yield from _materialised(context, lake, systems, member, report, manifest)
-    yield from bootstrap_results(context, systems, member.dataset, member.key, manifest, report)
+    yield from bootstrap_results(context, lake, systems, member.dataset, member.key, manifest, report)
     if manifest is not None and member.dataset.kind == "bounded":
         yield from check_results(context, member.dataset, member.key, judgement_of(store, manifest))
 
@@ -193,7 +193,7 @@ def _materialised(
     if manifest is not None and member.dataset.kind == "bounded":
         metadata |= version_metadata(manifest)
     elif manifest is not None:
-        metadata |= lag_metadata(lag_of(systems, manifest))
+        metadata |= lag_metadata(lag_of(systems, manifest, now=lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))

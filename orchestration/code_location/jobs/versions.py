@@ -1,7 +1,7 @@
 """Jobs for operators: discard what is not needed any more, and pin, roll back, withdraw, force or drop a version."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.code_location.jobs.one_op import job_of, swit
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.metadata import DATA_VERSION_TAG, served_metadata
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -147,7 +148,7 @@ def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> 
         )
     if action is VersionAction.pin:
         hours = config.expires_in_hours
-        expires_at = None if hours is None else datetime.now(UTC) + timedelta(hours=hours)
+        expires_at = None if hours is None else utc_now() + timedelta(hours=hours)
         return store.pin(version, expires_at=expires_at, **why)
     if action is VersionAction.withdraw:
         return store.withdraw(version, **why)

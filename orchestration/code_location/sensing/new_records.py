@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -134,7 +134,8 @@ def new_records_sensor(
         cursor, note = read_cursor(NewRecordsCursor, context.cursor)
         if note:
             context.log.warning(note)
-        lake, now = adjunct_lake.open(), datetime.now(UTC)
+        lake = adjunct_lake.open()
+        now = lake.now()
         if who := who_runs(lake, app.name, partial(has_ended, context.instance)):
             return SkipReason(f"The application is being run by {who}.")
         systems = systems_for(app, lake)

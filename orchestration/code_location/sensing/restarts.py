@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -161,10 +161,10 @@ def restart_sensor(
         from dagster_adjunct.orchestration.batchlog.log import application_state
         from dagster_adjunct.orchestration.batchlog.run_lease import who_runs
 
-        now = datetime.now(UTC)
+        lake = adjunct_lake.open()
+        now = lake.now()
         records = runs_of(context.instance, job.name, made, now - _HORIZON)
         attempts = [attempt_of(record) for record in records]
-        lake = adjunct_lake.open()
         state = application_state(lake, app.name)
         cursor, note = read_cursor(RestartCursor, context.cursor)
         if note:

@@ -1,7 +1,6 @@
 """The sensor that launches an application for startpoints: sees requests, hands them to tasks, asks for one run."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -123,7 +122,7 @@ def startpoint_sensor(
         if note:
             context.log.warning(note)
         ids = sorted({each.id for each in pending})
-        decision = ask(f"{app.name}:{lake.id}:startpoints", what, ids, asked, datetime.now(UTC).timestamp())
+        decision = ask(f"{app.name}:{lake.id}:startpoints", what, ids, asked, lake.now().timestamp())
         if isinstance(decision, Skip):
             return SkipReason(decision.reason)
         context.update_cursor(write_cursor(decision.asked))

@@ -1,7 +1,6 @@
 """Sensors that launch the making of a bounded dataset's versions as they are delivered whole."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster import (
@@ -59,7 +58,9 @@ def new_versions_sensor(
             return SkipReason(f"No new version; {awaited}.")
         if not known_partitions(dataset, context.instance, [version]):
             return SkipReason(f"Version {version} is delivered, and is none of the partitions that are declared.")
-        return _asked_for(context, job.name, [member], f"{dataset.name}:{lake.id}", version, partition_key=version)
+        return _asked_for(
+            context, lake, job.name, [member], f"{dataset.name}:{lake.id}", version, partition_key=version
+        )
 
     return evaluate
 
@@ -96,7 +97,7 @@ def delivered_sensor(
         if version is None:
             return SkipReason(f"No new version; {awaited}.")
         keys = [member.key for member in unit]
-        return _asked_for(context, job.name, unit, f"{name}:{lake.id}:delivered", version, asset_selection=keys)
+        return _asked_for(context, lake, job.name, unit, f"{name}:{lake.id}:delivered", version, asset_selection=keys)
 
     return evaluate
 
@@ -110,6 +111,7 @@ def _delivered(lake: "Lake", datasets: "Sequence[AdjunctDataset]") -> tuple[str 
 
 def _asked_for(
     context: SensorEvaluationContext,
+    lake: "Lake",
     job: str,
     unit: "Sequence[DatasetAsset]",
     name: str,
@@ -122,7 +124,7 @@ def _asked_for(
     asked, note = read_cursor(Asked, context.cursor)
     if note:
         context.log.warning(note)
-    decision = ask(name, what, {"version": version}, asked, datetime.now(UTC).timestamp())
+    decision = ask(name, what, {"version": version}, asked, lake.now().timestamp())
     if isinstance(decision, Skip):
         return SkipReason(decision.reason)
     request = RunRequest(run_key=decision.run_key, **options)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import (
@@ -59,10 +59,7 @@ _COMMIT_ATTEMPTS = 100
 
 
 class LakeStreams(LakeReads):
-    """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes.
-
-    `clock` gives the time of appends.
-    """
+    """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes."""
 
     name = "lake"
     evolves = True
@@ -70,9 +67,8 @@ class LakeStreams(LakeReads):
     counts_unread = True
     keeps_positions = True
 
-    def __init__(self, lake: Lake, *, clock: Callable[[], datetime] | None = None) -> None:
+    def __init__(self, lake: Lake) -> None:
         self.lake = lake
-        self._clock = clock or _now
         self._pages: dict[str, Pages] = {}
 
     # -- declaring
@@ -264,7 +260,7 @@ class LakeStreams(LakeReads):
         """
         from dagster_adjunct.resources.streams.lake.maintenance import maintain
 
-        return maintain(self, stream, now or self._clock(), grace)
+        return maintain(self, stream, now or self.lake.now(), grace)
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return the streams with this one as it stands now: two requests answer all questions about it."""
@@ -349,14 +345,14 @@ class LakeStreams(LakeReads):
 
     def now_ms(self) -> int:
         """Internal: the time of appends, in ms since the epoch."""
-        return int(self._clock().timestamp() * 1000)
+        return int(self.lake.now().timestamp() * 1000)
 
 
 class _Snapshot(LakeStreams):
     """The streams of a lake, of which one is seen as it was at the first look; its manifests never change."""
 
     def __init__(self, streams: LakeStreams, stream: str) -> None:
-        super().__init__(streams.lake, clock=streams._clock)
+        super().__init__(streams.lake)
         self._stream = stream
         self._state: tuple[Commit, StreamState] | None = None
 
@@ -366,7 +362,3 @@ class _Snapshot(LakeStreams):
         if self._state is None:
             self._state = super().state(stream)
         return self._state
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

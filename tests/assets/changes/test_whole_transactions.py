@@ -23,6 +23,7 @@ from dagster_adjunct.resources.streams.lake.document import Retention
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
+from tests.clocks import on_clock
 
 FORM = DebeziumEnvelope("id BIGINT", transactions="lake.tx", collection="public.accounts")
 SPEC = dataset(changes=FORM, order_by="source.lsn")
@@ -196,7 +197,7 @@ def test_a_stream_that_has_no_events_in_json_is_refused(sparkling: World) -> Non
 
 def appended(world: World, name: str, at: datetime, sequence: int, values: Sequence[str]) -> LakeStreams:
     """Append as of another time."""
-    streams = LakeStreams(world.lake, clock=lambda: at)
+    streams = LakeStreams(on_clock(world.lake, lambda: at))
     streams.append(name, pa.table({"value": pa.array(values)}), producer="past", sequence=sequence)
     return streams
 

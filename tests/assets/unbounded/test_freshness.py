@@ -26,6 +26,7 @@ from tests.assets.unbounded.following_plain import (
     partition,
     table_in,
 )
+from tests.clocks import on_clock
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -41,7 +42,7 @@ def _no_spark() -> Iterator[None]:
 def send_at(table: Table, moment: datetime, **rows: int) -> None:
     """Append rows as if it were that time."""
     columns = {"k": pa.array([*rows], pa.string()), "n": pa.array([*rows.values()], pa.int32())}
-    LakeStreams(table.world.lake, clock=lambda: moment).append(
+    LakeStreams(on_clock(table.world.lake, lambda: moment)).append(
         NAME, pa.table(columns, COLUMNS.to_arrow()), producer="test", sequence=table.world._next(NAME)
     )
 

@@ -31,6 +31,7 @@ from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartitio
 from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 from dagster_adjunct.resources.streams.interface.system import StreamSystem
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ class OffsetsWorld:
         return round(self.now.timestamp() * 1000)
 
     def systems(self, lake: Lake | None = None) -> dict[str, StreamSystem]:
-        return {"lake": LakeStreams(lake or self.lake, clock=lambda: self.now), "fake": self.fake}
+        return {"lake": LakeStreams(on_clock(lake or self.lake, lambda: self.now)), "fake": self.fake}
 
     # -- streams of the lake
 
     def stream(self, name: str, partitions: int, **options: Any) -> None:
-        streams = LakeStreams(self.lake, clock=lambda: self.now)
+        streams = LakeStreams(on_clock(self.lake, lambda: self.now))
         streams.create(
             name,
             schema=Schema.of(k="bigint", at="timestamp"),

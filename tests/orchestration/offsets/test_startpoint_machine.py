@@ -27,6 +27,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory import InMemoryStore
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
+from tests.clocks import on_clock
 from tests.orchestration.offsets import startpoints_model as model
 from tests.orchestration.offsets.startpoints_model import HOUR, Request, Step, Tasks, World
 
@@ -76,7 +77,7 @@ class StartpointMachine(RuleBasedStateMachine):
             self.patch.undo()
 
     def manager(self, lake: Lake) -> StartpointManager:
-        return StartpointManager(MetadataStore(lake), "app", clock=lambda: self.now)
+        return StartpointManager(MetadataStore(on_clock(lake, lambda: self.now)), "app")
 
     @property
     def now_ms(self) -> int:

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointSpecific,
     StartpointUpcoming,
 )
+from tests.clocks import on_clock
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
 T0, T1 = "Partition 0", "Partition 1"
@@ -56,7 +57,7 @@ def manager(lake: Lake, clock: Clock) -> StartpointManager:
 
 
 def on(lake: Lake, clock: Clock, *plan: Fault) -> StartpointManager:
-    return StartpointManager(MetadataStore(Lake(FaultyStore(lake.store, plan), lake.id)), "app", clock=clock)
+    return StartpointManager(MetadataStore(on_clock(Lake(FaultyStore(lake.store, plan), lake.id), clock)), "app")
 
 
 def made(clock: Clock, **ago: float) -> StartpointOldest:
@@ -244,7 +245,7 @@ def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(cloc
         honest.write_startpoint(S0, startpoint, **WHO)
         store = FaultyStore(lake.store, [Fault("*", nth, kind)])
         try:
-            StartpointManager(MetadataStore(Lake(store, lake.id)), "app", clock=clock).fan_out({T0: [S0]})
+            StartpointManager(MetadataStore(on_clock(Lake(store, lake.id), clock)), "app").fan_out({T0: [S0]})
         except Crash:
             crashes += 1
         handed = bool(pending(honest))
@@ -440,7 +441,7 @@ def test_an_expiry_that_is_no_span_is_refused(lake: Lake, expires_after: Any) ->
 
 
 def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(lake: Lake, clock: Clock) -> None:
-    manager = StartpointManager(MetadataStore(lake), "app", clock=clock, expires_after=timedelta.max)
+    manager = StartpointManager(MetadataStore(on_clock(lake, clock)), "app", expires_after=timedelta.max)
     for number, creation in enumerate((-62_135_596_800_000, 253_402_300_799_999)):
         ssp = SystemStreamPartition("lake", "s", number)
         manager.write_startpoint(ssp, StartpointOldest(creation_timestamp_ms=creation), **WHO)

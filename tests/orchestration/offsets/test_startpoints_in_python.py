@@ -22,6 +22,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
+from tests.clocks import on_clock
 from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
@@ -134,7 +135,7 @@ def test_requests_expire_as_the_application_says(world: OffsetsWorld, app: Appli
     world.startpoints(app).write_startpoint(
         SystemStreamPartition("lake", "s", 0), StartpointOldest(creation_timestamp_ms=world.now_ms), **WHO
     )
-    manager = StartpointManager(MetadataStore(world.lake), app, clock=lambda: world.now)
+    manager = StartpointManager(MetadataStore(on_clock(world.lake, lambda: world.now)), app)
     world.now = BEGIN + app.startpoints_expire_after - timedelta(milliseconds=1)
     assert len(manager.requests()) == 1
     world.now += timedelta(milliseconds=1)
@@ -281,6 +282,6 @@ def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_aft
 
 
 def test_a_clock_without_a_zone_is_refused(world: OffsetsWorld, app: Application) -> None:
-    manager = StartpointManager(MetadataStore(world.lake), app, clock=lambda: world.now.replace(tzinfo=None))
+    manager = StartpointManager(MetadataStore(on_clock(world.lake, lambda: world.now.replace(tzinfo=None))), app)
     with pytest.raises(ConfigurationError, match="names no zone"):
         manager.requests()

@@ -11,6 +11,7 @@ import pytest
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.memory import InMemoryStore
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import Clock
 
 
@@ -26,7 +27,7 @@ def lake() -> Lake:
 
 @pytest.fixture
 def streams(lake: Lake, clock: Clock) -> LakeStreams:
-    return LakeStreams(lake, clock=clock)
+    return LakeStreams(on_clock(lake, clock))
 
 
 @pytest.fixture

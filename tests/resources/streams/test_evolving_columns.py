@@ -23,6 +23,7 @@ from dagster_adjunct.resources.objects.memory import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 NOW = Schema.of(k="string", v="decimal(20,2)", note="string", n="bigint")
@@ -117,7 +118,7 @@ def test_two_that_append_the_same_sequence_with_old_and_new_columns_add_it_once(
                 race()
             return super()._commit(seen, append)
 
-    old, new = Racing(lake, clock=clock), Racing(lake, clock=clock)
+    old, new = Racing(on_clock(lake, clock)), Racing(on_clock(lake, clock))
     old.create("s", schema=BEFORE, key=["k"], partitions=1)
     new.create("s", schema=NOW, key=["k"], partitions=1)
     less, more = table(BEFORE, ("a", 1, 7)), table(NOW, ("a", Decimal(1), "x", 7))
@@ -130,7 +131,7 @@ def test_two_that_append_the_same_sequence_with_old_and_new_columns_add_it_once(
 
 
 def test_old_files_are_merged_and_found_by_time_as_before(lake: Lake, clock: Clock) -> None:
-    streams = LakeStreams(lake, clock=clock)
+    streams = LakeStreams(on_clock(lake, clock))
     schema = Schema.of(k="string", at="timestamp")
     streams.create("s", schema=schema, key=["k"], partitions=1, timestamp="at")
     streams.configure("s", retention=Retention(max_age=timedelta(days=9)), compaction=CompactionPolicy(min_segments=2))
@@ -154,7 +155,7 @@ def test_old_files_are_merged_and_found_by_time_as_before(lake: Lake, clock: Clo
 )
 def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(steps: list[tuple[str, int]]) -> None:
     clock = Clock()
-    streams = LakeStreams(lake_in(InMemoryStore()), clock=clock)
+    streams = LakeStreams(on_clock(lake_in(InMemoryStore()), clock))
     wider = ["tinyint", "smallint", "int", "bigint", "decimal(20,0)"]
     columns = {"k": "string", "c0": "tinyint"}
     streams.create("s", schema=Schema.of(columns), key=["k"], partitions=2, compaction=CompactionPolicy(min_segments=2))

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.streams.lake.maintenance import Maintained
 from dagster_adjunct.resources.streams.lake.policies import expired, runs_to_merge
 from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]
@@ -127,7 +128,7 @@ def test_an_append_during_compaction_is_kept(streams: LakeStreams, records: Reco
         streams.lake.store,
         [Fault("put_if_match", 1, "meanwhile", lambda: fill(streams, records, 3, start=8))],
     )
-    done = LakeStreams(Lake(busy, "x"), clock=clock).maintain("s", clock.now)
+    done = LakeStreams(on_clock(Lake(busy, "x"), clock)).maintain("s", clock.now)
     assert done.merged_segments == 8
     assert [row[1] for row in rows(streams)] == list(range(11))
     assert streams.describe("s").segments == 4
@@ -141,7 +142,7 @@ def test_two_compactions_at_once_replace_their_inputs_once(
     busy = FaultyStore(
         streams.lake.store, [Fault("put_if_match", 1, "meanwhile", lambda: streams.maintain("s", clock.now))]
     )
-    done = LakeStreams(Lake(busy, "x"), clock=clock).maintain("s", clock.now)
+    done = LakeStreams(on_clock(Lake(busy, "x"), clock)).maintain("s", clock.now)
     assert done.merged_segments == 0
     assert [row[1] for row in rows(streams)] == list(range(8))
 
@@ -149,7 +150,7 @@ def test_two_compactions_at_once_replace_their_inputs_once(
 def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> None:
     for nth in range(1, 60):
         clock, inner = Clock(), InMemoryStore()
-        streams = LakeStreams(lake_in(inner), clock=clock)
+        streams = LakeStreams(on_clock(lake_in(inner), clock))
         streams.create(
             "s",
             schema=SCHEMA,
@@ -163,7 +164,7 @@ def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> No
         broken = FaultyStore(inner, [Fault("*", nth, "crash-after")])
         ended = False
         try:
-            LakeStreams(Lake(broken, "x"), clock=clock).maintain("s", clock.now)
+            LakeStreams(on_clock(Lake(broken, "x"), clock)).maintain("s", clock.now)
             ended = True
         except Crash:
             pass

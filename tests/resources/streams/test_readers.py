@@ -20,6 +20,7 @@ from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Re
 from dagster_adjunct.resources.streams.lake.readers import NewRecords, forget_reader, list_readers, read_new
 from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]
@@ -117,7 +118,7 @@ def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(lake: Lake,
     for item in lake.store.list(f"{lake.stream_prefix('s')}/"):
         if "/readers/" not in item.key:
             lake.store.delete(item.key)
-    again = LakeStreams(lake, clock=clock)
+    again = LakeStreams(on_clock(lake, clock))
     again.create("s", schema=SCHEMA, key=["k"], partitions=2)
     with pytest.raises(OffsetOutOfRangeError, match=r"deleted and made anew .*forget-reader s report"):
         read_new(lake, "s", reader="report")

@@ -21,6 +21,7 @@ from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Re
 from dagster_adjunct.resources.streams.lake.readers import list_readers, read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = dict[str, list[tuple[int, bool, object, int]]]
@@ -84,7 +85,7 @@ step = st.one_of(
 @given(st.lists(step, max_size=10), st.integers(1, 4), st.integers(1, 6))
 def test_a_rewritten_stream_holds_the_same_of_each_key_and_version(steps: list, before: int, after: int) -> None:
     clock = Clock()
-    streams = LakeStreams(lake_in(InMemoryStore()), clock=clock)
+    streams = LakeStreams(on_clock(lake_in(InMemoryStore()), clock))
     streams.create("s", schema=SCHEMA, key=["k"], partitions=before, compaction=CompactionPolicy(min_segments=2))
     for number, (what, keys) in enumerate(steps):
         clock.forward(seconds=7)
@@ -118,7 +119,7 @@ def test_a_rewritten_stream_holds_the_same_of_each_key_and_version(steps: list, 
 
 
 def filled(lake: Lake, clock: Clock) -> LakeStreams:
-    streams = LakeStreams(lake, clock=clock)
+    streams = LakeStreams(on_clock(lake, clock))
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
     send(streams, 1, *[(f"k{i}", i) for i in range(9)], version="v1")
     send(streams, 2, *[(f"k{i}", i + 10) for i in range(9)])
@@ -135,7 +136,7 @@ def test_a_crash_leaves_the_old_stream_or_the_new_one(kind: str) -> None:
         was, marked = by_key(streams), versions(streams)
         store = FaultyStore(lake.store, [Fault("*", nth, kind)])  # type: ignore[arg-type]
         try:
-            rewrite(LakeStreams(Lake(store, lake.id), clock=clock), 5)
+            rewrite(LakeStreams(on_clock(Lake(store, lake.id), clock)), 5)
         except Crash:
             pass
         else:
@@ -156,7 +157,7 @@ def test_what_is_appended_while_it_is_rewritten_is_in_it(lake: Lake, clock: Cloc
         lake = lake_in(InMemoryStore())
         streams = filled(lake, clock)
         store = FaultyStore(lake.store, [Fault(request, 1, "meanwhile", lambda s=streams: send(s, 3, ("k1", 77)))])
-        rewrite(LakeStreams(Lake(store, lake.id), clock=clock), 3)
+        rewrite(LakeStreams(on_clock(Lake(store, lake.id), clock)), 3)
         assert [row[0] for row in by_key(streams)["k1"]] == [1, 11, 77]
 
 

@@ -34,6 +34,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 from dagster_adjunct.resources.streams.lake.document import Retention
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 SSP = SystemStreamPartition("lake", "s", 0)
@@ -162,7 +163,7 @@ def fill(streams: LakeStreams, clock: Clock, appends: int, rows: int = 2) -> Non
 def filled(request: pytest.FixtureRequest, clock: Clock) -> LakeStreams:
     """Records 0-1 of second 0, 2-3 of second 1, 4-5 of second 2."""
     lake: Lake = request.getfixturevalue("lake" if request.param == "memory" else "local_lake")
-    streams = LakeStreams(lake, clock=clock)
+    streams = LakeStreams(on_clock(lake, clock))
     fill(streams, clock, 3)
     return streams
 
@@ -251,7 +252,7 @@ def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) 
 def test_a_time_gives_the_first_record_at_or_after_it(appends: list[list[int | None]], wanted: int) -> None:
     """Records carry times in any order, or none, which is that of their append."""
     clock = Clock()
-    streams = LakeStreams(lake_in(InMemoryStore()), clock=clock)
+    streams = LakeStreams(on_clock(lake_in(InMemoryStore()), clock))
     streams.create("s", schema=SCHEMA, partitions=1)
     times: list[int] = []
     for sequence, seconds in enumerate(appends):

@@ -17,6 +17,7 @@ from dagster_adjunct.resources.streams.interface.system import OffsetRange
 from dagster_adjunct.resources.streams.lake import index as stream_index
 from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 N = 3
@@ -31,7 +32,7 @@ class StreamMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.clock = Clock()
-        self.streams = LakeStreams(lake_in(InMemoryStore()), clock=self.clock)
+        self.streams = LakeStreams(on_clock(lake_in(InMemoryStore()), self.clock))
         self.streams.create(
             "s",
             schema=SCHEMA,

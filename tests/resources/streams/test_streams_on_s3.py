@@ -13,6 +13,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 from tests.servers.s3 import S3Server
 
@@ -23,12 +24,12 @@ def test_appends_race_and_maintenance_collects_on_s3(
     s3_server: S3Server, records: Callable[..., pa.Table], clock: Clock
 ) -> None:
     lake = open_lake(s3_server.url(), settings=s3_server.settings)
-    streams = LakeStreams(lake, clock=clock)
+    streams = LakeStreams(on_clock(lake, clock))
     policies = {"retention": Retention(max_bytes=10**6), "compaction": CompactionPolicy(min_segments=3)}
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2, **policies)
 
     def append(number: int) -> None:
-        own = LakeStreams(lake, clock=clock)
+        own = LakeStreams(on_clock(lake, clock))
         for sequence in range(4):
             for _ in range(2):
                 own.append("s", records((f"k{number}", sequence)), producer=f"p{number}", sequence=sequence)
