@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.log import DatasetLog
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.resources.objects.lake import Lake
@@ -28,7 +29,10 @@ class WriteContext:
     systems: Mapping[str, StreamSystem]
     spark: Callable[[], SparkSession]
     by: str
-    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
+
+    def now(self) -> datetime:
+        """Return the time by the lake's clock."""
+        return self.lake.now()
 
     def log(self, dataset: str) -> DatasetLog:
         """Return the commits of a dataset."""

@@ -33,7 +33,7 @@ class Filled:
     """A stream to which an application sent the offsets of a source, in epochs."""
 
     def __init__(self, lake: Lake, clock: Clock | None = None) -> None:
-        self.lake, self.streams, self.sequence = lake, LakeStreams(on_clock(lake, clock)), 0
+        self.lake, self.streams, self.sequence = lake, LakeStreams(on_clock(lake, clock) if clock else lake), 0
         self.streams.create("s", schema=SCHEMA, key=["k"], partitions=2, compaction=CompactionPolicy(min_segments=2))
 
     def send(self, start: int, end: int, epoch: int, **more: list[Any]) -> None:

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.streams.interface.system import OFFSET, OffsetRan
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.plain import _write, no_session
+from tests.clocks import on_clock
 
 NAME = "accounts"
 COLUMNS = Schema.of(k="string", n="int")
@@ -101,7 +102,7 @@ class Table:
     ) -> AdvanceReport:
         """Advance, at a time that is `later` than now."""
         context = WriteContext(
-            lake or self.world.lake, {"lake": self.streams}, spark, "test", now=lambda: datetime.now(UTC) + later
+            on_clock(lake or self.world.lake, lambda: datetime.now(UTC) + later), {"lake": self.streams}, spark, "test"
         )
         return advance_unbounded(context, spec or self.spec, rebuild=rebuild)
 

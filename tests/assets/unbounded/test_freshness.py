@@ -167,7 +167,7 @@ def test_a_system_that_is_not_given_is_named(world: World) -> None:
     table = table_in(world, partitions=1)
     table.advance()
     with pytest.raises(DatasetError, match="no stream system 'lake' is given: there are kafka"):
-        lag_of({"kafka": table.streams}, table.manifest)
+        lag_of({"kafka": table.streams}, table.manifest, now=NOW)
 
 
 def test_a_table_that_was_never_caught_up_does_not_say_how_long_ago(world: World) -> None:

@@ -47,6 +47,7 @@ from dagster_adjunct.orchestration.code_location.shared.runs import concerns
 from dagster_adjunct.orchestration.step.progress import input_progress
 from dagster_adjunct.resources.objects.memory import InMemoryStore
 from dagster_adjunct.resources.objects.store import Stored
+from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
 from tests.orchestration.offsets.fake_streams import FakeStreams
@@ -234,23 +235,17 @@ def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, 
         assert sensor.skipped() == "A run is already in progress."
 
 
-def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake) -> None:
     written = datetime.now(UTC)
     small.append(lake, "orders", 1, small.orders(0, 10))
 
-    class Later(datetime):
-        passed = timedelta(minutes=5)
-
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-            return written + cls.passed
-
-    monkeypatch.setattr(new_records, "datetime", Later)
+    passed = timedelta(minutes=5)
     rule = LaunchWhen(records=11, age=timedelta(minutes=10))
     with DagsterInstance.ephemeral() as instance:
-        sensor = Ticker(lake, copying(), instance, "copy_new_records", launch_when={"copy": rule})
+        there = on_clock(lake, lambda: written + passed)
+        sensor = Ticker(there, copying(), instance, "copy_new_records", launch_when={"copy": rule})
         assert sensor.skipped().startswith("10 new records, fewer than wanted: launched at 11 records or one older")
-        Later.passed = timedelta(minutes=11)
+        passed = timedelta(minutes=11)
         sensor.asked()
 
 

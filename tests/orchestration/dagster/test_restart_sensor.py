@@ -29,10 +29,10 @@ from dagster_adjunct.errors import (
 )
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, ClosedBatch, Intent, Range
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.code_location.sensing import restarts as module
 from dagster_adjunct.orchestration.code_location.sensing.restarts import Attempt, Restart, decide
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
 
@@ -136,9 +136,23 @@ def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
 # -- runs that really failed
 
 
+class Clock:
+    """The machine's clock, so much ahead."""
+
+    passed = timedelta(0)
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.passed
+
+
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    lake = open_lake(tmp_path / "lake")
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lake(tmp_path: Path, clock: Clock) -> Lake:
+    lake = on_clock(open_lake(tmp_path / "lake"), clock)
     small.create_streams(lake)
     return lake
 
@@ -150,18 +164,10 @@ def instance() -> Iterator[DagsterInstance]:
 
 
 @pytest.fixture
-def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[timedelta], None]:
-    class Clock(datetime):
-        passed = timedelta(0)
-
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-            return datetime.now(UTC) + cls.passed
-
+def pass_time(clock: Clock) -> Callable[[timedelta], None]:
     def pass_time(span: timedelta) -> None:
-        Clock.passed += span
+        clock.passed += span
 
-    monkeypatch.setattr(module, "datetime", Clock)
     return pass_time
 
 

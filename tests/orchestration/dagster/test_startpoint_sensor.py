@@ -12,12 +12,12 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, open_lake
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, OffsetState
-from dagster_adjunct.orchestration.code_location.sensing import startpoints as module
 from dagster_adjunct.orchestration.code_location.sensing.startpoints import not_applied
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
+from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
 
@@ -87,25 +87,18 @@ def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, 
 
 
 def test_what_a_failed_run_left_is_asked_for_again_under_the_next_attempt(
-    lake: Lake, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, instance: DagsterInstance
 ) -> None:
-    class Clock(datetime):
-        at = NOW
-
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-            return cls.at
-
-    monkeypatch.setattr(module, "datetime", Clock)
+    at = NOW
     ask_for(lake, ORDERS[0])
-    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    sensor = Ticker(on_clock(lake, lambda: at), copying(), instance, "copy_startpoints")
     first = sensor.asked().run_key
     keys, waits = [str(first)], []
     for _ in range(3):
         seconds = 0
         while isinstance(request := sensor.tick(), str):
             seconds += 30
-            Clock.at += timedelta(seconds=30)
+            at += timedelta(seconds=30)
         keys.append(str(request.run_key))
         waits.append(seconds)
     assert waits == [60, 120, 240]

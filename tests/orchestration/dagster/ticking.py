@@ -16,12 +16,22 @@ from dagster import (
 
 from dagster_adjunct import Application, Lake, LakeResource, build_definitions
 
+_LAKES: dict[str, Lake] = {}
+
+
+class GivenLake(LakeResource):
+    """The lake that a test has made, with its clock."""
+
+    def open(self) -> Lake:
+        return _LAKES[str(self.url)]
+
 
 class Ticker:
     """One sensor of an application, asked again and again; `cursor` is what it keeps."""
 
     def __init__(self, lake: Lake, app: Application, instance: DagsterInstance, sensor: str, **options: Any) -> None:
         self._lake, self._instance = lake, instance
+        _LAKES[lake.url] = lake
         self.defs: Definitions = build_definitions(app, lake=lake.url, **options)
         self._sensor = self.defs.resolve_sensor_def(sensor)
         self.cursor: str | None = None
@@ -33,7 +43,7 @@ class Ticker:
             instance=self._instance,
             cursor=self.cursor,
             definitions=self.defs,
-            resources={"adjunct_lake": LakeResource(url=self._lake.url)},
+            resources={"adjunct_lake": GivenLake(url=self._lake.url)},
         ) as context:
             answer = self._sensor(context)
             self.cursor = context.cursor

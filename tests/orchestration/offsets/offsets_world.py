@@ -14,7 +14,6 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner import Task
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints import startpoint_manager as startpoints_module
 from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.step import step as step_module
@@ -100,23 +99,23 @@ class OffsetsWorld:
     def __post_init__(self) -> None:
         self.monkeypatch.setattr(step_module, "run_batch", self.output.take)
         self.monkeypatch.setattr(step_module, "check_outputs", lambda context, views: None)
-        self.monkeypatch.setattr(startpoints_module, "_now", lambda: self.now)
+        self.lake = on_clock(self.lake, lambda: self.now)
 
     def faulty(self, faults: Sequence[Fault]) -> Lake:
         """Return the lake as it is over a network on which these things happen."""
-        return Lake(FaultyStore(self.lake.store, faults), self.lake.id)
+        return on_clock(Lake(FaultyStore(self.lake.store, faults), self.lake.id), lambda: self.now)
 
     @property
     def now_ms(self) -> int:
         return round(self.now.timestamp() * 1000)
 
     def systems(self, lake: Lake | None = None) -> dict[str, StreamSystem]:
-        return {"lake": LakeStreams(on_clock(lake or self.lake, lambda: self.now)), "fake": self.fake}
+        return {"lake": LakeStreams(lake or self.lake), "fake": self.fake}
 
     # -- streams of the lake
 
     def stream(self, name: str, partitions: int, **options: Any) -> None:
-        streams = LakeStreams(on_clock(self.lake, lambda: self.now))
+        streams = LakeStreams(self.lake)
         streams.create(
             name,
             schema=Schema.of(k="bigint", at="timestamp"),

@@ -21,6 +21,7 @@ from dagster_adjunct.resources.metadata import document as document_module
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory import InMemoryStore
+from tests.clocks import on_clock
 
 Contents = dict[str, Any]
 
@@ -227,7 +228,7 @@ def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lak
     assert pages > reached
 
     assert MetadataStore(lake).collect() == 0  # it is all too young: somebody may be about to commit it
-    deleted = MetadataStore(lake).collect(now=datetime.now(UTC) + timedelta(hours=2))
+    deleted = MetadataStore(on_clock(lake, lambda: datetime.now(UTC) + timedelta(hours=2))).collect()
     assert deleted == len(pages - reached)
     assert {item.key for item in lake.store.list("metadata/") if "/pages/" in item.key} == reached
     assert (contents(named(lake)), contents(others)) == expected
@@ -241,6 +242,6 @@ def test_collecting_keeps_the_newest_manifests(lake: Lake) -> None:
     for number in range(130):
         put(named(lake), {"k": number})
     later = datetime.now(UTC) + timedelta(hours=2)
-    MetadataStore(lake).collect(now=later)
+    MetadataStore(on_clock(lake, lambda: later)).collect()
     assert len(list(lake.store.list("metadata/things/app/manifests/"))) in range(100, 103)
     assert contents(named(lake)) == {"k": 129}
