@@ -1,0 +1,98 @@
+"""What applications take from the modules with a purpose, as mypy and editors see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, assert_type
+
+import dagster_adjunct.errors as errors_of_adjunct
+from dagster_adjunct import AdjunctDataset, Application, Lake, Schema, bounded_dataset, open_lake, unbounded_dataset
+from dagster_adjunct.changes import DeadLetters, OperationColumn
+from dagster_adjunct.code_location import AdjunctTranslator, LaunchWhen
+from dagster_adjunct.errors import AdjunctError, OffsetOutOfRangeError, RecordNotFoundError, VersionDiscardedError
+from dagster_adjunct.exchange import IcebergTable
+from dagster_adjunct.kafka import Json, KafkaSettings, KafkaTopic, kafka_system
+from dagster_adjunct.sources import FileSource
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from dagster_adjunct.streams import AppendResult, OffsetRange, StreamSystem, open_system, register_system
+from dagster_adjunct.tables import TableReadFunction, TableWriteFunction
+from dagster_adjunct.upkeep import DiscardReport, discard
+from dagster_adjunct.validators import Candidate, Finding, custom, min_rows, no_nulls
+
+lake = open_lake("memory://typed")
+
+
+def cheap(candidate: Candidate) -> Finding:
+    return Finding(candidate.view is not None, "all are cheap")
+
+
+source = FileSource("deliveries", format="csv", schema=Schema.of(item="string"))
+items = bounded_dataset(
+    "items", input=source, key="item", partitions=2, validators=[min_rows(1), no_nulls("item"), custom("cheap", cheap)]
+)
+assert_type(items, AdjunctDataset)
+unbounded_dataset(
+    "prices",
+    input="lake.prices",
+    key="item",
+    partitions=2,
+    changes=OperationColumn("op"),
+    on_bad_change=DeadLetters("lake.bad"),
+    freshness=timedelta(minutes=5),
+)
+assert_type(discard(lake, "items", by="ada"), DiscardReport)
+assert_type(open_system("lake", lake), StreamSystem)
+assert_type(
+    kafka_system("kafka", bootstrap_servers="kafka:9092", topics={"orders": KafkaTopic(value=Json("item string"))}),
+    KafkaSettings,
+)
+Startpoints(lake, Application("shop"))
+StartpointOldest()
+OffsetRange("0", "10")
+IcebergTable("db.items")
+LaunchWhen(records=1_000, age=timedelta(minutes=1))
+
+
+class Names(AdjunctTranslator):
+    """As a project of its own names its assets."""
+
+
+class Machines(TableReadFunction[str, dict[str, Any]], TableWriteFunction[str, dict[str, Any], dict[str, Any]]):
+    """As a project reaches a store of its own."""
+
+    async def get(self, key: str, *args: object) -> dict[str, Any] | None:
+        return None
+
+    async def put(self, key: str, value: dict[str, Any], *args: object) -> None: ...
+
+    async def delete(self, key: str, *args: object) -> None: ...
+
+    async def update(self, key: str, update: dict[str, Any], *args: object) -> None:
+        raise RecordNotFoundError("there is no such machine.", keys=(key,), table="machines")
+
+
+def system_of(lake: Lake) -> StreamSystem:
+    return open_system("lake", lake)
+
+
+register_system("mine", system_of)
+
+
+def again(error: AdjunctError) -> Mapping[str, Any]:
+    assert_type(error.problem, str)
+    assert_type(error.next_step, str)
+    if isinstance(error, OffsetOutOfRangeError):
+        assert_type(error.stream, str | None)
+        assert_type(error.partition, int | None)
+        assert_type(error.oldest, str | None)
+    elif isinstance(error, VersionDiscardedError):
+        assert_type(error.dataset, str | None)
+        assert_type(error.version, str | None)
+    elif isinstance(error, errors_of_adjunct.RecordNotFoundError):
+        assert_type(error.keys, tuple[object, ...])
+    return error.facts
+
+
+def appended(result: AppendResult) -> int:
+    return result.rows
