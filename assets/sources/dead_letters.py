@@ -25,6 +25,11 @@ DEAD_LETTERS = Schema.of(
 """The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
 
 
+def split_problems(changes: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return the changes that can be applied, and the records of the others as `problems_of` gives them."""
+    return without_problems(changes), problems_of(changes)
+
+
 def problems_of(changes: DataFrame) -> DataFrame:
     """Return the records of which changes have a problem, once each: place, reason, and the record as JSON."""
     from pyspark.sql import functions as F

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
-from dagster_adjunct.assets.sources.changes import schema_of_rows
+from dagster_adjunct.assets.sources.changes import decode_changes, schema_of_rows
 from dagster_adjunct.assets.sources.entries import declaration_of, schema_of_entries
+from dagster_adjunct.assets.sources.ordering import placed_from
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -159,6 +160,18 @@ class Source:
                 "more often.",
                 dataset=self.spec.name,
             ) from error
+
+    def read_changes(self, spark: SparkSession, ranges: Ranges, *, positions_from: int = 0) -> DataFrame:
+        """Return the changes of entries that the records of these ranges make; see `decode_changes`.
+
+        Positions by offset begin at `positions_from`.
+        """
+        assert self.info.schema is not None, "raw records are refused when the input is opened"
+        records = self.read(spark, ranges)
+        changes = decode_changes(self.spec, records, self.info.schema, self.schema, partitions=len(self.ssps))
+        if positions_from and self.spec.following.order_by is None:
+            return placed_from(changes, positions_from)
+        return changes
 
 
 def _spans(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:

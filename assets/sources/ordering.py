@@ -1,4 +1,4 @@
-"""Order by a column: positions made of its values, and changes that come after their horizon (design, rule 7)."""
+"""Order by a column: positions made of its values, and changes that come after their horizon."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def merge(
     what = f"dataset {manifest.name!r}, {plan.level} compaction"
     rows = stored_rows(context, version, plan.generations, what)
     ordered = version.order_by is not None and plan.level == "major"
-    horizon = horizon_of(manifest, rows) if ordered and forget else None
+    horizon = _horizon(manifest, rows) if ordered and forget else None
     forgotten = max((at for at in (manifest.horizon, horizon) if at is not None), default=None)
     observed: Callable[[], dict[str, int]] | None = None
     if ordered:
@@ -74,7 +74,8 @@ def reach_down_to(
     context: WriteContext, version: SealedVersion, generations: Sequence[Generation], horizon: int, what: str
 ) -> bool:
     """Whether any row of these generations is at or below this position."""
-    return any_up_to(stored_rows(context, version, generations, what), horizon)
+    lowest, _ = positions_of(stored_rows(context, version, generations, what))
+    return lowest is not None and lowest <= horizon
 
 
 def stored_rows(
@@ -87,22 +88,19 @@ def stored_rows(
     return rows if version.partition_by else rows.coalesce(1)
 
 
-def horizon_of(manifest: DatasetManifest, rows: DataFrame) -> int | None:
+def positions_of(rows: DataFrame) -> tuple[int | None, int | None]:
+    """Return the lowest and the highest position of these rows, None where there are none."""
+    from pyspark.sql import functions as F
+
+    lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
+    return lowest, highest
+
+
+def _horizon(manifest: DatasetManifest, rows: DataFrame) -> int | None:
     """Return up to where deletions can be forgotten, None where they are kept for ever."""
-    from pyspark.sql import functions as F
-
     kept = manifest.declaration.keep_tombstones
-    if kept is None:
-        return None
-    highest = rows.agg(F.max(POSITION).alias("highest")).collect()[0].highest
-    return None if highest is None else int(highest) - kept
-
-
-def any_up_to(rows: DataFrame, horizon: int) -> bool:
-    """Whether any row is at or below this position."""
-    from pyspark.sql import functions as F
-
-    return not rows.where(F.col(POSITION) <= F.lit(horizon)).isEmpty()
+    _, highest = (None, None) if kept is None else positions_of(rows)
+    return None if kept is None or highest is None else highest - kept
 
 
 def without_forgotten(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from dagster_adjunct.assets.sources.changes import decode_changes, refuse_problems
+from dagster_adjunct.assets.sources.changes import refuse_problems
 from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
 from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
 from dagster_adjunct.assets.versions.manifest import POSITION, Decision
@@ -319,16 +319,14 @@ class TransientTable:
         return TransientVersion(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
 
     def _changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
-        spec, source = self.spec, self._source
+        source = self._source
         names = (*source.schema.names, *_HIDDEN)
         if not ranges:
             # Rows that Spark does not know to be none: their partitioning would be optimised away.
             ddl = f"{source.schema.ddl()}, {POSITION} BIGINT, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
             return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
-        assert source.info.schema is not None  # Source.of refuses raw records
-        records = source.read(spark, ranges)
-        changes = decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
-        return refuse_problems(changes, f"dataset {spec.name!r}").select(*[column(name) for name in names])
+        changes = refuse_problems(source.read_changes(spark, ranges), f"dataset {self.spec.name!r}")
+        return changes.select(*[column(name) for name in names])
 
     def _newest(self, rows: DataFrame) -> DataFrame:
         """Return the newest change of each key, in the dataset's buckets; by offset, without those that delete."""

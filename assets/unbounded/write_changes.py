@@ -9,7 +9,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.sources.changes import decode_changes, refuse_problems
+from dagster_adjunct.assets.sources.changes import refuse_problems
 from dagster_adjunct.assets.unbounded.committing import keep
 from dagster_adjunct.assets.unbounded.next_ranges import offsets_after
 from dagster_adjunct.assets.unbounded.served_version import table_layout
@@ -41,15 +41,11 @@ def write_changes(
     The progress is another one where ranges with dead letters were committed first. Raises BadChangeError and
     NullKeyError for changes that can't be applied.
     """
-    from dagster_adjunct.assets.sources.ordering import placed_from, without_late
+    from dagster_adjunct.assets.sources.ordering import without_late
 
     source, spec, manifest = advance.source, advance.spec, progress.manifest
     what = f"dataset {spec.name!r}"
-    assert source.info.schema is not None
-    records = source.read(advance.context.spark(), ranges)
-    changes = decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
-    if manifest.positions_from and spec.following.order_by is None:
-        changes = placed_from(changes, manifest.positions_from)
+    changes = source.read_changes(advance.context.spark(), ranges, positions_from=manifest.positions_from)
     if rewinding is not None:
         changes, late = rewinding.onto(changes, advance.context, spec, manifest)
     else:
@@ -85,14 +81,9 @@ def _quarantine(
     The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing. Those
     of a rewind are its own, and it begins again with the same.
     """
-    from dagster_adjunct.assets.sources.dead_letters import (
-        problems_of,
-        send_dead_letters,
-        without_problems,
-    )
+    from dagster_adjunct.assets.sources.dead_letters import send_dead_letters, split_problems
 
-    bad = problems_of(changes)
-    good = without_problems(changes)
+    good, bad = split_problems(changes)
     if bad.isEmpty():
         return progress, good, 0
     if progress.manifest.quarantining is None and rewinding is None:

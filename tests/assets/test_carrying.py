@@ -56,7 +56,6 @@ def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, 
     """The last change that was sent wins, or the highest `at`, however offsets began anew in between."""
     with pytest.MonkeyPatch.context() as patch:
         f.facts_without_spark(patch)
-        patch.setattr(f.ordering, "placed_from", placed)
         spec = f.table_of(**({"order_by": "at"} if by_position else {}))
         world, said, partitions, read = f.facts_in(lake_in(InMemoryStore()), no_session), {}, f.PARTITIONS, 0
         for what, value in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
@@ -76,17 +75,9 @@ def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, 
             assert StoredVersions(world.lake, f.NAME).require_manifest().counters["read"] == read
 
 
-def placed(changes: Any, first: int) -> Any:
-    import pyarrow.compute as pc
-
-    index = changes.column_names.index(f.POSITION)
-    return changes.set_column(index, f.POSITION, pc.add(changes[f.POSITION], first))
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     f.facts_without_spark(monkeypatch)
-    monkeypatch.setattr(f.ordering, "placed_from", placed)
 
 
 @pytest.mark.usefixtures("quick")

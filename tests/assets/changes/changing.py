@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.changes import decode_changes
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
@@ -64,9 +63,7 @@ def frame_of(world: World, spec: AdjunctDataset) -> Any:
     """Return the changes that the whole stream holds, as Spark has them."""
     source = Source.of(world.systems, spec)
     ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
-    assert source.info.schema is not None
-    records = source.read(world.spark(), ranges)
-    return decode_changes(spec, records, source.info.schema, source.schema, partitions=len(source.ssps))
+    return source.read_changes(world.spark(), ranges)
 
 
 def decoded(world: World, spec: AdjunctDataset) -> list[Change]:

@@ -17,9 +17,9 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources import dead_letters as quarantine
-from dagster_adjunct.assets.sources import ordering
+from dagster_adjunct.assets.sources import dead_letters, ordering
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
+from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded import merge_generations, write_changes
 from dagster_adjunct.assets.versions.manifest import POSITION
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
@@ -31,6 +31,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
+from tests.assets.unbounded.following_plain import records_of
 from tests.assets.unbounded.tables import without_spark
 
 NAME, DEAD = "facts", "facts-dead"
@@ -165,21 +166,21 @@ def ends_of(offsets: Mapping[str, str]) -> dict[int, int]:
 def facts_without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in advances and compactions until the patch is undone, by offset and by `at`, with dead letters."""
     without_spark(patch)
-    patch.setattr(write_changes, "decode_changes", _decode)
+    patch.setattr(Source, "read_changes", read_changes)
     patch.setattr(write_changes, "refuse_problems", _refuse)
     patch.setattr(ordering, "without_late", _without_late)
-    patch.setattr(quarantine, "problems_of", lambda changes: _Bad(_with_problems(changes)))
-    patch.setattr(quarantine, "without_problems", _without_problems)
-    patch.setattr(quarantine, "send_dead_letters", _send_dead_letters)
-    patch.setattr(merge_generations, "horizon_of", _horizon_of)
-    patch.setattr(merge_generations, "any_up_to", _any_up_to)
+    patch.setattr(dead_letters, "split_problems", lambda rows: (_without_problems(rows), _Bad(_with_problems(rows))))
+    patch.setattr(dead_letters, "send_dead_letters", _send_dead_letters)
+    patch.setattr(merge_generations, "positions_of", _positions_of)
     patch.setattr(merge_generations, "without_forgotten", _without_forgotten)
 
 
-def _decode(spec: AdjunctDataset, records: pa.Table, *_: Any, **__: Any) -> pa.Table:
-    (name,) = spec.key
+def read_changes(source: Source, spark: Any, ranges: Any, *, positions_from: int = 0) -> pa.Table:
+    """Do in Arrow what Source.read_changes does by Spark, of facts."""
+    records, (name,) = records_of(source, ranges), source.spec.key
     problems = pa.array([f"null key column {name!r}" if key is None else None for key in records[name].to_pylist()])
-    position = records[OFFSET if spec.following.order_by is None else "at"].cast(pa.int64())
+    by_offset = source.spec.following.order_by is None
+    position = pc.add(records[OFFSET], positions_from) if by_offset else records["at"].cast(pa.int64())
     return records.append_column(POSITION, position).append_column(PROBLEM, problems.cast(pa.string()))
 
 
@@ -235,13 +236,8 @@ def _send_dead_letters(
     return int(system.append(stream, pa.table(columns), producer=producer, sequence=sequence).rows)
 
 
-def _horizon_of(manifest: Any, rows: pa.Table) -> int | None:
-    kept = manifest.declaration.keep_tombstones
-    return None if kept is None or not rows.num_rows else pc.max(rows[POSITION]).as_py() - kept
-
-
-def _any_up_to(rows: pa.Table, horizon: int) -> bool:
-    return any(position <= horizon for position in rows[POSITION].to_pylist())
+def _positions_of(rows: pa.Table) -> tuple[int | None, int | None]:
+    return pc.min(rows[POSITION]).as_py(), pc.max(rows[POSITION]).as_py()
 
 
 def _without_forgotten(rows: pa.Table, key: tuple[str, ...], horizon: int | None) -> tuple[pa.Table, Any]:

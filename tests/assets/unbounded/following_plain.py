@@ -38,18 +38,19 @@ Content = dict[str, int]
 
 def follow_without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in an advance until the patch is undone."""
-    patch.setattr(Source, "read", _read)
-    patch.setattr(write_changes, "decode_changes", lambda spec, records, *_, **__: _positioned(records))
+    patch.setattr(Source, "read_changes", _read_changes)
     patch.setattr(write_changes, "refuse_problems", lambda changes, *_, **__: changes)
     patch.setattr(write_changes, "write_generation", _write)
 
 
-def _read(source: Source, spark: Any, ranges: Any) -> pa.Table:
+def records_of(source: Source, ranges: Any) -> pa.Table:
+    """Return the records of these ranges."""
     assert isinstance(source.system, LakeStreams)
     return source.system.read_arrow({ssp: OffsetRange(*span) for ssp, span in ranges.items()})
 
 
-def _positioned(records: pa.Table) -> pa.Table:
+def _read_changes(source: Source, spark: Any, ranges: Any, **_: Any) -> pa.Table:
+    records = records_of(source, ranges)
     return records.append_column(POSITION, records.column(OFFSET))
 
 

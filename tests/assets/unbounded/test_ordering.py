@@ -1,4 +1,4 @@
-"""The change with the highest value of a column wins, in whatever order changes arrive (design, rule 7)."""
+"""The change with the highest value of a column wins, in whatever order changes arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import write_changes
+from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.manifest import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
@@ -23,7 +23,7 @@ from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
-from tests.assets.unbounded.following_plain import follow_without_spark
+from tests.assets.unbounded.following_plain import follow_without_spark, records_of
 
 SCHEMA = Schema.of(k="string", at="bigint", n="int")
 KEYS = ["a", "b", "c", "d", "e"]
@@ -89,6 +89,11 @@ FACTS = st.lists(
 )
 
 
+def read_by_at(source: Source, spark: Any, ranges: Any, **_: Any) -> pa.Table:
+    records = records_of(source, ranges)
+    return records.append_column(POSITION, records["at"])
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(FACTS, min_size=1, max_size=5), replays=st.sets(st.integers(0, 4)))
 def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
@@ -97,9 +102,7 @@ def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
     world, oracle = plain_world(), Oracle()
     with pytest.MonkeyPatch.context() as patch:
         follow_without_spark(patch)
-        patch.setattr(
-            write_changes, "decode_changes", lambda spec, rows, *_, **__: rows.append_column(POSITION, rows["at"])
-        )
+        patch.setattr(Source, "read_changes", read_by_at)
         for number, facts in enumerate(batches):
             sent = [*facts, *batches[0]] if number in replays and number else facts
             if number in replays and number:  # what was sent first comes again: it changes nothing that is newer

@@ -225,7 +225,7 @@ def test_added_columns_are_taken_on_first() -> None:
 def test_a_stream_that_was_made_anew_is_refused_before_a_writer_who_was_first() -> None:
     spec = declared()
     overtaken = CommitConflictError("another writer committed first.", "Advance again.")
-    with pytest.raises(OffsetOutOfRangeError, match="was read from another stream under the name lake.t"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"was read from another stream under the name lake\.t"):
         decide(seen(spec, table(spec), info={"identity": "second"}, refusal=overtaken))
     with pytest.raises(OffsetOutOfRangeError, match=r"has read lake\.t\.0 up to offset 5, and the stream ends at 4"):
         decide(seen(spec, table(spec), ends=offsets(4, 5), refusal=overtaken))

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded import write_changes
+from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.reapply import Rewinding
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
@@ -272,14 +272,13 @@ def _onto(
 
 def corrected(patch: pytest.MonkeyPatch) -> None:
     """From now on n is decoded ten times as large."""
-    decode = facts._decode
 
     def tenfold(*given: Any, **named: Any) -> pa.Table:
-        rows = decode(*given, **named)
+        rows = facts.read_changes(*given, **named)
         n = pa.array([None if each is None else 10 * each for each in rows["n"].to_pylist()], pa.int32())
         return rows.set_column(rows.column_names.index("n"), "n", n)
 
-    patch.setattr(write_changes, "decode_changes", tenfold)
+    patch.setattr(Source, "read_changes", tenfold)
 
 
 def told(world: World) -> Any:
