@@ -57,10 +57,6 @@ class ExecutionPlan:
         """Return the partition count of the records that leave an operator."""
         return self.operator(operator_id).partitions
 
-    def exchanges_before(self, operator_id: str) -> tuple[Exchange, ...]:
-        """Return the exchanges that an operator's records go through before it, in order."""
-        return tuple(exchange for exchange in self.exchanges if exchange.operator == operator_id)
-
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         return {name: _plain(value) for name, value in asdict(self).items()}

@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
+    SECONDS_BETWEEN_LOOKS,
     Asked,
     Request,
     Skip,
@@ -102,8 +103,6 @@ def new_records_sensor(
     job: "JobDefinition | UnresolvedAssetJobDefinition",
     assets: Collection[AssetKey],
     rule: LaunchWhen,
-    *,
-    minimum_interval_seconds: int = 30,
 ) -> SensorDefinition:
     """Return a sensor that launches `job` when input streams hold enough that no batch has committed.
 
@@ -114,7 +113,7 @@ def new_records_sensor(
     @sensor(
         name=f"{dagster_name(app.name)}_new_records",
         job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
+        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
         default_status=DefaultSensorStatus.STOPPED,
         description=f"Runs {app.name} when its input streams have new records: {rule}.",
     )

@@ -23,7 +23,7 @@ from dagster import (
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip, wait_after
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import SECONDS_BETWEEN_LOOKS, Skip, wait_after
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
 from dagster_adjunct.resources.stored_documents import StoredDocument
@@ -139,9 +139,6 @@ def restart_sensor(
     job: "JobDefinition | UnresolvedAssetJobDefinition",
     assets: Collection[AssetKey],
     outputs: Collection[AssetKey],
-    *,
-    limit: int = MAX_RESTARTS,
-    minimum_interval_seconds: int = 30,
 ) -> SensorDefinition:
     """Return a sensor that launches a run of `job`, or of its `outputs`, again when it failed before its commit.
 
@@ -153,9 +150,10 @@ def restart_sensor(
     @sensor(
         name=f"{dagster_name(app.name)}_restart",
         job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
+        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
         default_status=DefaultSensorStatus.STOPPED,
-        description=f"Restarts runs of {app.name} that failed before their commit, up to {limit} times in a row.",
+        description=f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a "
+        "row.",
     )
     def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
         from dagster_adjunct.orchestration.batchlog.log import application_state
@@ -174,7 +172,7 @@ def restart_sensor(
             cursor = RestartCursor(run_id=newest, permanent=permanent_failure(context.instance, newest))
             context.update_cursor(write_cursor(cursor))
         busy = partial(who_runs, lake, app.name, partial(has_ended, context.instance))
-        decision = decide(attempts, state, cursor.permanent, limit=limit, now=now.timestamp(), busy=busy)
+        decision = decide(attempts, state, cursor.permanent, limit=MAX_RESTARTS, now=now.timestamp(), busy=busy)
         if isinstance(decision, Skip):
             return SkipReason(decision.reason)
         failed = records[0].dagster_run

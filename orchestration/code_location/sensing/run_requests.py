@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dagster_adjunct.resources.stored_documents import StoredDocument
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
+SECONDS_BETWEEN_LOOKS = 30
 _SHOWN = 200
 
 

@@ -16,7 +16,13 @@ from dagster import (
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Skip, ask, shortened
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
+    SECONDS_BETWEEN_LOOKS,
+    Asked,
+    Skip,
+    ask,
+    shortened,
+)
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.runs import has_ended, in_progress
 
@@ -64,8 +70,6 @@ def startpoint_sensor(
     app: "Application",
     job: "JobDefinition | UnresolvedAssetJobDefinition",
     assets: Collection[AssetKey],
-    *,
-    minimum_interval_seconds: int = 30,
 ) -> SensorDefinition:
     """Return a sensor that hands requests for startpoints to tasks and launches one run of `job` that applies them.
 
@@ -77,7 +81,7 @@ def startpoint_sensor(
     @sensor(
         name=f"{dagster_name(app.name)}_startpoints",
         job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
+        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
         default_status=DefaultSensorStatus.STOPPED,
         description=f"Runs {app.name} when somebody has asked for startpoints.",
     )

@@ -16,7 +16,7 @@ from dagster import (
 from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Skip, ask
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import SECONDS_BETWEEN_LOOKS, Asked, Skip, ask
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.runs import in_progress
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 def new_versions_sensor(
     member: "DatasetAsset",
     job: "JobDefinition | UnresolvedAssetJobDefinition",
-    *,
-    minimum_interval_seconds: int = 30,
 ) -> SensorDefinition:
     """Return a sensor that launches `job` for the next version that has been delivered whole, as its partition.
 
@@ -45,7 +43,7 @@ def new_versions_sensor(
     @sensor(
         name=f"{dagster_name(dataset.name)}_new_versions",
         job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
+        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
         default_status=DefaultSensorStatus.STOPPED,
         description=f"Builds versions of {dataset.name} as they are delivered.",
     )
@@ -73,8 +71,6 @@ def is_delivered(dataset: "AdjunctDataset") -> bool:
 def delivered_sensor(
     unit: "Sequence[DatasetAsset]",
     job: "JobDefinition | UnresolvedAssetJobDefinition",
-    *,
-    minimum_interval_seconds: int = 30,
 ) -> SensorDefinition:
     """Return a sensor that materialises a dataset's asset, within `job`, when a version of it is delivered whole.
 
@@ -87,7 +83,7 @@ def delivered_sensor(
     @sensor(
         name=f"{dagster_name(name)}_delivered",
         job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
+        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
         default_status=DefaultSensorStatus.STOPPED,
         description=f"Publishes versions of {', '.join(dataset.name for dataset in datasets)} as they are delivered.",
     )

@@ -79,12 +79,12 @@ class SchemaRegistry:
             )
         return _registered(self, int(found["id"]), found)
 
-    def register(self, subject: str, text: str, kind: str = "AVRO") -> int:
-        """Return the id of this schema under the subject; register it where the subject does not have it.
+    def register(self, subject: str, text: str) -> int:
+        """Return the id of this Avro schema under the subject; register it where the subject does not have it.
 
         Raises SchemaMismatchError where the registry refuses it, as incompatible with the versions before.
         """
-        return _register(self, subject, text, kind)
+        return _register(self, subject, text)
 
 
 @lru_cache(maxsize=1024)
@@ -99,9 +99,9 @@ def _schema(registry: SchemaRegistry, number: int) -> RegisteredSchema:
 
 
 @lru_cache(maxsize=256)
-def _register(registry: SchemaRegistry, subject: str, text: str, kind: str) -> int:
+def _register(registry: SchemaRegistry, subject: str, text: str) -> int:
     path = f"/subjects/{quote(subject, safe='')}"
-    said = {"schema": text} if kind == "AVRO" else {"schema": text, "schemaType": kind}
+    said = {"schema": text}
     found = _ask(registry, "POST", path, said) or _ask(registry, "POST", f"{path}/versions", said)
     if found is None:
         raise ConfigurationError(

@@ -44,12 +44,12 @@ from dagster_adjunct.orchestration.code_location.sensing.stream_ends import (
     look_at_streams,
 )
 from dagster_adjunct.orchestration.code_location.shared.runs import concerns
-from dagster_adjunct.orchestration.step.progress import input_progress
 from dagster_adjunct.resources.objects.memory import InMemoryStore
 from dagster_adjunct.resources.objects.store import Stored
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.input_progress import input_progress
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)

@@ -10,7 +10,6 @@ import pytest
 from dagster_adjunct import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
-from dagster_adjunct.orchestration.step.progress import input_progress
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -23,6 +22,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
 from tests.clocks import on_clock
+from tests.orchestration.input_progress import input_progress
 from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

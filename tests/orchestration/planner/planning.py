@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts
+from dagster_adjunct.orchestration.planner.execution_plan import Exchange, ExecutionPlan
 
 
 def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:
@@ -20,3 +21,8 @@ def dataset(name: str, partitions: int | None = None) -> AdjunctDataset:
 
 def application(**options: object) -> Application:
     return Application("app", **options)  # type: ignore[arg-type]
+
+
+def exchanges_before(plan: ExecutionPlan, operator_id: str) -> tuple[Exchange, ...]:
+    """Return the exchanges that an operator's records go through before it, in order."""
+    return tuple(exchange for exchange in plan.exchanges if exchange.operator == operator_id)

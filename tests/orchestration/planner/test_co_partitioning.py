@@ -7,7 +7,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
-from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
 
 weather = unbounded_dataset(
     "weather", input="lake.weather", key=["origin", "time_hour"], partition_by="origin", partitions=8
@@ -113,7 +113,7 @@ def test_after_an_output_stream_its_key_and_partitions_hold():
 
 def test_auto_repartition_inserts_the_exchange_and_says_so():
     planned = plan(joined(auto_repartition=True), catalog(FLIGHTS, WEATHER))
-    (exchange,) = planned.exchanges_before("join-2-weather")
+    (exchange,) = exchanges_before(planned, "join-2-weather")
     assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == ("auto_repartition", ("origin",), 8)
     assert planned.notes[0] == (
         "auto_repartition: lake.flights moves before join-2-weather into 8 partitions by (origin), because it is "

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.orchestration.planner import SPARK, StreamFacts, plan
 from dagster_adjunct.resources.errors import PlanningError
-from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FakeTable:
 def to_output(partitions: int, key, prepare=lambda s: s, name: str = "lake.out", facts=()):
     app = application()
     prepare(app.input_stream("lake.s")).send_to(app.output_stream(name, partitions=partitions, key=key))
-    return plan(app, catalog(*facts, s=8)).exchanges_before(app.operators[-1].id)
+    return exchanges_before(plan(app, catalog(*facts, s=8)), app.operators[-1].id)
 
 
 def test_records_that_lie_right_go_to_an_output_stream_as_they_are():
@@ -57,7 +57,7 @@ def to_table(key, prepare=lambda s: s, facts=()):
     stream = prepare(app.input_stream("lake.s")).send_to(app.table(FakeTable("state", key)))
     stream.filter("true")
     planned = plan(app, catalog(*facts, s=8) if not facts else catalog(*facts))
-    return planned.exchanges_before(app.operators[-2].id), planned.operators[-1]
+    return exchanges_before(planned, app.operators[-2].id), planned.operators[-1]
 
 
 def test_records_of_one_key_meet_in_one_task_before_a_remote_table():
@@ -80,7 +80,7 @@ def test_a_dataset_is_fed_through_its_input_stream():
     app = application()
     app.input_stream("lake.s").send_to(app.table(dataset("t", 4)))
     planned = plan(app, catalog(s=8, t=2))
-    (exchange,) = planned.exchanges_before("send-to-table-2-t")
+    (exchange,) = exchanges_before(planned, "send-to-table-2-t")
     assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == ("dataset", ("k",), 2)
 
 
