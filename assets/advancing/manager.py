@@ -11,7 +11,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded.recovery import recover
 from dagster_adjunct.assets.unbounded.table_state import look
-from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable
+from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -116,13 +116,13 @@ def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
     from dagster_adjunct.resources.schemas.columns import column
 
-    found = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     names = rows.columns
-    wrong = [f"{name} is missing" for name in schema.names if name not in found]
+    wrong = [f"{name} is missing" for name in schema.names if name not in types]
     wrong += [
-        f"{field.name} is {found[field.name]}, expected {field.type}"
+        f"{field.name} is {types[field.name]}, expected {field.type}"
         for field in schema.fields
-        if field.name in found and not widens(found[field.name], field.type)
+        if field.name in types and not widens(types[field.name], field.type)
     ]
     wrong += [f"{name} stands twice" for name in schema.names if names.count(name) > 1]
     if wrong:

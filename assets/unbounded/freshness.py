@@ -98,7 +98,7 @@ def check_fresh(
     if not stale:
         return
     lags = lag_of(systems, manifest, now=now)
-    ssp = max(stale, key=lambda each: (lags[each].seconds or float("inf"), lags[each].offsets))
+    ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
     lag = lags[ssp]
     age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
     others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""

@@ -9,7 +9,8 @@ from dagster_adjunct.assets.bounded.version_set import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
-from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable
+from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import StaleDatasetError, VersionDiscardedError
 

@@ -38,7 +38,7 @@ from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
+    from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.resources.objects import Commit
     from dagster_adjunct.resources.schemas.schema import Schema

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
-from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.assets.unbounded.transient_version import is_transient
 from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applications
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.first_error import raise_first

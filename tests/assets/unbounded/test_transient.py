@@ -18,7 +18,8 @@ from dagster_adjunct.assets.declaration.changes.formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.sources import transactions
-from dagster_adjunct.assets.unbounded.transient import TransientTable, ranges_of, version_of
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable
+from dagster_adjunct.assets.unbounded.transient_version import ranges_of, version_of
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,

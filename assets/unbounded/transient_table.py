@@ -1,36 +1,27 @@
 """Tables of one run: the newest change of each key, kept in Spark's memory and stored nowhere (SAMZA-1278).
 
-    no store is ever found     marked for bootstrap: built from the stream's oldest offset up to its ends
-                               not marked: goes on from the last offset that its application has read
-
-A version of such a table is a text, "offsets-1:" and the ranges of the stream that it was made of. Whoever reads these
-ranges again gets the same table, so a batch that a crash has cut off can be run again as it was.
+no store is ever found     marked for bootstrap: built from the stream's oldest offset up to its ends
+                           not marked: goes on from the last offset that its application has read
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from dagster_adjunct.assets.sources.changes import refuse_problems
 from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
 from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
+from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
 from dagster_adjunct.assets.versions.manifest import POSITION, Decision
 from dagster_adjunct.assets.versions.report import AdvanceReport, Stages
 from dagster_adjunct.resources.errors import (
-    AdjunctError,
     DatasetError,
-    MalformedDocumentError,
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.columns import column
-from dagster_adjunct.resources.spark.given_session import session_of
-from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
 from dagster_adjunct.resources.times import utc_now
@@ -40,65 +31,9 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.report import Action
-    from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
-_KIND, _FORM = "offsets-", "offsets-1:"
-_STORED = TypeAdapter(dict[str, tuple[str, str]])
 _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
-
-
-def is_transient(version: str) -> bool:
-    """Whether a version is that of a table of one run."""
-    return version.startswith(_KIND)
-
-
-def version_of(ranges: Ranges) -> str:
-    """Return the version that stands for the changes in these ranges."""
-    said = {str(ssp): list(ranges[ssp]) for ssp in sorted(ranges)}
-    return _FORM + json.dumps(said, separators=(",", ":"))
-
-
-def ranges_of(dataset: str, version: str) -> Ranges:
-    """Return the ranges that a version stands for. Raises MalformedDocumentError for any other text."""
-    try:
-        if not version.startswith(_FORM):
-            raise ValueError(f"it does not begin with {_FORM}")
-        ranges = _STORED.validate_json(version.removeprefix(_FORM))
-        return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
-    except (ValueError, AdjunctError) as error:
-        said = first_problem(error) if isinstance(error, ValidationError) else str(error)
-        raise MalformedDocumentError(
-            f"dataset {dataset!r} lives for one run, and {version!r} is no version of it: {said}.",
-            "Run the application with the release that wrote its batch log, or a newer one.",
-        ) from error
-
-
-class TransientVersion:
-    """One version of a table of one run, in Spark's memory until it is released. `rows` are its entries."""
-
-    def __init__(self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int) -> None:
-        self.dataset, self.schema, self.ranges, self.rows = dataset, schema, ranges, rows
-        self.version = version_of(ranges)
-        self.kept = kept
-
-    def __repr__(self) -> str:
-        return f"TransientVersion({self.dataset!r}, {self.version!r})"
-
-    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return all entries, with the columns of `schema`.
-
-        Bucket i of a partitioned dataset is partition i, so that a join on its partition columns, or on its key, has no
-        exchange on this side; a broadcast one is one partition, which all tasks get a copy of.
-        """
-        spark = session_of(spark)
-        return self.kept.where(f"NOT {TOMBSTONE}").select(*[column(name) for name in self.schema.names])
-
-    def release(self) -> None:
-        """Give the memory back; the view can't be read any more."""
-        rdd = self.kept._jdf.queryExecution().logical().rdd()
-        # What RDD.unpersist does, without its warning that nothing can be computed again: nobody will ask for it.
-        rdd.context().unpersistRDD(rdd.id(), False)
 
 
 class TransientTable:
