@@ -5,7 +5,7 @@
 The switch is one commit: of a dataset, or of all members of a version set. What fails before it leaves the served
 version and the offsets where they were, and the next advance takes up from there: a build that was finished is
 not repeated. A version that is refused for reasons of its data is kept aside as rejected, and does not block the
-next one. Behaviour: SAMZA-1278, "Bounded dataset"; rules 5, 6, 10 and 12 of the design.
+next one. Behaviour: SAMZA-1278, "Bounded dataset".
 """
 
 from __future__ import annotations

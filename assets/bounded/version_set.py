@@ -1,4 +1,4 @@
-"""Version sets: datasets whose versions are published, pinned and rolled back in one commit (design, rule 5).
+"""Version sets: datasets whose versions are published, pinned and rolled back in one commit.
 
     version-sets/{set}/CURRENT      the one pointer: the manifests of all members
     datasets/{member}/CURRENT       a redirect to it, and the manifest that the member joined with

@@ -1,6 +1,6 @@
 """Keys of entries: from what a caller gives to the declared types, and back from manifests.
 
-1 as int and as bigint hash differently (design, rule 11), so a key is brought to the declared type before it
+1 as int and as bigint hash differently, so a key is brought to the declared type before it
 is hashed, and a value of another kind is an error, never a miss.
 """
 

@@ -1,4 +1,4 @@
-"""Discarding: which versions go, and the deletion of what nobody can reach any more (design, rule 4).
+"""Discarding: which versions go, and the deletion of what nobody can reach any more.
 
     doom      one commit takes the versions out and names their folders as doomed: nobody may begin to use them
     look      leases and open batches are read then; what they hold is spared, and goes at a later run

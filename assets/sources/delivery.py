@@ -3,7 +3,7 @@
 In each partition, the records up to the first marker of a version that is not settled yet are that version's.
 A version is complete when every partition has delivered its marker, in whatever order. Records that end with
 the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped, counted and
-told, unless the marker contradicts what was sealed (design, rule 10).
+told, unless the marker contradicts what was sealed.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class FileVersions:
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
     def _compare(self, manifest: DatasetManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
-        """Compare delivered folders with what was delivered (rule 10), one by one; return copies, and others.
+        """Compare delivered folders with what was delivered, one by one; return copies, and others.
 
         Of a version that was refused nothing is published, so there is nothing to contradict.
         """

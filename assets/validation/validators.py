@@ -1,4 +1,4 @@
-"""Validators: what must hold of a version before anybody can read it (rule 12).
+"""Validators: what must hold of a version before anybody can read it.
 
 A validator is a named function of a Candidate. Those here are frozen values, comparable and picklable, and can be
 called by themselves: `min_rows(1000)(candidate)` returns a Verdict. Validators with severity "warn" report and

@@ -3,7 +3,7 @@
     datasets/{name}/attempts/{attempt}.json     who builds, since when; renewed by being rewritten
 
 The modification time of the record, by the store's clock, is what keeps a running build's files from being
-discarded (design, rule 4). A finished build is kept in it, so that a crash after it does not cost the build.
+discarded. A finished build is kept in it, so that a crash after it does not cost the build.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which version is meant: by id, by name, the one before; and which ones of a version set belong together.
 
-What the members of a set hold under one name was published in one commit, and is served together (rule 5). A member
+What the members of a set hold under one name was published in one commit, and is served together. A member
 whose content did not change holds it under the version that it had.
 """
 

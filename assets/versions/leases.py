@@ -1,4 +1,4 @@
-"""Readers' leases: a version that somebody holds is not deleted (design, rule 4).
+"""Readers' leases: a version that somebody holds is not deleted.
 
     datasets/{name}/leases/{id}.json     which versions, who holds them, for how long
 

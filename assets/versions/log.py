@@ -1,7 +1,7 @@
 """A dataset's commits: its manifests, where they are, and how they are changed.
 
 A dataset has a log of its own. A member of a version set has only a redirect in it, and its manifest stands in
-the set's log, beside those of the other members, so that one swap of one pointer changes all of them (rule 5).
+the set's log, beside those of the other members, so that one swap of one pointer changes all of them.
 """
 
 from __future__ import annotations

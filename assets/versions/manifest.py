@@ -1,7 +1,7 @@
 """What a dataset's commit holds: its declaration, its current version, how far its input was read.
 
 The body of each commit below `datasets/<name>` is one `DatasetManifest`. Offsets stand in the same document
-as the version that was made from them, so there is no second place to disagree with (design section 3).
+as the version that was made from them, so there is no second place to disagree with.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class DatasetManifest(_Document):
     retained versions of a bounded dataset by number; an unbounded one has a version a commit, found by its
     number. `delivered` remembers the newest deliveries and `known` the names of older ones, so that a marker
     that comes again is known. `doomed` are the folders and documents that are being deleted: nobody may begin
-    to use them (design, rule 4).
+    to use them.
 
     `stream` is the identity of the stream that it was read from; `lost` is what retention took of that before it was
     read, newest last.

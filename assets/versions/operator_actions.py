@@ -1,7 +1,7 @@
 """What operators do to versions: pin, unpin, roll back, withdraw, force, drop. Each is one commit.
 
 Decisions are made on manifests alone and repeated when somebody else commits between. In a version set an
-operation moves all members to the version of the same name, in the same commit (rule 5).
+operation moves all members to the version of the same name, in the same commit.
 """
 
 from __future__ import annotations

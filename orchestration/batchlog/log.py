@@ -113,7 +113,7 @@ class BatchLog:
         offsets: OffsetState | None = None,
         note: str | None = None,
     ) -> Commit:
-        """Store resolved positions before anything is read from them (rule 13)."""
+        """Store resolved positions before anything is read from them."""
         update = {"checkpoint": checkpoint, "offsets": offsets or state.offsets, "note": note}
         return self._commit(parent, state.model_copy(update=update), run)
 

@@ -221,7 +221,7 @@ class _Step:
         )
 
     def _start(self) -> None:
-        """Fan out and resolve, and store every position before anything is read from it (rule 13)."""
+        """Fan out and resolve, and store every position before anything is read from it."""
         start = self._offsets.start(self._state)
         state = self._state
         if (start.checkpoint, start.offsets) != (state.checkpoint, state.offsets):

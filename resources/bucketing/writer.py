@@ -2,7 +2,7 @@
 
 Rows arrive in Arrow batches, already sorted. The file is written locally and uploaded under a name that
 only this (attempt, bucket) uses; a retried or speculative task finds the object there and returns its
-facts, so it changes nothing (design section 13, rule 3).
+facts, so it changes nothing.
 """
 
 from __future__ import annotations

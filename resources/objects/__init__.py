@@ -1,4 +1,4 @@
-"""Object stores, and the commit protocol on top of them (design sections 3 and 13, rules 1-4)."""
+"""Object stores, and the commit protocol on top of them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class S3Store:
     botocore's own repeats are off: repeated behind our back, a conditional write that had won would report
     that it lost. Unconditional requests are repeated here, with back-off; conditional ones only when the
     store said that it did nothing. After a lost reply `put_if_absent` and `upload` look for their own token;
-    `put_if_match` raises `StoreUnavailableError`, since only the caller can tell its own write (rule 1).
+    `put_if_match` raises `StoreUnavailableError`, since only the caller can tell its own write.
 
     The client is made on first use in each process, and is never pickled.
     """

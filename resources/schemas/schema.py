@@ -177,7 +177,7 @@ def widens(narrow: str, wide: str) -> bool:
 
 
 def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
-    """Refuse key columns that can't be compared exactly (design section 5 and rule 11)."""
+    """Refuse key columns that can't be compared exactly."""
     for name in columns:
         kind = schema.field(name, what).type
         if kind not in _KEY_TYPES and not _DECIMAL.fullmatch(kind):

@@ -133,7 +133,7 @@ def prepare_environment() -> None:
 
 
 def _check_reach(master: str, lake_url: str | None) -> None:
-    """Refuse executors elsewhere for a lake in a folder, unless all machines see it (design, rule 3)."""
+    """Refuse executors elsewhere for a lake in a folder, unless all machines see it."""
     from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 
     url = lake_url or DEFAULT_LAKE

@@ -267,7 +267,7 @@ def observe(
 
 
 def report_served(context: AssetExecutionContext, lake: "Lake", dataset: "AdjunctDataset", key: AssetKey) -> None:
-    """Report the version that a dataset serves, if it is another one than Dagster knows of (design, rule 12)."""
+    """Report the version that a dataset serves, if it is another one than Dagster knows of."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     manifest = StoredVersions(lake, dataset).manifest()

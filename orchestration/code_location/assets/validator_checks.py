@@ -1,6 +1,6 @@
 """Validators as Dagster's asset checks: declared with the dataset's asset, reported by the op that evaluated them.
 
-They run inside the dataset's cycle, before a version is published (design, rule 12), so the checks are not
+They run inside the dataset's cycle, before a version is published, so the checks are not
 "blocking" in Dagster's sense: a version that fails is kept aside, and what is downstream goes on with the one served.
 """
 

@@ -1,4 +1,4 @@
-"""The swap of the pointer, when the network lies about it (design section 13, rule 1)."""
+"""The swap of the pointer, when the network lies about it."""
 
 from __future__ import annotations
 
