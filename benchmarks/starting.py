@@ -10,12 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+from dagster_adjunct.orchestration.startpoints.offset_manager import OffsetManager
+
 from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
-from dagster_adjunct.orchestration.startpoints.offset_manager import OffsetManager
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
 from dagster_adjunct.resources.objects.faulty import FaultyStore

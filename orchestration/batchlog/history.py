@@ -14,7 +14,7 @@ from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartitio
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.log import Intent
-    from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, Replay, ResolvedStartpoint
+    from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, ResolvedStartpoint
     from dagster_adjunct.resources.objects import Commit, Lake
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Checkpoint:
 class ReplayChange:
     """What became of one bounded replay in one commit: it came from the offset `before` to `after`."""
 
-    ssp: str
+    ssp: SystemStreamPartition
     position: str
     epoch: int
     before: str
@@ -86,8 +86,8 @@ class CheckpointChange:
 
     def concerns(self, ssp: SystemStreamPartition) -> bool:
         """Whether anything changed for this partition."""
-        said = {*self.moved, *self.resolved, *self.applied}
-        return ssp in said or any(each.ssp == str(ssp) for each in self.replays)
+        changed = {*self.moved, *self.resolved, *self.applied}
+        return ssp in changed or any(each.ssp == ssp for each in self.replays)
 
     def to_json(self) -> dict[str, Any]:
         """Return the change as JSON-able values."""
@@ -96,7 +96,7 @@ class CheckpointChange:
             "moved": {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()},
             "resolved": {str(ssp): each.model_dump(mode="json") for ssp, each in self.resolved.items()},
             "applied": {str(ssp): each.model_dump(mode="json") for ssp, each in self.applied.items()},
-            "replays": [asdict(each) for each in self.replays],
+            "replays": [asdict(each) | {"ssp": str(each.ssp)} for each in self.replays],
         }
 
 
@@ -121,10 +121,10 @@ class CheckpointManager:
         number, at, by = (last.number, last.at, last.by) if last else (commit.number, commit.created_at, commit.by)
         offsets = state.offsets
         return Checkpoint(
-            offsets=_parsed(state.checkpoint),
+            offsets=_sorted(state.checkpoint),
             streams=offsets.streams,
-            epochs=_parsed(offsets.epochs),
-            resolved=_parsed(offsets.resolved),
+            epochs=_sorted(offsets.epochs),
+            resolved=_sorted(offsets.resolved),
             batch=state.batch,
             number=number,
             at=at,
@@ -197,20 +197,22 @@ def _change(commit: Commit, before: ApplicationState, after: ApplicationState) -
         by=commit.by,
         batch=after.last.intent.batch if ended and after.last else None,
         note=after.note,
-        moved=_parsed(moved),
-        resolved=_parsed(_added(old.resolved, new.resolved)),
-        applied=_parsed(applied),
-        replays=tuple(_replay_changes(old.replays, new.replays, read=after.batch != before.batch)),
+        moved=_sorted(moved),
+        resolved=_sorted(_added(old.resolved, new.resolved)),
+        applied=_sorted(applied),
+        replays=tuple(_replay_changes(before, after)),
     )
     if ended or change.note or change.moved or change.resolved or change.applied or change.replays:
         return change
     return None
 
 
-def _replay_changes(before: Mapping[str, Replay], after: Mapping[str, Replay], *, read: bool) -> Iterator[ReplayChange]:
-    """Yield what became of each; `read` says that the commit ended a batch: without one, what is gone was stopped."""
-    for key, replay in sorted({**before, **after}.items()):
-        old, new = before.get(key), after.get(key)
+def _replay_changes(before: ApplicationState, after: ApplicationState) -> Iterator[ReplayChange]:
+    # The commit that ends a replay closes or skips a batch of it; one that is cancelled is in no open batch.
+    read = set(before.open.replays.values()) if before.open is not None else set()
+    was, now = before.offsets.replays, after.offsets.replays
+    for key, replay in sorted({**was, **now}.items()):
+        old, new = was.get(key), now.get(key)
         if old == new:
             continue
         what: Literal["began", "moved", "ended", "cancelled"]
@@ -218,21 +220,22 @@ def _replay_changes(before: Mapping[str, Replay], after: Mapping[str, Replay], *
             what, start, end = "began", replay.start, replay.next
         elif new is not None:
             what, start, end = "moved", old.next, new.next
-        elif not read:
-            what, start, end = "cancelled", old.next, old.next
-        else:
+        elif key in read:
             what, start, end = "ended", old.next, old.until
+        else:
+            what, start, end = "cancelled", old.next, old.next
         yield ReplayChange(replay.ssp, replay.position, replay.epoch, start, end, replay.until, what)
 
 
-def _added(before: Mapping[str, T], after: Mapping[str, T]) -> dict[str, T]:
-    return {ssp: each for ssp, each in after.items() if before.get(ssp) != each}
+def _added(
+    before: Mapping[SystemStreamPartition, T], after: Mapping[SystemStreamPartition, T]
+) -> dict[SystemStreamPartition, T]:
+    return {ssp: value for ssp, value in after.items() if before.get(ssp) != value}
 
 
-def _parsed(by_name: Mapping[str, T]) -> dict[SystemStreamPartition, T]:
-    found = {SystemStreamPartition.parse(ssp): each for ssp, each in by_name.items()}
-    return dict(sorted(found.items()))
+def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStreamPartition, T]:
+    return dict(sorted(by_partition.items()))
 
 
-def _texts(by_ssp: Mapping[SystemStreamPartition, T]) -> dict[str, T]:
-    return {str(ssp): each for ssp, each in by_ssp.items()}
+def _texts(by_partition: Mapping[SystemStreamPartition, T]) -> dict[str, T]:
+    return {str(ssp): value for ssp, value in by_partition.items()}

@@ -7,15 +7,15 @@ again exactly as written, so that the same input meets the same versions and giv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import Field as Default
 from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
+from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Partition, Replay
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -27,7 +27,9 @@ from dagster_adjunct.resources.stored_documents import StoredDocument, first_pro
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit import Commit
     from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
+K = TypeVar("K", bound=Hashable)
 KIND = "application"
 NAMES = "applications/_names"
 
@@ -51,12 +53,12 @@ class Intent(StoredDocument):
     batch: int
     run: str
     clock: datetime
-    ranges: dict[str, Range]
+    ranges: dict[Partition, Range]
     versions: dict[str, str | None]
-    startpoints: dict[str, str] = Default(default_factory=dict)
-    epochs: dict[str, int] = Default(default_factory=dict)
-    lost: dict[str, Range] = Default(default_factory=dict)
-    replays: dict[str, str] = Default(default_factory=dict)
+    startpoints: dict[Partition, str] = Default(default_factory=dict)
+    epochs: dict[Partition, int] = Default(default_factory=dict)
+    lost: dict[Partition, Range] = Default(default_factory=dict)
+    replays: dict[Partition, str] = Default(default_factory=dict)
     tasks: int | None = None
 
 
@@ -73,12 +75,12 @@ class ClosedBatch(StoredDocument):
 class ApplicationState(StoredDocument):
     """The whole state of an application.
 
-    `checkpoint` is the next offset to read of each stream partition (`lake.flights.3`); `records` and `totals`
-    add up the input records and the counters of all closed batches. `note` says what else there is to
-    know of this commit, such as what it was for where it is no batch's.
+    `checkpoint` is the next offset to read of each stream partition; `records` and `totals` add up the input records
+    and the counters of all closed batches. `note` says what else there is to know of this commit, such as what it was
+    for where it is no batch's.
     """
 
-    checkpoint: dict[str, str] = Default(default_factory=dict)
+    checkpoint: dict[Partition, str] = Default(default_factory=dict)
     batch: int = 0
     records: int = 0
     open: Intent | None = None
@@ -88,41 +90,41 @@ class ApplicationState(StoredDocument):
     note: str | None = None
 
 
+class LoggedState(NamedTuple):
+    """A commit of the batch log (None before the first), and the state of the application that it holds."""
+
+    commit: Commit | None
+    state: ApplicationState
+
+
 class BatchLog:
     """The batch log of one application in one lake.
 
-    Every change is a compare-and-swap on the application's pointer: a second run of the application that
-    commits in between makes ours fail with CommitConflictError, and nothing of ours counts.
+    Every change is a compare-and-swap on the application's pointer, from the commit that it was decided over: a second
+    run of the application that commits in between makes ours fail with CommitConflictError, and nothing of ours counts.
+    Each returns what is stored then.
     """
 
     def __init__(self, lake: Lake, application: str) -> None:
         self._lake, self._application = lake, application
         self._log = lake.commit_log(lake.application_prefix(application), KIND)
 
-    def read(self) -> tuple[Commit | None, ApplicationState]:
+    def read(self) -> LoggedState:
         """Return the newest commit and the state it holds (an empty one before the first)."""
         commit = self._log.current()
-        return commit, self._parse(commit)
+        return LoggedState(commit, self._parse(commit))
 
-    def start(
-        self,
-        parent: Commit | None,
-        state: ApplicationState,
-        checkpoint: dict[str, str],
-        run: str,
-        offsets: OffsetState | None = None,
-        note: str | None = None,
-    ) -> Commit:
-        """Store resolved positions before anything is read from them."""
-        update = {"checkpoint": checkpoint, "offsets": offsets or state.offsets, "note": note}
-        return self._commit(parent, state.model_copy(update=update), run)
+    def move(self, logged: LoggedState, moved: ApplicationState, *, by: str, note: str | None = None) -> LoggedState:
+        """Commit positions that no batch has moved, before anything is read from them."""
+        return self._commit(logged, moved.model_copy(update={"note": note}), by)
 
-    def open(self, parent: Commit | None, state: ApplicationState, intent: Intent) -> Commit:
+    def open(self, logged: LoggedState, intent: Intent) -> LoggedState:
         """Commit an intent: a new one, or one left open that `intent.run` takes over."""
-        return self._commit(parent, state.model_copy(update={"open": intent, "note": None}), intent.run)
+        return self._commit(logged, logged.state.model_copy(update={"open": intent, "note": None}), intent.run)
 
-    def close(self, parent: Commit, state: ApplicationState, done: ClosedBatch) -> tuple[Commit, ApplicationState]:
-        """Commit the end of a batch, whose ends become the checkpoint; return commit and new state."""
+    def close(self, logged: LoggedState, done: ClosedBatch) -> LoggedState:
+        """Commit the end of a batch, whose ends become the checkpoint."""
+        state = logged.state
         checkpoint, offsets = _after(state, done.intent, done.closed_at)
         closed = ApplicationState(
             checkpoint=checkpoint,
@@ -134,7 +136,7 @@ class BatchLog:
             offsets=offsets,
             note=_lost(done.intent),
         )
-        return self._commit(parent, closed, done.intent.run), closed
+        return self._commit(logged, closed, done.intent.run)
 
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Give up the open batch, so that the next run plans anew; return what it was going to do.
@@ -149,7 +151,8 @@ class BatchLog:
                 f"the open batch of application {self._application!r} can't be abandoned without a reason.",
                 "Say why (reason=…): it is kept with the change.",
             )
-        commit, state = self.read()
+        logged = self.read()
+        state = logged.state
         intent = state.open
         if intent is None:
             raise ConfigurationError(
@@ -165,7 +168,7 @@ class BatchLog:
         else:
             again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
             update["offsets"] = state.offsets.with_given_up(again, intent.replays)
-        self._commit(commit, state.model_copy(update=update), by)
+        self._commit(logged, state.model_copy(update=update), by)
         return intent
 
     def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
@@ -173,14 +176,15 @@ class BatchLog:
 
         Raises ConfigurationError while a batch of one of them is open, and CommitConflictError.
         """
-        commit, state = self.read()
+        logged = self.read()
+        state = logged.state
         stopped = [state.offsets.replays[each] for each in sorted(ids) if each in state.offsets.replays]
         if not stopped:
             return []
         if state.open is not None and set(state.open.replays.values()) & {each.id for each in stopped}:
             raise ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
-                f"{', '.join(each.ssp for each in stopped)}.",
+                f"{', '.join(str(each.ssp) for each in stopped)}.",
                 "Wait for its end and repeat this, or abandon the batch: adjunct checkpoint abandon.",
             )
         replays = {key: each for key, each in state.offsets.replays.items() if each not in stopped}
@@ -188,30 +192,30 @@ class BatchLog:
             "offsets": state.offsets.model_copy(update={"replays": replays}),
             "note": f"replays cancelled: {reason}",
         }
-        self._commit(commit, state.model_copy(update=update), by)
+        self._commit(logged, state.model_copy(update=update), by)
         return stopped
 
-    def hold(self, commit: Commit) -> None:
+    def hold(self, logged: LoggedState) -> None:
         """Raise CommitConflictError if another run has committed since: it owns the batch now.
 
         Called before each sink, so that a run that was presumed dead stops writing as early as it can.
         """
         now = self._log.current()
-        if now is None or now.id != commit.id:
+        if now is None or logged.commit is None or now.id != logged.commit.id:
             raise self._fenced(now)
 
     def history(self, limit: int | None) -> Iterator[tuple[Commit, ApplicationState]]:
-        """Yield the newest commits first: who moved the checkpoint, when, from where to where."""
+        """Yield the newest commits first, each with the state that it holds."""
         for commit in self._log.history(limit):
             yield commit, self._parse(commit)
 
-    def _commit(self, parent: Commit | None, state: ApplicationState, run: str) -> Commit:
-        if parent is None:
+    def _commit(self, logged: LoggedState, state: ApplicationState, by: str) -> LoggedState:
+        if logged.commit is None:
             # The name first: whoever discards finds every application that may have an open batch.
             with suppress(ObjectExistsError):
                 self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
         try:
-            return self._log.commit(parent, state.model_dump(mode="json"), by=run)
+            return LoggedState(self._log.commit(logged.commit, state.model_dump(mode="json"), by=by), state)
         except CommitConflictError as conflict:
             raise self._fenced(self._log.current()) from conflict
 
@@ -242,7 +246,9 @@ def _lost(intent: Intent) -> str | None:
     return f"lost to retention: {', '.join(said)}" if said else None
 
 
-def _after(state: ApplicationState, intent: Intent, at: datetime) -> tuple[dict[str, str], OffsetState]:
+def _after(
+    state: ApplicationState, intent: Intent, at: datetime
+) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
     """Return checkpoint and positions after this batch."""
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if intent.replays:
@@ -279,7 +285,7 @@ def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int
     return total
 
 
-def spread(lags: dict[str, int], limit: int) -> dict[str, int]:
+def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
     """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
 
     Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
@@ -289,7 +295,7 @@ def spread(lags: dict[str, int], limit: int) -> dict[str, int]:
         return dict(lags)
     shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
     left = limit - sum(shares.values())
-    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), ssp))
+    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), str(ssp)))
     for ssp in by_remainder[:left]:
         shares[ssp] += 1
     return shares

@@ -10,13 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field as Default
+from pydantic import PlainSerializer, PlainValidator
 
+from dagster_adjunct.resources.errors import InvalidNameError
 from dagster_adjunct.resources.stored_documents import StoredDocument
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 # Requests expire, so one is written again soon or in vain: few others can have come between.
 _REMEMBERED = 20
+
+
+def _partition(stored: object) -> SystemStreamPartition:
+    if isinstance(stored, SystemStreamPartition):
+        return stored
+    try:
+        return SystemStreamPartition.parse(str(stored))
+    except InvalidNameError as error:
+        raise ValueError(error.problem) from error
+
+
+# A stream partition, stored as its text: "lake.flights.3".
+Partition = Annotated[SystemStreamPartition, PlainValidator(_partition), PlainSerializer(str, return_type=str)]
 
 
 class ResolvedStartpoint(StoredDocument):
@@ -27,7 +44,7 @@ class ResolvedStartpoint(StoredDocument):
     """
 
     id: str
-    ssp: str
+    ssp: Partition
     stream: str | None
     position: str
     offset: str
@@ -51,12 +68,16 @@ class AppliedStartpoint(StoredDocument):
     batch: int | None
     applied_at: datetime
 
+    def words(self, ssp: SystemStreamPartition) -> str:
+        """Return what was applied to this partition, as words that a verb may follow."""
+        return f"{ssp}: startpoint {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
+
 
 class Replay(StoredDocument):
     """A bounded replay of one partition: reads [`start`, `until`) again and has come to `next`."""
 
     id: str
-    ssp: str
+    ssp: Partition
     stream: str | None
     epoch: int
     position: str
@@ -67,14 +88,18 @@ class Replay(StoredDocument):
     reason: str
     began_at: datetime
 
+    def words(self) -> str:
+        """Return which replay it is, as words that a verb may follow."""
+        return f"{self.ssp}: replay from {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
 
-def replay_id(ssp: str, startpoint_id: str) -> str:
+
+def replay_id(ssp: SystemStreamPartition, startpoint_id: str) -> str:
     """Return the id of the replay that a bounded request begins: one request may be for several partitions."""
     return f"{startpoint_id}@{ssp}"
 
 
 class OffsetState(StoredDocument):
-    """What is known of an application's positions besides its checkpoint; all by partition (`lake.flights.3`).
+    """What is known of an application's positions besides its checkpoint; all by partition.
 
     `streams` holds the identity of each input stream that the checkpoint is of. `epochs` are those of the main
     position and `opened` the highest ones that were ever opened, both without zeros. `replays` are by their ids, and
@@ -83,28 +108,30 @@ class OffsetState(StoredDocument):
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
-    resolved: dict[str, ResolvedStartpoint] = Default(default_factory=dict)
-    applied: dict[str, AppliedStartpoint] = Default(default_factory=dict)
-    epochs: dict[str, int] = Default(default_factory=dict)
-    opened: dict[str, int] = Default(default_factory=dict)
+    resolved: dict[Partition, ResolvedStartpoint] = Default(default_factory=dict)
+    applied: dict[Partition, AppliedStartpoint] = Default(default_factory=dict)
+    epochs: dict[Partition, int] = Default(default_factory=dict)
+    opened: dict[Partition, int] = Default(default_factory=dict)
     replays: dict[str, Replay] = Default(default_factory=dict)
     begun: frozenset[str] = frozenset()
-    taken: dict[str, tuple[str, ...]] = Default(default_factory=dict)
+    taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
 
-    def has_taken(self, ssp: str, startpoint_id: str) -> bool:
+    def has_taken(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
         """Whether a commit has applied this startpoint of a partition, or has begun its replay."""
         applied = self.applied.get(ssp)
         known = applied is not None and applied.id == startpoint_id
         return known or replay_id(ssp, startpoint_id) in self.begun or startpoint_id in self.taken.get(ssp, ())
 
-    def next_epoch(self, ssp: str) -> int:
+    def next_epoch(self, ssp: SystemStreamPartition) -> int:
         """Return the epoch that the next startpoint of this partition opens."""
         return self.opened.get(ssp, 0) + 1
 
-    def with_applied(self, startpoints: Mapping[str, str], batch: int | None, at: datetime) -> OffsetState:
+    def with_applied(
+        self, startpoints: Mapping[SystemStreamPartition, str], batch: int | None, at: datetime
+    ) -> OffsetState:
         """Return the state after a commit of offsets that applied these startpoints (id by partition)."""
         applied, epochs, opened = dict(self.applied), dict(self.epochs), dict(self.opened)
-        resolved, taken = dict(self.resolved), dict[str, str]()
+        resolved, taken = dict(self.resolved), dict[SystemStreamPartition, str]()
         for ssp, startpoint_id in startpoints.items():
             start = resolved.get(ssp)
             if start is None or start.id != startpoint_id:
@@ -137,7 +164,9 @@ class OffsetState(StoredDocument):
             }
         )
 
-    def with_given_up(self, epochs: Mapping[str, int], replays: Mapping[str, str]) -> OffsetState:
+    def with_given_up(
+        self, epochs: Mapping[SystemStreamPartition, int], replays: Mapping[SystemStreamPartition, str]
+    ) -> OffsetState:
         """Return the state after a batch of these epochs was given up: what it read is read again in higher ones.
 
         Outputs may have taken it in, so that its results have to be told from those that come again. `replays` are the
@@ -155,7 +184,7 @@ class OffsetState(StoredDocument):
                 going[replays[ssp]] = going[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": going})
 
-    def _remembering(self, ids: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    def _remembering(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
         return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), each)[-_REMEMBERED:] for ssp, each in ids.items()}}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:

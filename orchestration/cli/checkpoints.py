@@ -177,7 +177,7 @@ def _said(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[s
     said += [
         f"{each.ssp}: replay from {each.position}, epoch {each.epoch}, {each.what}"
         for each in change.replays
-        if each.what != "moved" and (ssp is None or str(ssp) == each.ssp)
+        if each.what != "moved" and (ssp is None or ssp == each.ssp)
     ]
     return [*([] if change.note is None else [change.note]), *_shortened(said, ssp)]
 
@@ -191,7 +191,7 @@ def _moves(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[
     lines += [
         f"{each.ssp}: {each.before} -> {each.after} (replay)"
         for each in change.replays
-        if each.what in ("moved", "ended") and (ssp is None or str(ssp) == each.ssp)
+        if each.what in ("moved", "ended") and (ssp is None or ssp == each.ssp)
     ]
     return _shortened(lines, ssp)
 

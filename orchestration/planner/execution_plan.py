@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.render import render
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
     def render(self) -> str:
         """Return the plan as plain text for people."""
@@ -69,8 +70,10 @@ class ExecutionPlan:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, SystemStreamPartition):
+        return str(value)
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,10 @@ class PlannedOperator:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`Partition n`: the input partitions ("lake.flights.3") and dataset buckets ("planes.3") that it
+    """`Partition n`: the input partitions and dataset buckets ("planes.3") that it
     owns, and the datasets and input streams that it reads whole (`ssps` has all partitions of these)."""
 
     name: str
-    ssps: tuple[str, ...]
+    ssps: tuple[SystemStreamPartition, ...]
     buckets: tuple[str, ...]
     broadcast: tuple[str, ...]

@@ -28,6 +28,8 @@ from dagster_adjunct.orchestration.planner.settings import PlannerConfig
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
@@ -83,7 +85,7 @@ def tasks(streams: tuple[StreamEdge, ...]) -> tuple[Task, ...]:
     """
     inputs = [edge for edge in streams if edge.role == "input"]
     shared = [edge for edge in streams if edge.role == "broadcast-input"]
-    everywhere = tuple(f"{edge.name}.{number}" for edge in shared for number in range(edge.partitions or 0))
+    everywhere = tuple(_partition(edge, number) for edge in shared for number in range(edge.partitions or 0))
     datasets = [edge for edge in streams if edge.role == "side-input" and edge.partitions is not None]
     whole = [edge for edge in streams if edge.role == "side-input" and edge.partitions is None]
     broadcast = (*(edge.name for edge in shared), *(str(edge.dataset) for edge in whole))
@@ -91,12 +93,16 @@ def tasks(streams: tuple[StreamEdge, ...]) -> tuple[Task, ...]:
     return tuple(
         Task(
             f"Partition {number}",
-            (*(f"{edge.name}.{number}" for edge in inputs if number < (edge.partitions or 0)), *everywhere),
+            (*(_partition(edge, number) for edge in inputs if number < (edge.partitions or 0)), *everywhere),
             tuple(f"{edge.dataset}.{number}" for edge in datasets if number < (edge.partitions or 0)),
             broadcast,
         )
         for number in range(total)
     )
+
+
+def _partition(edge: StreamEdge, number: int) -> SystemStreamPartition:
+    return SystemStreamPartition(*split_stream_name(edge.name), number)
 
 
 def _exchanges(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
     from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
@@ -95,11 +93,7 @@ def _tasks(tasks: Sequence[Task]) -> list[str]:
 
 def _owned(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (
-        tuple(
-            stream
-            for stream in (SystemStreamPartition.parse(ssp).qualified_stream for ssp in task.ssps)
-            if stream not in task.broadcast
-        ),
+        tuple(stream for stream in (ssp.qualified_stream for ssp in task.ssps) if stream not in task.broadcast),
         tuple(bucket.rpartition(".")[0] for bucket in task.buckets),
     )
 

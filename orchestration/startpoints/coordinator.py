@@ -70,6 +70,6 @@ def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
         if task in datasets:
             found = manifest(datasets[task])
             return found is not None and found.has_applied(str(request.ssp), request.id)
-        return offsets.has_taken(str(request.ssp), request.id)
+        return offsets.has_taken(request.ssp, request.id)
 
     return taken

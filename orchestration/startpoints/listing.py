@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.log import application_state
 from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
@@ -45,11 +44,11 @@ def list_startpoints(
         _asked(request) | {"task": task, "offset": _offset(state.offsets, request)}
         for task, requests in startpoints.get_fan_outs().items()
         for request in requests.values()
-        if not state.offsets.has_taken(str(request.ssp), request.id)  # a crash may have left it there
+        if not state.offsets.has_taken(request.ssp, request.id)  # a crash may have left it there
     ]
     applied = [
-        {"partition": name, **start.model_dump(mode="json", exclude={"id"})}
-        for name, start in sorted(state.offsets.applied.items(), key=lambda item: SystemStreamPartition.parse(item[0]))
+        {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
+        for ssp, start in sorted(state.offsets.applied.items())
     ]
     replays = [_replay(systems, each) for each in state.offsets.replays.values()]
     unreadable = [
@@ -85,13 +84,17 @@ def _ages(request: StartpointRequest, now: datetime, expires_after: timedelta) -
 
 def _offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
     """Return the offset that was found for it and stored; None while no run has started since."""
-    found = offsets.resolved.get(str(request.ssp))
+    found = offsets.resolved.get(request.ssp)
     return found.offset if found is not None and found.id == request.id else None
 
 
 def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
-    facts = replay.model_dump(mode="json", exclude={"ssp"}) | {"partition": replay.ssp, "left": None, "per_cent": None}
-    ssp = SystemStreamPartition.parse(replay.ssp)
+    facts = replay.model_dump(mode="json", exclude={"ssp"}) | {
+        "partition": str(replay.ssp),
+        "left": None,
+        "per_cent": None,
+    }
+    ssp = replay.ssp
     if ssp.system not in systems:  # the application is declared without it now
         return facts
     left, whole = (systems[ssp.system].distance(ssp, start, replay.until) for start in (replay.next, replay.start))

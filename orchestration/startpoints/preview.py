@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.batchlog.log import application_state
+from dagster_adjunct.orchestration.batchlog.positions import Replay
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     dataset_task,
@@ -17,17 +18,18 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
 )
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.resolving import (
-    Streams,
-    is_another,
     is_broadcast,
     one_task_of_all,
     resolve_request,
     task_partitions,
 )
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, is_another
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.log import ApplicationState
@@ -98,7 +100,7 @@ def preview(
 
     Looks once at each stream. Raises what planning the application and reading its batch log raise.
     """
-    state, streams = application_state(lake, app.name), Streams(systems)
+    state, streams, now = application_state(lake, app.name), StreamSnapshots(systems), lake.now()
     reading = task_partitions(plan_application(app, systems)) if app.inputs else {}
     tables, named = dataset_tasks(app, systems), named_only(app)
     owners: dict[SystemStreamPartition, list[str]] = {}
@@ -115,11 +117,11 @@ def preview(
         if request.task in reading and is_broadcast(app, ssp):
             found[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
         elif tasks and not set(tasks) & tables.keys():
-            found[number] = _of_input(streams, state, request, tasks)
+            found[number] = _of_input(streams, state, request, tasks, now)
         elif tasks:
             for task in tasks:
                 rewinds.setdefault(task, []).append(number)
-            found[number] = _of_dataset(streams, request, tasks)
+            found[number] = _of_dataset(streams, request, tasks, now)
         else:
             who = "no task reads" if request.task is None else f"{request.task!r} is no task that reads"
             readers = [task for task, ssps in {**reading, **tables}.items() if ssp in ssps]
@@ -131,24 +133,33 @@ def preview(
     return [found[number] for number in range(len(requests))]
 
 
-def _of_input(streams: Streams, state: ApplicationState, request: StartpointRequest, tasks: tuple[str, ...]) -> Preview:
+def _of_input(
+    streams: StreamSnapshots,
+    state: ApplicationState,
+    request: StartpointRequest,
+    tasks: tuple[str, ...],
+    now: datetime,
+) -> Preview:
     ssp, stream = request.ssp, request.ssp.qualified_stream
-    system, checkpoint = streams.system(stream), state.checkpoint.get(str(ssp))
+    system, checkpoint = streams.system(stream), state.checkpoint.get(ssp)
     try:
-        start, until = resolve_request(system, request)
+        resolved = resolve_request(streams, request, now=now)
     except PermanentError as error:
         falls_back = request.on_unresolved == "checkpoint"
         return Preview(request, tasks, checkpoint, error=str(error), falls_back=falls_back)
-    end = system.upcoming([ssp])[ssp] if until is None else until
+    if isinstance(resolved, Replay):
+        start, end = resolved.start, resolved.until
+        return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end))
+    start, end = resolved.offset, system.upcoming([ssp])[ssp]
     # Of a stream that was made anew, the checkpoint is in the one before.
     known = checkpoint is not None and not is_another(streams.info(stream), state.offsets.streams.get(stream))
     moved = None
-    if until is None and checkpoint is not None and known:
+    if checkpoint is not None and known:
         moved = system.distance(ssp, checkpoint, start) - system.distance(ssp, start, checkpoint)
     return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end), moved)
 
 
-def _of_dataset(streams: Streams, request: StartpointRequest, tasks: tuple[str, ...]) -> Preview:
+def _of_dataset(streams: StreamSnapshots, request: StartpointRequest, tasks: tuple[str, ...], now: datetime) -> Preview:
     """Return what can be said of a request for datasets without looking at their tables."""
     if request.until is not None:
         return Preview(
@@ -158,10 +169,11 @@ def _of_dataset(streams: Streams, request: StartpointRequest, tasks: tuple[str, 
             "stream says up to where it has read. Leave the end (until) out.",
         )
     try:
-        start, _ = resolve_request(streams.system(request.ssp.qualified_stream), request)
+        resolved = resolve_request(streams, request, now=now)
     except PermanentError as error:
         return Preview(request, tasks, error=str(error), falls_back=request.on_unresolved == "checkpoint")
-    return Preview(request, tasks, start=start)
+    assert not isinstance(resolved, Replay)  # it has no end
+    return Preview(request, tasks, start=resolved.offset)
 
 
 def _of_table(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -20,24 +22,24 @@ def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> Appl
     rewritten, offsets = info.repartitioned, state.offsets
     if rewritten is None or info.identity is None or offsets.streams.get(stream) != rewritten.identity:
         return None
-    ended = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.ended)}
-    mine = {ssp: offset for ssp, offset in state.checkpoint.items() if is_of(ssp, stream)}
+    ended = _by_partition(stream, rewritten.ended)
+    mine = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream == stream}
     if mine != ended or waiting_in(state, stream):
         return None
-    now = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.went_on)}
+    now = _by_partition(stream, rewritten.went_on)
 
-    def spread(epochs: dict[str, int]) -> dict[str, int]:
-        highest = max((epoch for ssp, epoch in epochs.items() if is_of(ssp, stream)), default=0)
-        others = {ssp: epoch for ssp, epoch in epochs.items() if not is_of(ssp, stream)}
+    def spread(epochs: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
+        highest = max((epoch for ssp, epoch in epochs.items() if ssp.qualified_stream == stream), default=0)
+        others = {ssp: epoch for ssp, epoch in epochs.items() if ssp.qualified_stream != stream}
         return others | (dict.fromkeys(now, highest) if highest else {})
 
     update = {
         "streams": {**offsets.streams, stream: info.identity},
-        "applied": {ssp: each for ssp, each in offsets.applied.items() if not is_of(ssp, stream)},
+        "applied": {ssp: each for ssp, each in offsets.applied.items() if ssp.qualified_stream != stream},
         "epochs": spread(offsets.epochs),
         "opened": spread(offsets.opened),
     }
-    others = {ssp: offset for ssp, offset in state.checkpoint.items() if not is_of(ssp, stream)}
+    others = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream != stream}
     return state.model_copy(update={"checkpoint": others | now, "offsets": offsets.model_copy(update=update)})
 
 
@@ -49,9 +51,9 @@ def carried_note(stream: str, info: StreamInfo) -> str:
 def waiting_in(state: ApplicationState, stream: str) -> bool:
     """Whether a startpoint that is resolved, or a replay under way, stands on the partitions of the stream."""
     replays = (replay.ssp for replay in state.offsets.replays.values())
-    return any(is_of(ssp, stream) for ssp in (*state.offsets.resolved, *replays))
+    return any(ssp.qualified_stream == stream for ssp in (*state.offsets.resolved, *replays))
 
 
-def is_of(ssp: str, stream: str) -> bool:
-    """Whether a partition is one of this stream."""
-    return SystemStreamPartition.parse(ssp).qualified_stream == stream
+def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamPartition, str]:
+    system, name = split_stream_name(stream)
+    return {SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)}

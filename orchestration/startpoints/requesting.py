@@ -183,7 +183,7 @@ def take_back(
     known = (
         {each.ssp for each in unread}
         | {each.request.ssp for each in (*taken, *used)}
-        | {_parse(each.ssp) for each in (*stopped, *going)}
+        | {each.ssp for each in (*stopped, *going)}
     )
     left += [
         f"{each.ssp}: the replay from {each.position} ({each.by}: {each.reason}): the open batch is reading it; repeat "
@@ -200,7 +200,7 @@ def take_back(
             if ssp not in known and held.request.task is None and (wanted is None or ssp in wanted):
                 left.append(f"{held.summary()}: it is for every task that reads the partition; name no task")
                 known.add(ssp)
-    left += [_nothing(str(ssp), state) for ssp in wanted or () if ssp not in known]
+    left += [_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
     return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
 
 
@@ -212,14 +212,14 @@ def _handed(startpoints: StartpointManager, state: ApplicationState) -> Iterator
     """Yield what is fanned out, without what a commit has applied already: a crash may have left that there."""
     for task, requests in startpoints.get_fan_outs().items():
         for ssp, request in requests.items():
-            if not state.offsets.has_taken(str(ssp), request.id):
-                found = state.offsets.resolved.get(str(ssp))
+            if not state.offsets.has_taken(ssp, request.id):
+                found = state.offsets.resolved.get(ssp)
                 yield Held(request, task, found.offset if found and found.id == request.id else None)
 
 
 def _begun(held: Held, state: ApplicationState) -> bool:
     """Whether a batch has applied it, or the open one does, which is repeated as it is written."""
-    ssp, startpoint_id = str(held.request.ssp), held.request.id
+    ssp, startpoint_id = held.request.ssp, held.request.id
     applied = state.offsets.applied.get(ssp)
     opened = state.open is not None and state.open.startpoints.get(ssp) == startpoint_id
     return opened or (applied is not None and applied.id == startpoint_id)
@@ -302,13 +302,13 @@ def _stop_replays(
     log: BatchLog, state: ApplicationState, ssps: Collection[SystemStreamPartition] | None, by: str, reason: str
 ) -> tuple[list[Replay], list[Replay]]:
     """Stop the replays at these partitions; return them, and those that the open batch reads, which go on."""
-    ours = [each for each in state.offsets.replays.values() if ssps is None or _parse(each.ssp) in ssps]
+    ours = [each for each in state.offsets.replays.values() if ssps is None or each.ssp in ssps]
     reading = set(state.open.replays.values()) if state.open else set()
     idle = [each.id for each in ours if each.id not in reading]
     return log.cancel_replays(idle, by=by, reason=reason), [each for each in ours if each.id in reading]
 
 
-def _nothing(ssp: str, state: ApplicationState) -> str:
+def _nothing(ssp: SystemStreamPartition, state: ApplicationState) -> str:
     last = state.offsets.applied.get(ssp)
     if last is None:
         return f"{ssp}: nothing is asked for"
@@ -316,7 +316,3 @@ def _nothing(ssp: str, state: ApplicationState) -> str:
         f"{ssp}: nothing is asked for; {last.position} ({last.by}: {last.reason}) was applied at "
         f"{last.applied_at:%Y-%m-%d %H:%M} UTC, and is moved from by another startpoint only"
     )
-
-
-def _parse(ssp: str) -> SystemStreamPartition:
-    return SystemStreamPartition.parse(ssp)

@@ -1,26 +1,22 @@
-"""How positions are found: streams as they answer in one look, and offsets for what people ask."""
+"""Resolves requests: finds the offset at which each starts, once, from its streams as they are now."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.startpoint import (
-    check_offset,
-    describe_startpoint,
-    resolve_startpoint_to_offset,
-)
+from dagster_adjunct.orchestration.batchlog.positions import Replay, ResolvedStartpoint, replay_id
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
+from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint, resolve_startpoint_to_offset
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.input import Input
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-    from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +27,70 @@ class Unresolved:
     error: str
 
 
-class Streams:
-    """Streams as they answer in one look, each opened once."""
+def resolve_request(
+    streams: StreamSnapshots, request: StartpointRequest, *, now: datetime, epoch: int = 0
+) -> ResolvedStartpoint | Replay:
+    """Return the request with the offset at which it starts `now`; a bounded one as a replay, which opens this epoch.
 
-    def __init__(self, systems: Mapping[str, StreamSystem]) -> None:
-        self._systems = systems
-        self._opened: dict[str, StreamSystem] = {}
-        self._infos: dict[str, StreamInfo] = {}
+    Start and end of a replay are one offset where the partition has no records in between. Raises what
+    `resolve_startpoint_to_offset` does, and OffsetOutOfRangeError for an end that lies before the start.
+    """
+    ssp = request.ssp
+    system, identity = streams.system(ssp.qualified_stream), streams.identity(ssp)
+    start = resolve_startpoint_to_offset(system, ssp, request.startpoint)
+    position = describe_startpoint(request.startpoint)
+    if request.until is None:
+        return ResolvedStartpoint(
+            id=request.id,
+            ssp=ssp,
+            stream=identity,
+            position=position,
+            offset=start,
+            by=request.by,
+            reason=request.reason,
+            resolved_at=now,
+        )
+    end = resolve_startpoint_to_offset(system, ssp, request.until)
+    order = system.compare(start, end)
+    if order > 0:
+        raise OffsetOutOfRangeError(
+            f"{ssp}: a replay from {position} (offset {start}) until "
+            f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
+            "Choose an end that lies after the start.",
+            stream=ssp.qualified_stream,
+            partition=ssp.partition,
+            offset=start,
+        )
+    return Replay(
+        id=replay_id(ssp, request.id),
+        ssp=ssp,
+        stream=identity,
+        epoch=epoch,
+        position=position,
+        start=start,
+        next=start,
+        # In one way of writing: whether there is anything in between is told by comparing them.
+        until=start if order == 0 else end,
+        by=request.by,
+        reason=request.reason,
+        began_at=now,
+    )
 
-    def system(self, qualified: str) -> StreamSystem:
-        if qualified not in self._opened:
-            name, stream = split_stream_name(qualified)
-            self._opened[qualified] = self._systems[name].snapshot(stream)
-        return self._opened[qualified]
 
-    def info(self, qualified: str) -> StreamInfo:
-        if qualified not in self._infos:
-            self._infos[qualified] = self.system(qualified).info(split_stream_name(qualified)[1])
-        return self._infos[qualified]
-
-    def identity(self, ssp: str) -> str | None:
-        return self.info(SystemStreamPartition.parse(ssp).qualified_stream).identity
-
-    def partitions(self, qualified: str) -> list[SystemStreamPartition]:
-        name, stream = split_stream_name(qualified)
-        return [SystemStreamPartition(name, stream, number) for number in range(self.info(qualified).partitions)]
-
-
-def is_another(info: StreamInfo, before: str | None) -> bool:
-    """Whether a stream was deleted and made anew, as far as its system tells."""
-    return before is not None and info.identity is not None and before != info.identity
+def without_offset(request: StartpointRequest, error: PermanentError) -> Unresolved:
+    """Return the request as one to go on without. Raises the error, said to whom it is, where that is not allowed."""
+    if request.on_unresolved != "fail":
+        return Unresolved(request, str(error))
+    raise error.reworded(
+        f"the startpoint of {request.by} ({request.reason}) at {request.ssp} has no offset: {error.problem}",
+        f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
+        "--on-unresolved checkpoint it would have gone on from the checkpoint.",
+    ) from error
 
 
 def task_partitions(plan: ExecutionPlan) -> dict[str, frozenset[SystemStreamPartition]]:
     """Return the input partitions of each task of a plan, as a fan-out wants them."""
-    return {task.name: frozenset(map(SystemStreamPartition.parse, task.ssps)) for task in plan.tasks}
+    return {task.name: frozenset(task.ssps) for task in plan.tasks}
 
 
 def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
@@ -82,39 +107,3 @@ def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
         "Ask for it without a task, and all of them start there; what waits is taken back with "
         f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
     )
-
-
-def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
-    """Return where a partition without checkpoint and startpoint begins: "oldest" or "upcoming"."""
-    return source.default_offset or info.default_offset or system.default_offset or "upcoming"
-
-
-def edge_offsets(
-    system: StreamSystem, which: Literal["oldest", "upcoming"], ssps: Sequence[SystemStreamPartition]
-) -> dict[SystemStreamPartition, str]:
-    """Return the oldest or the upcoming offset of these partitions. Raises ConfigurationError for an answer of none."""
-    found = system.oldest(ssps) if which == "oldest" else system.upcoming(ssps)
-    return {ssp: check_offset(system, ssp, found.get(ssp), f"asked for its {which} offset") for ssp in ssps}
-
-
-def resolve_request(system: StreamSystem, request: StartpointRequest) -> tuple[str, str | None]:
-    """Return the offset at which a request starts, and that before which it ends, if it is bounded.
-
-    Both are one offset where a partition has no records in between. Raises what `resolve_startpoint_to_offset` does,
-    and OffsetOutOfRangeError for an end that lies before the start.
-    """
-    start = resolve_startpoint_to_offset(system, request.ssp, request.startpoint)
-    if request.until is None:
-        return start, None
-    end = resolve_startpoint_to_offset(system, request.ssp, request.until)
-    if system.compare(start, end) > 0:
-        raise OffsetOutOfRangeError(
-            f"{request.ssp}: a replay from {describe_startpoint(request.startpoint)} (offset {start}) until "
-            f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
-            "Choose an end that lies after the start.",
-            stream=request.ssp.qualified_stream,
-            partition=request.ssp.partition,
-            offset=start,
-        )
-    # In one way of writing: whether there is anything in between is told by comparing them.
-    return start, start if system.compare(start, end) == 0 else end

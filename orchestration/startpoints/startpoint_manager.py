@@ -327,6 +327,17 @@ class StartpointManager:
         """Remove the startpoints that were applied, given by task and partition with the ids of the requests."""
         self._remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
 
+    def remove_applied(
+        self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
+    ) -> None:
+        """Remove what a commit of offsets has applied, by partition, from all the tasks that read it: after the commit.
+
+        `tasks` holds those of the plan, with the partitions that each reads.
+        """
+        if applied:
+            ids = {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
+            self.remove_fan_outs({task: mine for task, mine in ids.items() if mine})
+
     # -- inside
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
@@ -401,7 +412,7 @@ class StartpointManager:
         from dagster_adjunct.orchestration.batchlog.log import application_state
 
         look = cache(lambda: application_state(self.lake, self.application).offsets)
-        return lambda task, request: look().has_taken(str(request.ssp), request.id)
+        return lambda task, request: look().has_taken(request.ssp, request.id)
 
     def _by_expiry(self, *, expired: bool) -> list[StartpointRequest]:
         now, found = self._now_ms(), self._stored.requests(self._checked(self._requests.read()).items())[0]

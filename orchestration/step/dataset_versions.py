@@ -15,36 +15,21 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import StaleDatasetError, VersionDiscardedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.report import AdvanceReport
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.log import ApplicationState
-    from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.orchestration.step.context import StepContext
 
 _TRIES = 5
 
 
 class BatchVersions:
-    """The versions of an application's datasets for one run, which holds leases on them as `run`.
+    """The versions of an application's datasets for one run of its step, which holds leases on them."""
 
-    `on_report` hears of datasets that live for one run, when they were built or have taken changes in.
-    """
-
-    def __init__(
-        self,
-        lake: Lake,
-        systems: Mapping[str, StreamSystem],
-        app: Application,
-        spark: Callable[[], SparkSession],
-        run: str,
-        on_report: Callable[[AdvanceReport], None],
-    ) -> None:
-        self._lake, self._systems, self._app, self._spark = lake, systems, app, spark
-        self._run, self._on_report = run, on_report
-        self._datasets = {d.name: StoredVersions(lake, d) for d in app.datasets}
+    def __init__(self, context: StepContext) -> None:
+        self._lake, self._systems, self._app = context.lake, context.systems, context.app
+        self._spark, self._run = context.spark, context.run
+        self._datasets = {dataset.name: StoredVersions(context.lake, dataset) for dataset in context.app.datasets}
         self._views: dict[tuple[str, str], VersionReader] = {}
         self._manifests: dict[str, DatasetManifest | None] = {}
         self._tables: dict[str, TransientTable] = {}
@@ -54,17 +39,17 @@ class BatchVersions:
         """Return the versions served now, those of a version set from one snapshot of it."""
         app = self._app
         stored = [dataset for dataset in app.datasets if dataset.following.persistent]
-        found = current_versions(self._lake, [each for each in stored if each.name not in app.max_staleness])
+        views = current_versions(self._lake, [each for each in stored if each.name not in app.max_staleness])
         for name in (each.name for each in stored if each.name in app.max_staleness):
             # Version and offsets of one commit: what is found fresh is what the batch meets.
             self._manifests[name] = self._datasets[name].manifest()
-            found[name] = self._datasets[name].view_of(self._manifests[name])
-        for name, view in found.items():
+            views[name] = self._datasets[name].view_of(self._manifests[name])
+        for name, view in views.items():
             if view is not None:
                 self._views[(name, view.version)] = view
             elif self._app.dataset(name).bootstrap:
                 self._datasets[name].require_current(self._systems)  # says what it waits for
-        return {name: None if view is None else view.version for name, view in found.items()}
+        return {name: None if view is None else view.version for name, view in views.items()}
 
     def check_fresh(self) -> None:
         """Refuse to begin a batch with a stored table that lacks something older than is allowed."""
@@ -78,8 +63,8 @@ class BatchVersions:
                 )
             check_fresh(self._systems, self._app.dataset(name), manifest, limit, self._lake.now())
 
-    def read_on(self, state: ApplicationState) -> dict[str, str | None]:
-        """Bring the datasets that live for one run up to date, and return their versions.
+    def read_on(self, state: ApplicationState, on_report: Callable[[AdvanceReport], None]) -> dict[str, str | None]:
+        """Bring the datasets that live for one run up to date, and return their versions; tell what has changed.
 
         Before the intent, which then names what is known to be readable: a change that can't be applied would keep an
         open batch from ever ending.
@@ -91,7 +76,7 @@ class BatchVersions:
                 table = self._table(dataset.name, state)
                 report = table.advance(self._spark)
                 if report.action != "up-to-date":
-                    self._on_report(report)
+                    on_report(report)
                 if dataset.name in limits:
                     table.check_fresh(limits[dataset.name])
                 versions[dataset.name] = report.version

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.resolving import default_offset
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import default_offset
 from dagster_adjunct.resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -63,12 +63,8 @@ def stream_progress(system: StreamSystem, source: Input, state: ApplicationState
     elif fresh:
         starts |= system.oldest(fresh)
     lags = {ssp: system.distance(ssp, start, upcoming[ssp]) for ssp, start in starts.items()}
-    replays = [
-        each
-        for each in state.offsets.replays.values()
-        if SystemStreamPartition.parse(each.ssp).qualified_stream == source.stream
-    ]
-    again = sum(system.distance(SystemStreamPartition.parse(each.ssp), each.next, each.until) for each in replays)
+    replays = [each for each in state.offsets.replays.values() if each.ssp.qualified_stream == source.stream]
+    again = sum(system.distance(each.ssp, each.next, each.until) for each in replays)
     return StreamProgress(sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due)
 
 
@@ -79,21 +75,17 @@ def position_of(app: Application, state: ApplicationState) -> dict[str, object]:
     """
     offsets = state.offsets
     return {
-        "checkpoint": {
-            ssp: each
-            for ssp, each in state.checkpoint.items()
-            if SystemStreamPartition.parse(ssp).qualified_stream in app.inputs
-        },
-        "resolved": {ssp: start.id for ssp, start in offsets.resolved.items()},
+        "checkpoint": {str(ssp): at for ssp, at in state.checkpoint.items() if ssp.qualified_stream in app.inputs},
+        "resolved": {str(ssp): start.id for ssp, start in offsets.resolved.items()},
         "replays": {key: replay.next for key, replay in offsets.replays.items()},
-        "opened": offsets.opened,
+        "opened": {str(ssp): epoch for ssp, epoch in offsets.opened.items()},
     }
 
 
 def unfinished(state: ApplicationState) -> tuple[str, ...]:
     """Return what of the application a run has begun and not finished, a text each."""
     open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
-    replays = sorted({replay.ssp for replay in state.offsets.replays.values()})
+    replays = sorted({str(replay.ssp) for replay in state.offsets.replays.values()})
     return (*open_batch, *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []))
 
 
@@ -190,8 +182,8 @@ def delivered_version(
 
 
 def _next_offset(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
-    resolved = state.offsets.resolved.get(str(ssp))
-    return state.checkpoint.get(str(ssp)) if resolved is None else resolved.offset
+    resolved = state.offsets.resolved.get(ssp)
+    return state.checkpoint.get(ssp) if resolved is None else resolved.offset
 
 
 def _not_what_it_was(

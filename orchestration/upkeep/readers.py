@@ -9,7 +9,6 @@ from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_d
 from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
 from dagster_adjunct.assets.versions.leases import live_leases, store_now
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, list_applications
-from dagster_adjunct.orchestration.startpoints.repartitioned import is_of
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects.removal import is_deleted
 from dagster_adjunct.resources.streams.lake.readers import list_readers
@@ -51,11 +50,11 @@ def readers_of_stream(lake: Lake, name: str) -> Readers:
     told += [f"reader {reader.name} has a position in it" for reader in (list_readers(lake, name) if there else ())]
     for application, state in _applications(lake):
         batch = state.open
-        if batch is not None and any(is_of(ssp, qualified) for ssp in batch.ranges):
+        if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
             holding.append(f"batch {batch.batch} of application {application} is open and reads it")
         elif batch is not None and application in producers:
             holding.append(f"batch {batch.batch} of application {application} is open and may write to it")
-        elif any(is_of(ssp, qualified) for ssp in state.checkpoint):
+        elif any(ssp.qualified_stream == qualified for ssp in state.checkpoint):
             told.append(f"application {application} has a checkpoint on it")
     followers, unknown = followers_of(lake, qualified)
     told += [f"dataset {dataset} follows it" for dataset in followers]

@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applicatio
 from dagster_adjunct.orchestration.startpoints.repartitioned import (
     carried_note,
     carried_over,
-    is_of,
     waiting_in,
 )
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS, REQUESTS
@@ -30,6 +29,7 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
@@ -150,12 +150,13 @@ def _readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...]
     carried: list[str] = []
     told: list[str] = []
     holding: list[str] = []
-    ends = {f"{stream}.{p}": str(offset) for p, offset in enumerate(state.next)}
+    ends = {SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)}
     for application in list_applications(lake):
         known = BatchLog(lake, application).read()[1]
-        mine = {ssp: offset for ssp, offset in known.checkpoint.items() if is_of(ssp, stream)}
+        mine = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
         batch = known.open
-        if batch is not None and (application in state.producers or any(is_of(ssp, stream) for ssp in batch.ranges)):
+        read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
+        if batch is not None and (read or application in state.producers):
             holding.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
         elif waiting_in(known, stream):
             holding.append(f"a startpoint of application {application} is being followed in it")
@@ -189,12 +190,12 @@ def _carry(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, 
     carried = []
     for application in list_applications(lake):
         log = BatchLog(lake, application)
-        commit, state = log.read()
-        after = carried_over(state, f"lake.{name}", info) if state.open is None else None
+        logged = log.read()
+        after = carried_over(logged.state, f"lake.{name}", info) if logged.state.open is None else None
         if after is None:
             continue
         try:
-            log.start(commit, after, after.checkpoint, by, after.offsets, carried_note(f"lake.{name}", info))
+            log.move(logged, after, by=by, note=carried_note(f"lake.{name}", info))
         except CommitConflictError:
             continue
         carried.append(application)

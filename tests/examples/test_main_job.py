@@ -61,7 +61,7 @@ def test_every_flight_is_in_the_stream_once_and_every_batch_is_closed(main_job: 
     state = application_state(lake, "flight-delays")
     assert state.open is None
     upcoming = streams.upcoming(streams.partitions("flights"))
-    assert state.checkpoint == {str(ssp): offset for ssp, offset in upcoming.items()}
+    assert state.checkpoint == dict(upcoming)
 
 
 def test_batches_follow_each_other_without_gap_or_overlap(main_job: FinishedJob) -> None:

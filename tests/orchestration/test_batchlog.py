@@ -21,8 +21,10 @@ from dagster_adjunct.orchestration.batchlog.log import (
 )
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake, open_lake
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
+TRIPS = [SystemStreamPartition("lake", "trips", partition) for partition in (0, 1)]
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def intent(batch: int, start: int, end: int, run: str = "one") -> Intent:
-    spans = {"lake.trips.0": Range(start=str(start), end=str(end))}
+    spans = {TRIPS[0]: Range(start=str(start), end=str(end))}
     return Intent(batch=batch, run=run, clock=NOW, ranges=spans, versions={"planes": "v1", "none-yet": None})
 
 
@@ -46,45 +48,55 @@ def test_an_application_that_never_ran_has_an_empty_state(lake: Lake) -> None:
 
 def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake) -> None:
     log = BatchLog(lake, "app")
-    start = log.start(None, ApplicationState(), {"lake.trips.0": "5", "lake.trips.1": "7"}, "one")
-    commit, state = log.read()
-    assert commit == start
+    moved = ApplicationState(checkpoint={TRIPS[0]: "5", TRIPS[1]: "7"})
+    logged = log.move(log.read(), moved, by="one", note="from the start")
+    assert logged == log.read()
+    assert logged.state.note == "from the start"
     for number, (begin, end) in enumerate([(5, 8), (8, 9)], start=1):
         what = intent(number, begin, end)
-        commit = log.open(commit, state, what)
-        _, opened = log.read()
-        assert opened.open == what
-        assert opened.checkpoint["lake.trips.0"] == str(begin)
-        commit, state = log.close(commit, state, closed(what, end - begin))
-        assert log.read() == (commit, state)
-    assert state.checkpoint == {"lake.trips.0": "9", "lake.trips.1": "7"}
+        logged = log.open(logged, what)
+        assert logged == log.read()
+        assert (logged.state.open, logged.state.note) == (what, None)
+        assert logged.state.checkpoint[TRIPS[0]] == str(begin)
+        logged = log.close(logged, closed(what, end - begin))
+        assert logged == log.read()
+    state = logged.state
+    assert state.checkpoint == {TRIPS[0]: "9", TRIPS[1]: "7"}
+    stored = lake.commit_log("applications/app", "application").current()
+    assert stored is not None
+    assert stored.body["checkpoint"] == {"lake.trips.0": "9", "lake.trips.1": "7"}
     assert (state.batch, state.records, state.open, state.totals) == (2, 4, None, {"out": {"rows": 4}})
     assert [found.batch for _, found in log.history(10)] == [2, 1, 1, 0, 0]
 
 
 def test_whoever_commits_second_is_fenced_and_told_by_whom(lake: Lake) -> None:
     log = BatchLog(lake, "app")
-    mine = log.open(None, ApplicationState(), intent(1, 0, 5, "first"))
+    mine = log.open(log.read(), intent(1, 0, 5, "first"))
     log.hold(mine)
     taken = intent(1, 0, 5, "second")
-    log.open(mine, ApplicationState(), taken)
+    log.open(mine, taken)
     with pytest.raises(CommitConflictError, match=r"taken over by another run .*by second"):
         log.hold(mine)
     with pytest.raises(CommitConflictError, match=r"taken over by another run .*by second"):
-        log.close(mine, ApplicationState(), closed(intent(1, 0, 5, "first"), 5))
+        log.close(mine, closed(intent(1, 0, 5, "first"), 5))
     assert log.read()[1].open == taken
 
 
 def test_two_runs_that_begin_together_give_one_batch(lake: Lake) -> None:
-    BatchLog(lake, "app").open(None, ApplicationState(), intent(1, 0, 5, "first"))
+    log = BatchLog(lake, "app")
+    nothing = log.read()
+    log.open(nothing, intent(1, 0, 5, "first"))
     with pytest.raises(CommitConflictError):
-        BatchLog(lake, "app").open(None, ApplicationState(), intent(1, 0, 5, "second"))
+        log.open(nothing, intent(1, 0, 5, "second"))
 
 
-def test_a_malformed_log_names_the_manifest_and_the_field(lake: Lake) -> None:
+@pytest.mark.parametrize(
+    ("body", "field"), [({"batch": "many"}, "batch"), ({"checkpoint": {"lake.trips": "5"}}, "checkpoint.lake.trips")]
+)
+def test_a_malformed_log_names_the_manifest_and_the_field(lake: Lake, body: dict[str, object], field: str) -> None:
     log = lake.commit_log("applications/app", "application")
-    broken = log.commit(None, {"batch": "many"}, by="somebody")
-    with pytest.raises(MalformedDocumentError, match="batch") as caught:
+    broken = log.commit(None, body, by="somebody")
+    with pytest.raises(MalformedDocumentError, match=field) as caught:
         BatchLog(lake, "app").read()
     assert broken.manifest_key in str(caught.value)
 

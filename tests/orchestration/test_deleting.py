@@ -30,6 +30,7 @@ from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.readers import forget_reader, read_new
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
@@ -72,14 +73,13 @@ def begun(
 ) -> None:
     """Let application "app" stand at a checkpoint, and have a batch open."""
     log = BatchLog(lake, "app")
-    commit, state = log.read()
-    commit = log.start(commit, state, {checkpoint: "1"} if checkpoint else {}, "run")
-    state = log.read()[1]
+    logged = log.read()
+    standing = {SystemStreamPartition.parse(checkpoint): "1"} if checkpoint else {}
+    logged = log.move(logged, logged.state.model_copy(update={"checkpoint": standing}), by="run")
     if open_over or versions:
         ranges = {open_over: Range(start="0", end="1")} if open_over else {}
         log.open(
-            commit,
-            state,
+            logged,
             Intent(batch=1, run="run", clock=datetime.now(UTC), ranges=ranges, versions=versions or {}),
         )
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.log import BatchLog, Intent, Range
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, Intent, Range
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.startpoints.repartitioned import carried_over
@@ -45,21 +45,24 @@ def lake(tmp_path: Path) -> Lake:
 def at(lake: Lake, offsets: list[str], *, application: str = "app", open_over: str = "", epochs: int = 0) -> None:
     """Let an application stand at these offsets of lake.s."""
     log = BatchLog(lake, application)
-    commit, state = log.read()
     identity = LakeStreams(lake).info("s").identity
     assert identity is not None
     known = OffsetState(streams={"lake.s": identity}, epochs={"lake.s.1": epochs} if epochs else {})
     checkpoint = {f"lake.s.{p}": offset for p, offset in enumerate(offsets)} | {"lake.other.0": "5"}
-    commit = log.start(commit, state, checkpoint, "run", known)
+    logged = log.move(log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run")
     if open_over:
         intent = Intent(
             batch=1, run="run", clock=datetime.now(UTC), ranges={open_over: Range(start="0", end="1")}, versions={}
         )
-        log.open(commit, log.read()[1], intent)
+        log.open(logged, intent)
 
 
 def ends(streams: LakeStreams) -> list[str]:
     return list(streams.upcoming(streams.partitions("s")).values())
+
+
+def texts(checkpoint: dict[SystemStreamPartition, str]) -> dict[str, str]:
+    return {str(ssp): offset for ssp, offset in checkpoint.items()}
 
 
 def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: Lake) -> None:
@@ -72,7 +75,9 @@ def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: La
     report = repartition_stream(lake, "s", 5, **WHY)
     assert report.carried == ("app",)
     state = BatchLog(lake, "app").read()[1]
-    assert state.checkpoint == {"lake.other.0": "5"} | {f"lake.s.{p}": end for p, end in enumerate(ends(streams))}
+    assert texts(state.checkpoint) == {"lake.other.0": "5"} | {
+        f"lake.s.{p}": end for p, end in enumerate(ends(streams))
+    }
     assert state.note == "lake.s was repartitioned into 5: goes on where it had read to"
     assert state.offsets.streams == {"lake.s": streams.info("s").identity}
     assert set(state.offsets.epochs.values()) == {3}
@@ -90,12 +95,12 @@ def test_one_that_is_carried_over_by_its_own_next_run_needs_no_command(lake: Lak
     with pytest.raises(Crash):
         repartition_stream(Lake(store, lake.id), "s", 5, **WHY)
     state = BatchLog(lake, "app").read()[1]
-    assert "lake.s.4" not in state.checkpoint
+    assert "lake.s.4" not in texts(state.checkpoint)
     after = carried_over(state, "lake.s", streams.info("s"))
     assert after is not None
-    assert [after.checkpoint[f"lake.s.{p}"] for p in range(5)] == ends(streams)
+    assert [texts(after.checkpoint)[f"lake.s.{p}"] for p in range(5)] == ends(streams)
     assert carried_over(after, "lake.s", streams.info("s")) is None
-    behind = state.model_copy(update={"checkpoint": state.checkpoint | {"lake.s.0": "0"}})
+    behind = state.model_copy(update={"checkpoint": state.checkpoint | {SystemStreamPartition("lake", "s", 0): "0"}})
     assert carried_over(behind, "lake.s", streams.info("s")) is None
 
 

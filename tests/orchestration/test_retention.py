@@ -40,20 +40,16 @@ def planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def begin(lake: Lake, application: str, versions: dict[str, str | None], batch: int = 1) -> Intent:
     """Open a batch, as a step does before it reads anything."""
     log = BatchLog(lake, application)
-    commit, state = log.read()
     spans = {"lake.trips.0": Range(start="0", end="5")}
     intent = Intent(batch=batch, run="a run", clock=datetime.now(UTC), ranges=spans, versions=versions)
-    log.open(commit, state, intent)
+    log.open(log.read(), intent)
     return intent
 
 
 def end(lake: Lake, application: str, intent: Intent) -> None:
     log = BatchLog(lake, application)
-    commit, state = log.read()
-    assert commit is not None
-    log.close(
-        commit, state, ClosedBatch(intent=intent, closed_at=datetime.now(UTC), records=5, counters={}, seconds={})
-    )
+    done = ClosedBatch(intent=intent, closed_at=datetime.now(UTC), records=5, counters={}, seconds={})
+    log.close(log.read(), done)
 
 
 def retained(world: World) -> list[str | None]:
@@ -128,7 +124,8 @@ def test_finding_open_batches_costs_the_same_after_many_batches(planes: World) -
 
 def test_an_application_that_only_stored_where_it_begins_keeps_nothing(planes: World) -> None:
     publish(planes, 1)
-    BatchLog(planes.lake, "delays").start(None, ApplicationState(), {"lake.trips.0": "0"}, "a run")
+    log = BatchLog(planes.lake, "delays")
+    log.move(log.read(), ApplicationState(checkpoint={"lake.trips.0": "0"}), by="a run")
     assert open_batches(planes.lake) == {}
 
 

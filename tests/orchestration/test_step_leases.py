@@ -18,7 +18,7 @@ from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step import step as step_module
+from dagster_adjunct.orchestration.step import batch as batch_module
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
@@ -126,8 +126,8 @@ def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
             world.stream(name, Schema.of(k="string", n="int"), ["k"], 1)
         world.send("trips", [(key, 1) for key in KEYS])
         trips = Trips(world, Reading(), datasets)
-        monkeypatch.setattr(step_module, "run_batch", trips.reading)
-        monkeypatch.setattr(step_module, "check_outputs", lambda context, views: None)  # it compiles the batch
+        monkeypatch.setattr(batch_module, "run_batch", trips.reading)
+        monkeypatch.setattr(batch_module, "check_outputs", lambda context, views: None)  # it compiles the batch
         return trips
 
     return make
@@ -230,13 +230,13 @@ def commits_late(trips: Trips, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Crash
 
     def late(context: StepContext, views: object) -> None:
-        monkeypatch.setattr(step_module, "check_outputs", lambda context, views: None)
+        monkeypatch.setattr(batch_module, "check_outputs", lambda context, views: None)
         trips.reading.meanwhile = end
         with pytest.raises(Crash):
             trips.run()
         trips.reading.meanwhile = lambda: None
 
-    monkeypatch.setattr(step_module, "check_outputs", late)
+    monkeypatch.setattr(batch_module, "check_outputs", late)
 
 
 def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(new_trips, monkeypatch) -> None:
@@ -269,7 +269,7 @@ def test_who_has_lost_the_lease_or_has_none_is_ended_by_anothers_commit(new_trip
 def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it(
     new_trips, monkeypatch: pytest.MonkeyPatch, broken: int
 ) -> None:
-    monkeypatch.setattr(step_module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(batch_module, "_PAUSES", (0.0, 0.0))
     trips = new_trips()
     trips.publish(1)
     tried = 0

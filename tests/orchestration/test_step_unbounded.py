@@ -106,7 +106,9 @@ def test_plain_a_dataset_is_followed_while_its_records_are_joined(world: StepWor
     assert found(world) == [(1, 100), (2, 111), (3, 111)]
     assert [(each.dataset, each.action) for each in report.datasets] == [("planes", "applied"), ("planes", "applied")]
     assert len(report.step.versions["planes"]) == 2
-    assert set(report.step.state.checkpoint) == {"lake.trips.0", "lake.trips.1"}, "what it takes is not delivered"
+    assert set(map(str, report.step.state.checkpoint)) == {"lake.trips.0", "lake.trips.1"}, (
+        "what it takes is not delivered"
+    )
 
 
 def test_plain_a_dataset_that_is_marked_is_advanced_once_before_the_batches(world: StepWorld) -> None:
@@ -126,7 +128,7 @@ def test_plain_a_stream_that_the_application_reads_itself_is_delivered_and_feeds
     )
     report = run(world, app)
     assert sorted((row["seats"], row["known"]) for row in world.rows("out")) == [(100, 100), (200, 200)]
-    assert set(report.step.state.checkpoint) == {"lake.planes.0", "lake.planes.1"}
+    assert set(map(str, report.step.state.checkpoint)) == {"lake.planes.0", "lake.planes.1"}
 
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["stored", "one run"])

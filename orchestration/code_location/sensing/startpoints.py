@@ -44,7 +44,7 @@ def not_applied(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "
     left: dict[tuple[str, str], StartpointRequest] = {}
     for requests in fan_outs.values():
         for ssp, request in requests.items():
-            if not offsets.has_taken(str(ssp), request.id):
+            if not offsets.has_taken(ssp, request.id):
                 left[str(ssp), request.id] = request
     return sorted(left.values(), key=lambda each: (each.ssp, each.id))
 

@@ -201,7 +201,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/last_batch": report.state.batch,
         "adjunct/caught_up": report.caught_up,
         "adjunct/versions": MetadataValue.json(report.versions),
-        "adjunct/checkpoint": MetadataValue.json(report.state.checkpoint),
+        "adjunct/checkpoint": MetadataValue.json({str(ssp): at for ssp, at in report.state.checkpoint.items()}),
         "adjunct/joins": MetadataValue.json(joins),
         **{f"adjunct/unmatched/{name}": counts["unmatched"] for name, counts in joins.items()},
         **_seconds(report.seconds),
@@ -216,7 +216,7 @@ def startpoint_metadata(report: StepReport) -> dict[str, Any]:
     replays = [each.model_dump(mode="json") for each in offsets.replays.values()]
     values: dict[str, list[Any] | dict[str, int]] = {
         "startpoints": list(report.startpoints),
-        "epochs": dict(offsets.epochs),
+        "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
         "replays": replays,
     }
     return {f"adjunct/{name}": MetadataValue.json(value) for name, value in values.items() if value}

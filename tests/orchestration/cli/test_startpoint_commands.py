@@ -22,7 +22,7 @@ from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty import Crash
 from tests.assets.plain import no_session
 from tests.assets.unbounded.following_plain import follow_without_spark
-from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
+from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp
 
 WHY = ["--reason", "ticket 7", "--by", "ada"]
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
@@ -110,11 +110,11 @@ def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: O
     expected = first_since(world, DAY + timedelta(hours=10))
     asked = told(world, *ask("lake.orders.1,3", "--timestamp", "2026-01-01T10:00Z"))
     starts = {each["partition"]: each["start"] for each in asked["partitions"]}
-    assert starts == {ssp: str(expected[ssp]) for ssp in ("lake.orders.1", "lake.orders.3")}
+    assert starts == {name: str(expected[name]) for name in ("lake.orders.1", "lake.orders.3")}
     assert "the sensor order_totals_startpoints" in asked["next"]
     assert "adjunct run shop:app" in asked["next"]
     (batch,) = world.delivered(app)
-    assert {ssp: start for ssp, (start, _) in batch.read().items()} == starts
+    assert {str(ssp): start for ssp, (start, _) in batch.read().items()} == starts
     assert world.delivered(app) == []
 
 
@@ -135,7 +135,11 @@ def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: Off
     text = said(world, *ask("lake.orders.0", "--offset", "1", "--until-offset", "3"))
     assert "the position stays" in text
     (batch,) = world.delivered(app)
-    assert (batch.read(), batch.main, batch.epochs) == ({"lake.orders.0": ("1", "3")}, False, {"lake.orders.0": 1})
+    assert (batch.read(), batch.main, batch.epochs) == (
+        {ssp("lake.orders.0"): ("1", "3")},
+        False,
+        {ssp("lake.orders.0"): 1},
+    )
     assert told(world, "checkpoint", "show", "order-totals")["offsets"] == before
 
 

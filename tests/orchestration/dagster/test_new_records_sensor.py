@@ -294,7 +294,8 @@ def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: La
 
     def lag_of(offsets: OffsetState) -> tuple[int, tuple[str, ...]]:
         lake.store.delete_many([item.key for item in lake.store.list(f"{lake.application_prefix('copy')}/")])
-        BatchLog(lake, "copy").start(None, ApplicationState(), at_end, "test", offsets)
+        log = BatchLog(lake, "copy")
+        log.move(log.read(), ApplicationState(checkpoint=at_end, offsets=offsets), by="test")
         progress = input_progress(lake, systems, app)
         return progress.lag, progress.due
 
@@ -308,11 +309,9 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
     small.append(lake, "orders", 1, small.orders(0, 4))
     log = BatchLog(lake, "copy")
     checkpoint = {"lake.orders.0": "0", "lake.orders.1": "0"}
-    commit = log.start(None, ApplicationState(), checkpoint, "run")
+    logged = log.move(log.read(), ApplicationState(checkpoint=checkpoint), by="run")
     ranges = {"lake.orders.0": Range(start="0", end="1")}
-    log.open(
-        commit, ApplicationState(checkpoint=checkpoint), Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={})
-    )
+    log.open(logged, Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={}))
     with DagsterInstance.ephemeral() as instance:
         Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99)).asked()
 
@@ -322,9 +321,10 @@ def test_a_stream_that_was_made_anew_launches_the_run_that_says_so(lake: Lake) -
     app, systems = copying(), {"lake": LakeStreams(lake)}
     whole = {"lake.orders.0": "99", "lake.orders.1": "99"}
     log = BatchLog(lake, "copy")
-    commit = log.start(None, ApplicationState(), whole, "run")
+    logged = log.move(log.read(), ApplicationState(checkpoint=whole), by="run")
     assert input_progress(lake, systems, app).due == ("lake.orders.0 ends before the offset that comes next",)
-    log.start(commit, ApplicationState(), whole, "run", OffsetState(streams={"lake.orders": "another"}))
+    offsets = OffsetState(streams={"lake.orders": "another"})
+    log.move(logged, ApplicationState(checkpoint=whole, offsets=offsets), by="run")
     assert input_progress(lake, systems, app).due == ("lake.orders was deleted and made anew",)
 
 
@@ -406,7 +406,8 @@ def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, mo
         assert cursor.look is not None
         assert {name: found.lag for name, found in cursor.look.streams.items()} == {"lake.orders": 10}
 
-        BatchLog(lake, "two").start(None, ApplicationState(), {"lake.orders.0": "1"}, "somebody")
+        log = BatchLog(lake, "two")
+        log.move(log.read(), ApplicationState(checkpoint={"lake.orders.0": "1"}), by="somebody")
         assert "over after 1 streams" in sensor.skipped(), "another commit: the look begins anew"
         assert sensor.asked().tags["adjunct/lag"] != "12"
 

@@ -265,12 +265,11 @@ def test_a_run_that_committed_before_it_was_killed_is_left_alone(
 ) -> None:
     run = kill(instance)
     log = BatchLog(lake, "copy")
-    held = log.open(None, ApplicationState(), intent(run.run_id))
-    state = ApplicationState(open=intent(run.run_id))
+    opened = log.open(log.read(), intent(run.run_id))
     pass_time(timedelta(minutes=2))
     sensor = Ticker(lake, copying(), instance, "copy_restart")
     sensor.asked()
-    log.close(held, state, closed(run.run_id, datetime.now(UTC).timestamp()))
+    log.close(opened, closed(run.run_id, datetime.now(UTC).timestamp()))
     assert "nothing to restart" in sensor.skipped()
 
 

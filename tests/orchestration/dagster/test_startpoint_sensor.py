@@ -10,7 +10,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, open_lake
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, OffsetState
 from dagster_adjunct.orchestration.code_location.sensing.startpoints import not_applied
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
@@ -155,8 +155,8 @@ def test_a_startpoint_that_was_applied_before_a_crash_is_not_launched_for_again(
         id=startpoint_id, position="offset 3", offset="3", epoch=1, by="ann", reason="why", batch=1, applied_at=NOW
     )
     log = BatchLog(lake, "copy")
-    commit, state = log.read()
-    log.start(commit, state, {"lake.orders.0": "3"}, "run", OffsetState(applied={"lake.orders.0": applied}))
+    offsets = OffsetState(applied={"lake.orders.0": applied})
+    log.move(log.read(), ApplicationState(checkpoint={"lake.orders.0": "3"}, offsets=offsets), by="run")
     assert sensor.skipped() == "No startpoints wait."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -156,25 +156,25 @@ class Doings:
     def seen(self) -> object:
         """Return of the lake what `offsets_model.World.seen` returns of the model."""
         live = {(str(each.ssp), each.task, each.id) for each in self.here.startpoints(self.app).requests()}
-        pending = {(task, ssp, each) for (task, ssp), each in self.here.fanned_out(self.app).items()}
+        pending = {(task, str(ssp), each) for (task, ssp), each in self.here.fanned_out(self.app).items()}
         state = self.here.state(self.app)
         offsets, opened = state.offsets, None
         if state.open:
-            ranges = {ssp: (number(span.start), number(span.end)) for ssp, span in state.open.ranges.items()}
-            opened = state.open.batch, ranges, dict(state.open.epochs)
+            ranges = {str(ssp): (number(span.start), number(span.end)) for ssp, span in state.open.ranges.items()}
+            opened = state.open.batch, ranges, texts(state.open.epochs)
         replays = {
-            each.id: Replay(each.ssp, each.epoch, number(each.next), number(each.until))
+            each.id: Replay(str(each.ssp), each.epoch, number(each.next), number(each.until))
             for each in offsets.replays.values()
         }
-        checkpoint = {ssp: number(offset) for ssp, offset in state.checkpoint.items()}
-        resolved = {ssp: (each.id, number(each.offset)) for ssp, each in offsets.resolved.items()}
-        applied = {ssp: each.id for ssp, each in offsets.applied.items()}
+        checkpoint = {str(ssp): number(offset) for ssp, offset in state.checkpoint.items()}
+        resolved = {str(ssp): (each.id, number(each.offset)) for ssp, each in offsets.resolved.items()}
+        applied = {str(ssp): each.id for ssp, each in offsets.applied.items()}
         positions = (checkpoint, state.batch, opened, resolved, applied)
-        epochs = (dict(offsets.epochs), dict(offsets.opened), replays, frozenset(offsets.begun))
+        epochs = (texts(offsets.epochs), texts(offsets.opened), replays, frozenset(offsets.begun))
         output = {
             each.number: (
-                {ssp: (number(start), number(end)) for ssp, (start, end) in each.ranges.items()},
-                each.epochs,
+                {str(ssp): (number(start), number(end)) for ssp, (start, end) in each.ranges.items()},
+                texts(each.epochs),
                 each.main,
             )
             for each in self.here.output.batches.values()
@@ -185,6 +185,11 @@ class Doings:
         """Return a position whose time is counted back from now."""
         at = self.here.now_ms - position.value
         return replace(position, value=at) if position.kind == "timestamp" else position
+
+
+def texts(by_partition: Mapping[SystemStreamPartition, int]) -> dict[str, int]:
+    """Return what is by partition as the model has it: by their names."""
+    return {str(ssp): value for ssp, value in by_partition.items()}
 
 
 def in_turn(*doings: Doing) -> Doing:

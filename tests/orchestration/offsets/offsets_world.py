@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.planner import Task
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.step import step as step_module
+from dagster_adjunct.orchestration.step import batch as batch_module
 from dagster_adjunct.orchestration.step.compile import BatchInputs
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
@@ -36,9 +36,10 @@ from tests.orchestration.offsets.fake_streams import FakeStreams
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ssp = SystemStreamPartition.parse
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-Tasks = Mapping[str, Sequence[str]]
-Ranges = dict[str, tuple[str, str]]
+Tasks = Mapping[str, Sequence[SystemStreamPartition | str]]
+Ranges = dict[SystemStreamPartition, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Batch:
 
     number: int
     ranges: Ranges
-    epochs: dict[str, int]
+    epochs: dict[SystemStreamPartition, int]
     main: bool
 
     def read(self) -> Ranges:
@@ -67,12 +68,11 @@ class Output:
     ) -> dict[str, dict[str, int]]:
         batch = Batch(
             inputs.batch,
-            {str(ssp): (span.start, span.end) for ssp, span in inputs.ranges.items()},
-            {str(ssp): epoch for ssp, epoch in inputs.epochs.items()},
+            {ssp: (span.start, span.end) for ssp, span in inputs.ranges.items()},
+            dict(inputs.epochs),
             inputs.consumed is not None,
         )
-        consumed = {str(ssp): offset for ssp, offset in (inputs.consumed or {}).items()}
-        assert consumed == ({ssp: end for ssp, (_, end) in batch.ranges.items()} if batch.main else {})
+        assert (inputs.consumed or {}) == ({ssp: end for ssp, (_, end) in batch.ranges.items()} if batch.main else {})
         before_output("output")
         self.before(batch)
         assert self.batches.setdefault(batch.number, batch) == batch, "a batch came again as another one"
@@ -97,8 +97,8 @@ class OffsetsWorld:
     store: FaultyStore = field(init=False)
 
     def __post_init__(self) -> None:
-        self.monkeypatch.setattr(step_module, "run_batch", self.output.take)
-        self.monkeypatch.setattr(step_module, "check_outputs", lambda context, views: None)
+        self.monkeypatch.setattr(batch_module, "run_batch", self.output.take)
+        self.monkeypatch.setattr(batch_module, "check_outputs", lambda context, views: None)
         self.lake = on_clock(self.lake, lambda: self.now)
 
     def faulty(self, faults: Sequence[Fault]) -> Lake:
@@ -147,7 +147,7 @@ class OffsetsWorld:
     def ask(
         self,
         app: Application,
-        ssps: str | Sequence[str],
+        ssps: SystemStreamPartition | str | Sequence[SystemStreamPartition | str],
         startpoint: Callable[..., Startpoint],
         *,
         until: Startpoint | None = None,
@@ -159,7 +159,7 @@ class OffsetsWorld:
         made = startpoint(creation_timestamp_ms=self.now_ms, **position)
         self.startpoints(app).write_startpoints(
             StartpointRequest(
-                ssp=SystemStreamPartition.parse(ssp),
+                ssp=SystemStreamPartition.parse(str(ssp)),
                 startpoint=made,
                 by="ada",
                 reason="ticket 7",
@@ -168,14 +168,14 @@ class OffsetsWorld:
                 on_unresolved=on_unresolved,
                 id=made.id,
             )
-            for ssp in ([ssps] if isinstance(ssps, str) else ssps)
+            for ssp in ([ssps] if isinstance(ssps, str | SystemStreamPartition) else ssps)
         )
         return made.id
 
-    def fanned_out(self, app: Application) -> dict[tuple[str, str], str]:
+    def fanned_out(self, app: Application) -> dict[tuple[str, SystemStreamPartition], str]:
         """Return the ids of the requests that wait at tasks, by task and partition."""
         found = self.startpoints(app).get_fan_outs()
-        return {(task, str(ssp)): each.id for task, held in found.items() for ssp, each in held.items()}
+        return {(task, ssp): each.id for task, held in found.items() for ssp, each in held.items()}
 
     # -- runs
 
@@ -192,14 +192,22 @@ class OffsetsWorld:
         self.runs += 1
         plan = plan_application(app, self.systems())
         if tasks is not None:
-            made = tuple(Task(name, tuple(ssps), (), ()) for name, ssps in tasks.items())
+            made = tuple(
+                Task(name, tuple(SystemStreamPartition.parse(str(ssp)) for ssp in ssps), (), ())
+                for name, ssps in tasks.items()
+            )
             plan = replace(plan, tasks=made)
         lake = self.faulty(faults)
         self.store = cast(FaultyStore, lake.store)
         return StepContext(lake, self.systems(lake), app, plan, no_spark, f"run-{self.runs}", on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
-        return run_step(self.context(app, **options))
+        context = self.context(app, **options)
+        report = run_step(context)
+        commit, stored = BatchLog(self.lake, app.name).read()
+        theirs = commit is not None and commit.by != context.run
+        assert theirs or report.state == stored, "a run reports another state than the one that it has stored"
+        return report
 
     def delivered(self, app: Application, **options: Any) -> list[Batch]:
         """Run, and return the batches that this run was the first to deliver."""

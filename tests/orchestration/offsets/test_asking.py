@@ -224,7 +224,7 @@ def test_what_a_preview_says_is_what_the_next_run_does(world: OffsetsWorld, app:
     first, second = preview(world.lake, world.systems(), app, requests)
     world.startpoints(app).write_startpoints(requests)
     batches = world.delivered(app)
-    read = {(batch.main, ssp): span for batch in batches for ssp, span in batch.read().items()}
+    read = {(batch.main, str(ssp)): span for batch in batches for ssp, span in batch.read().items()}
     assert read == {
         (True, "fake.s.0"): (first.start, first.end),
         (False, "fake.s.1"): (second.start, second.end),

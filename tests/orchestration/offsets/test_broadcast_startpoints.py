@@ -46,16 +46,16 @@ def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(world: Off
     ]
     world.begin(app)
     assert {task for task, _ in world.fanned_out(app)} == {"Partition 0", "Partition 1", "Partition 2"}
-    assert world.reads(app) == [{str(RULES): ("1", "3")}, {str(RULES): ("3", "4")}]
+    assert world.reads(app) == [{RULES: ("1", "3")}, {RULES: ("3", "4")}]
     assert world.fanned_out(app) == {}
     assert world.reads(app) == []
-    assert world.state(app).offsets.epochs == {str(RULES): 1}
+    assert world.state(app).offsets.epochs == {RULES: 1}
 
 
 def test_a_bounded_replay_is_begun_once_for_all_tasks(world: OffsetsWorld, app: Application) -> None:
     startpoints = Startpoints(world.lake, app)
     startpoints.request("lake.rules.0", StartpointOldest(), until=StartpointSpecific(offset="3"), **WHO)
-    assert world.reads(app) == [{str(RULES): ("0", "2")}, {str(RULES): ("2", "3")}]
+    assert world.reads(app) == [{RULES: ("0", "2")}, {RULES: ("2", "3")}]
     assert world.fanned_out(app) == {}
     assert world.reads(app) == []
 
@@ -97,4 +97,4 @@ def test_a_batch_left_open_is_repeated_for_as_many_tasks_as_it_was_begun_for(
     last = world.state(app).last
     assert last is not None
     assert last.intent.tasks == 3
-    assert replace(world.output.batches[last.intent.batch], number=1).read() == {str(RULES): ("4", "5")}
+    assert replace(world.output.batches[last.intent.batch], number=1).read() == {RULES: ("4", "5")}

@@ -218,10 +218,10 @@ class OffsetMachine(RuleBasedStateMachine):
         state = self.here.state(self.doings.app)
         assert (state.open, dict(state.offsets.resolved), dict(state.offsets.replays)) == (None, {}, {})
         for ssp, partition in self.partitions.items():
-            assert number(state.checkpoint[ssp]) == partition.upcoming
+            assert number(state.checkpoint[SystemStreamPartition.parse(ssp)]) == partition.upcoming
         tasks = self.doings.tasks()
         for (task, ssp), startpoint in self.here.fanned_out(self.doings.app).items():
-            assert self.doings.wishes[startpoint].fallback or ssp not in tasks.get(task, ()), "somebody reads it"
+            assert self.doings.wishes[startpoint].fallback or str(ssp) not in tasks.get(task, ()), "somebody reads it"
 
     # -- what the output got, judged by itself
 
@@ -237,7 +237,7 @@ class OffsetMachine(RuleBasedStateMachine):
             spans.sort()
             for (_, done), (begun, _) in itertools.pairwise(spans):
                 assert done <= begun, f"{ssp}: {spans} overlap"
-                lost = begun <= self.partitions[ssp].oldest
+                lost = begun <= self.partitions[str(ssp)].oldest
                 assert done == begun or lost, f"{ssp}: {spans} leave out what was there"
 
     def check_that_no_startpoint_was_applied_twice(self) -> None:
@@ -257,7 +257,7 @@ class OffsetMachine(RuleBasedStateMachine):
 
     def check_readable(self, batch: Batch) -> None:
         for ssp, (start, _) in batch.read().items():
-            if number(start) < self.partitions[ssp].oldest:
+            if number(start) < self.partitions[str(ssp)].oldest:
                 raise OffsetOutOfRangeError(f"{ssp} holds no {start} any more.", "Abandon the batch.")
 
     def attempt(self, act: Callable[..., Any], *faults: Fault) -> str:

@@ -9,9 +9,10 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
-from dagster_adjunct.orchestration.step import step as step_module
+from dagster_adjunct.orchestration.step import batch as batch_module
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -20,7 +21,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
-S0, S1 = "fake.s.0", "fake.s.1"
+S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))
 UNTIL_UPCOMING = StartpointUpcoming()
 
 
@@ -65,7 +66,7 @@ def test_a_replay_reads_exactly_its_range_and_the_main_position_does_not_move(wo
     assert (state.checkpoint, dict(state.offsets.replays)) == ({S0: "@6", S1: "@6"}, {})
     assert (state.offsets.epochs, state.offsets.opened) == ({}, {S0: 1})
     assert world.fanned_out(app) == {}
-    assert [text for text in report.startpoints if S0 in text and "ticket 7" in text]
+    assert [text for text in report.startpoints if str(S0) in text and "ticket 7" in text]
     world.fake.write("s", 0, 7)
     assert world.delivered(app) == [Batch(3, {S0: ("@6", "@7"), S1: ("@6", "@6")}, {}, main=True)]
 
@@ -279,7 +280,7 @@ def test_one_that_was_cancelled_while_it_is_still_fanned_out_does_not_begin_agai
     left = [(world, app) for world, app, _ in tried if is_left(world, app)]
     assert left
     for world, app in left:
-        monkeypatch.setattr(step_module, "run_batch", world.output.take)
+        monkeypatch.setattr(batch_module, "run_batch", world.output.take)
         BatchLog(world.lake, "app").cancel_replays(list(world.state(app).offsets.replays), reason="x", by="ada")
         world.run(app)
         assert all(batch.main for batch in world.output.batches.values())

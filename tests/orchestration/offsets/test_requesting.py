@@ -25,9 +25,11 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointSpecific,
     StartpointUpcoming,
 )
-from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
+from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
+
+S = [SystemStreamPartition("fake", "s", number) for number in range(4)]
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def app() -> Application:
 
 
 def at(*numbers: int) -> list[SystemStreamPartition]:
-    return [SystemStreamPartition("fake", "s", number) for number in numbers]
+    return [S[number] for number in numbers]
 
 
 def asked(
@@ -124,7 +126,7 @@ def test_one_that_goes_on_from_the_checkpoint_is_written_though_it_has_no_offset
     assert world.delivered(app) == []
     world.fake.write("s", 0, 10_000, 11_000)
     (batch,) = world.delivered(app)
-    assert batch.read() == {"fake.s.0": ("@10", "@11")}
+    assert batch.read() == {S[0]: ("@10", "@11")}
 
 
 def test_what_is_not_applied_is_replaced_and_said_so(world: OffsetsWorld, app: Application) -> None:
@@ -139,10 +141,10 @@ def test_what_is_not_applied_is_replaced_and_said_so(world: OffsetsWorld, app: A
     world.run(app)
     applied = world.state(app).offsets.applied
     assert {ssp: (start.by, start.offset) for ssp, start in applied.items()} == {
-        "fake.s.0": ("eve", "@3"),
-        "fake.s.1": ("eve", "@3"),
-        "fake.s.2": ("ada", "@9"),
-        "fake.s.3": ("eve", "@3"),
+        ssp("fake.s.0"): ("eve", "@3"),
+        ssp("fake.s.1"): ("eve", "@3"),
+        ssp("fake.s.2"): ("ada", "@9"),
+        ssp("fake.s.3"): ("eve", "@3"),
     }
     assert asked(world, app, StartpointOldest(), 0, dry_run=True).replaced == ()
 
@@ -152,7 +154,7 @@ def test_one_for_a_task_takes_the_place_of_one_for_all(world: OffsetsWorld, app:
     said = asked(world, app, StartpointUpcoming(), 1, task="Partition 1")
     assert [str(each.request.ssp) for each in said.replaced] == ["fake.s.1"]
     world.run(app)
-    assert world.state(app).offsets.applied["fake.s.1"].position == "upcoming"
+    assert world.state(app).offsets.applied[S[1]].position == "upcoming"
 
 
 @pytest.mark.parametrize("handed", [False, True])
@@ -173,7 +175,7 @@ def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
     assert len(asked(world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], replace=True).replaced) == 1
     world.run(app)
     applied = world.state(app).offsets.applied
-    assert {ssp: start.offset for ssp, start in applied.items()} == ({"fake.s.0": "@2"} if bounded_first else {})
+    assert {ssp: start.offset for ssp, start in applied.items()} == ({S[0]: "@2"} if bounded_first else {})
 
 
 def test_one_for_a_dataset_and_one_for_the_tasks_of_its_stream_leave_each_other_alone(
@@ -207,7 +209,7 @@ def test_what_waits_or_was_handed_out_is_taken_back_and_the_next_run_goes_on_fro
     ]
     assert (done.replays, done.left) == ((), ())
     read = {ssp for batch in world.delivered(app) for ssp in batch.read()}
-    assert read == {"fake.s.1", "fake.s.3"}
+    assert read == {S[1], S[3]}
 
 
 def test_everything_is_taken_back_when_nothing_is_named(world: OffsetsWorld, app: Application) -> None:
@@ -229,7 +231,7 @@ def test_with_a_task_only_its_own_is_taken_back(world: OffsetsWorld, app: Applic
     done = back(world, app, task="Partition 1")
     assert {(each.request.task, each.at) for each in done.startpoints} == {("Partition 1", None), (None, "Partition 1")}
     assert waiting(world, app) == {"fake.s.1": "upcoming"}
-    assert set(world.fanned_out(app)) == {("Partition 0", "fake.s.0")}
+    assert set(world.fanned_out(app)) == {("Partition 0", S[0])}
 
 
 def test_one_that_was_resolved_before_a_crash_is_taken_back_with_its_offset(
@@ -243,7 +245,7 @@ def test_one_that_was_resolved_before_a_crash_is_taken_back_with_its_offset(
 
     with pytest.raises(Crash):
         world.run(app, on_event=die)
-    assert world.state(app).offsets.resolved["fake.s.0"].offset == "@4"
+    assert world.state(app).offsets.resolved[S[0]].offset == "@4"
     (held,) = back(world, app, 0).startpoints
     assert held.summary() == "fake.s.0: offset @4, handed to Partition 0, found at offset @4 (ada: ticket 7)"
     assert world.delivered(app) == []
@@ -258,9 +260,9 @@ def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Applica
     assert done.left == (
         "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): a batch has begun there",
     )
-    assert set(world.fanned_out(app)) == {("Partition 0", "fake.s.0")}
+    assert set(world.fanned_out(app)) == {("Partition 0", S[0])}
     world.run(app)
-    assert world.state(app).offsets.applied["fake.s.0"].offset == "@7"
+    assert world.state(app).offsets.applied[S[0]].offset == "@7"
     (text,) = back(world, app, 0).left
     assert "offset @7 (ada: ticket 7) was applied at" in text
     assert back(world, app, 3).left == ("fake.s.3: nothing is asked for",)
@@ -272,7 +274,7 @@ def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: Off
     world.run(app, max_batches=1)
     assert [each.next for each in world.state(app).offsets.replays.values()] == ["@2", "@2"]
     done = back(world, app, 0)
-    assert [(each.ssp, each.next) for each in done.replays] == [("fake.s.0", "@2")]
+    assert [(each.ssp, each.next) for each in done.replays] == [(S[0], "@2")]
     assert back(world, app, task="Partition 1").replays == ()
     crash_in_a_batch(world, app)
     stays = back(world, app)
@@ -298,7 +300,7 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
     done = take_back(world.faulty([Fault("put_if_match", 1, "meanwhile", lambda: world.run(app))]), app, at(0), **WHO)
     assert done.startpoints == ()
     assert done.left == ("fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",)
-    assert world.state(app).offsets.applied["fake.s.0"].offset == "@7"
+    assert world.state(app).offsets.applied[S[0]].offset == "@7"
 
 
 def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_replaced(
@@ -309,7 +311,7 @@ def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_re
         patch.setattr(StartpointManager, "remove_fan_outs", crash)
         with pytest.raises(Crash):
             world.run(app)
-    assert set(world.fanned_out(app)) == {("Partition 1", "fake.s.1")}
+    assert set(world.fanned_out(app)) == {("Partition 1", S[1])}
     assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
     assert list_startpoints(world.lake, world.systems(), app, world.now)["handed"] == []
     (text,) = back(world, app, 1).left

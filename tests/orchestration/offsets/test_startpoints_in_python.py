@@ -23,7 +23,7 @@ from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
 from tests.clocks import on_clock
 from tests.orchestration.input_progress import input_progress
-from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld
+from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld, ssp
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 
@@ -70,7 +70,7 @@ def test_one_position_is_asked_for_again_and_again_and_followed_each_time(
     for _ in range(2):
         assert startpoints.request(SystemStreamPartition("lake", "s", 1), oldest, **WHO).written
         (batch,) = world.delivered(app)
-        assert batch.read() == {"lake.s.1": ("0", str(ends(world)[1]))}
+        assert batch.read() == {ssp("lake.s.1"): ("0", str(ends(world)[1]))}
         assert world.delivered(app) == []
     assert [each["partition"] for each in startpoints.list()["applied"]] == ["lake.s.1"]
 
@@ -105,7 +105,7 @@ def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_ca
     world.run(small, max_batches=1)
     assert [each["next"] for each in startpoints.list()["replays"]] == ["1"]
     (cancelled,) = startpoints.clear(**WHO).replays
-    assert (cancelled.ssp, cancelled.next) == ("lake.s.0", "1")
+    assert (str(cancelled.ssp), cancelled.next) == ("lake.s.0", "1")
     assert startpoints.list()["replays"] == []
     assert world.delivered(app) == []
 
@@ -247,7 +247,7 @@ def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_follo
     listed = Startpoints(world.lake, off).list()
     assert [each["partition"] for each in (*listed["handed"], *listed["waiting"])] == ["lake.s.0", "lake.s.1"]
     (batch,) = world.delivered(app)
-    assert batch.read() == {f"lake.s.{number}": ("0", str(end)) for number, end in enumerate(ends(world))}
+    assert batch.read() == {ssp(f"lake.s.{number}"): ("0", str(end)) for number, end in enumerate(ends(world))}
 
 
 def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sensor(
@@ -267,7 +267,7 @@ def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sen
         "lake.s.0: startpoints are switched off: the replay from oldest stays at offset 1 (ada: ticket 7)",
     )
     assert report.batches == 0
-    assert world.reads(app) == [{"lake.s.0": ("1", "2")}]
+    assert world.reads(app) == [{ssp("lake.s.0"): ("1", "2")}]
 
 
 def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_after(
@@ -277,7 +277,7 @@ def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_aft
     Startpoints(world.lake, app).request("lake.s.0", StartpointOldest(), until=StartpointSpecific(offset="2"), **WHO)
     world.begin(app)  # the replay has begun, and is still fanned out
     world.run(switched_off())
-    assert world.reads(app) == [{"lake.s.0": ("0", "2")}]
+    assert world.reads(app) == [{ssp("lake.s.0"): ("0", "2")}]
     assert world.reads(app) == []
 
 

@@ -11,6 +11,7 @@ from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.step.report import StepEvent
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -18,7 +19,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
-S0, S1 = "fake.s.0", "fake.s.1"
+S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))
 T0, T1 = "Partition 0", "Partition 1"
 
 

@@ -19,7 +19,7 @@ from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
-WHOLE = {str(ssp): ("@0", "@3") for ssp in (S0, S1, S2)}
+WHOLE = dict.fromkeys((S0, S1, S2), ("@0", "@3"))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back
     put(world, "startpoints", key, value)
     world.ask(app, str(S0), StartpointOldest)
     report = world.run(app)
-    assert world.output.batches[2].read() == {str(S0): ("@0", "@3")}
+    assert world.output.batches[2].read() == {S0: ("@0", "@3")}
     assert any("a startpoint waits that is left alone" in text for text in report.startpoints)
     (row,) = shown(world, app)
     assert row["partition"] in key
@@ -173,8 +173,8 @@ def test_a_partition_whose_startpoint_was_handed_out_and_can_not_be_read_is_not_
     for partition in range(3):
         world.fake.write("s", partition, 4)
     report = world.run(app)
-    assert world.output.batches[2].read() == {str(S0): ("@0", "@4"), str(S2): ("@3", "@4")}
-    assert world.state(app).checkpoint[str(S1)] == "@3"
+    assert world.output.batches[2].read() == {S0: ("@0", "@4"), S2: ("@3", "@4")}
+    assert world.state(app).checkpoint[S1] == "@3"
     (text,) = [text for text in report.startpoints if "left alone" in text]
     assert text.startswith("fake.s.1: a startpoint was handed out that is left alone; nothing is read there until")
     assert "version 2" in text
@@ -189,7 +189,7 @@ def test_a_partition_whose_startpoint_was_handed_out_and_can_not_be_read_is_not_
         ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
     (unread,) = cleared(world, app, S1).unreadable
     assert unread.summary().startswith("fake.s.1: handed to Partition 1, and can't be read")
-    assert world.reads(app) == [{str(S1): ("@3", "@4")}]
+    assert world.reads(app) == [{S1: ("@3", "@4")}]
 
 
 def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
@@ -217,18 +217,18 @@ def test_an_entry_that_can_not_be_read_at_all_holds_what_its_task_reads(
     put(world, "startpoints-fan-out", '["task","Partition 1"]', value)
     world.ask(app, [str(S0), str(S1)], StartpointOldest)
     report = world.run(app)
-    assert world.output.batches[2].read() == {str(S0): ("@0", "@3")}
+    assert world.output.batches[2].read() == {S0: ("@0", "@3")}
     assert any(text.startswith("fake.s.1: nothing is read there") for text in report.startpoints)
     assert any("fake.s.1: a startpoint (ada: ticket 7) waits behind" in text for text in report.startpoints)
     assert len(cleared(world, app, task="Partition 1").unreadable) == 1
-    assert world.reads(app) == [{str(S1): ("@0", "@3")}]
+    assert world.reads(app) == [{S1: ("@0", "@3")}]
 
 
 @pytest.mark.parametrize("key", ['["else","fake.s.1"]', "no key", "[]", '["settled","fake.s.1",null]', '["task"]'])
 def test_other_entries_that_can_not_be_read_are_left_alone(world: OffsetsWorld, app: Application, key: str) -> None:
     put(world, "startpoints-fan-out", key, {"a": 1})
     world.ask(app, str(S0), StartpointOldest)
-    assert world.reads(app) == [{str(S0): ("@0", "@3")}]
+    assert world.reads(app) == [{S0: ("@0", "@3")}]
     assert len(shown(world, app)) == 1
     assert len(cleared(world, app).unreadable) == 1
     assert shown(world, app) == []

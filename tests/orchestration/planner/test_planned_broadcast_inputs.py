@@ -19,7 +19,9 @@ def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
     app.input_stream("lake.rules", broadcast=True).send_to(app.output_stream("lake.out", partitions=9))
     found = plan(app, catalog(RULES, s=4))
     everywhere = ("lake.rules.0", "lake.rules.1")
-    assert [task.ssps for task in found.tasks] == [(f"lake.s.{number}", *everywhere) for number in range(4)]
+    assert [tuple(map(str, task.ssps)) for task in found.tasks] == [
+        (f"lake.s.{number}", *everywhere) for number in range(4)
+    ]
     assert found.partitions_at("input-2") == 4
     assert found.operator("input-2").columns == ("rule", "limit", "task")
     said = found.render()

@@ -1,0 +1,67 @@
+"""Refusals to go on with a checkpoint, or an open batch, of a stream that was deleted or repartitioned since."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, is_another, partitions_of
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.log import ApplicationState, Intent
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
+
+
+def check_all_resolved(
+    app: Application, stream: str, info: StreamInfo, before: str, resolved: Container[SystemStreamPartition] = ()
+) -> None:
+    """Raise OffsetOutOfRangeError for a stream that was `before` another, unless all its partitions have startpoints.
+
+    `resolved` are the partitions that have one with an offset.
+    """
+    without = [str(ssp) for ssp in partitions_of(stream, info) if ssp not in resolved]
+    if without:
+        raise OffsetOutOfRangeError(
+            f"{stream} was {_made_anew(info, before)} (it is {info.identity}, and was {before}): the "
+            f"checkpoint of application {app.name!r} is of the stream before, in {', '.join(without[:3])}"
+            f"{', …' if len(without) > 3 else ''}.",
+            _where_to_begin(stream, info, before),
+            application=app.name,
+            stream=stream,
+        )
+
+
+def check_open_batch(
+    systems: Mapping[str, StreamSystem], app: Application, state: ApplicationState, intent: Intent
+) -> None:
+    """Raise OffsetOutOfRangeError for a batch that is to be run again over a stream that was made anew meanwhile."""
+    streams = StreamSnapshots(systems)
+    for name in sorted({ssp.qualified_stream for ssp in intent.ranges}):
+        before, info = state.offsets.streams.get(name), streams.info(name)
+        if is_another(info, before):
+            raise OffsetOutOfRangeError(
+                f"{name} was {_made_anew(info, before)} (it is {info.identity}, and was {before}), and batch "
+                f"{intent.batch} of application {app.name!r} is open over the stream before.",
+                f"Give the batch up (adjunct checkpoint abandon {app.name} --reason …), then say where to "
+                f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
+                application=app.name,
+                stream=name,
+            )
+
+
+def _made_anew(info: StreamInfo, before: str | None) -> str:
+    return f"repartitioned into {info.partitions}" if _is_rewritten(info, before) else "deleted and made anew"
+
+
+def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:
+    begin = f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
+    if _is_rewritten(info, before):
+        return f"Run again: who had read all of it before goes on at what came since. Otherwise: {begin}"
+    return begin
+
+
+def _is_rewritten(info: StreamInfo, before: str | None) -> bool:
+    return info.repartitioned is not None and info.repartitioned.identity == before

@@ -1,0 +1,96 @@
+"""What a run of the step works over, and how far it has come: two frozen values that its stages are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.batchlog.log import BatchLog, LoggedState, add_counters
+from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
+from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batchlog.log import ClosedBatch
+    from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+Counters = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStep:
+    """What a run of the step works over: its context, and what was opened for it.
+
+    `tasks` are those of the plan, with the input partitions that each reads. `versions` holds leases: `release` it.
+    """
+
+    context: StepContext
+    log: BatchLog
+    startpoints: StartpointManager
+    tasks: Mapping[str, frozenset[SystemStreamPartition]]
+    versions: BatchVersions
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """How far a run of the step has come: the batch log as it has left it, and what its report will tell.
+
+    Partitions that are `held` are not read in this run; None before its start. `columns` are those of the datasets that
+    the outputs were last checked with; None before the first check.
+    """
+
+    logged: LoggedState
+    held: frozenset[SystemStreamPartition] | None = None
+    columns: Mapping[str, Schema | None] | None = None
+    batches: int = 0
+    counters: Counters = field(default_factory=dict)
+    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    startpoints: tuple[str, ...] = ()
+
+    def told(self, context: StepContext, texts: Iterable[str]) -> StepRun:
+        """Tell what became of startpoints, an event each; return the run that has told it."""
+        lines = tuple(texts)
+        for text in lines:
+            context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
+        return replace(self, startpoints=(*self.startpoints, *lines))
+
+    def with_batch(self, done: ClosedBatch, commit_seconds: float) -> StepRun:
+        """Return the run with one more batch of its own."""
+        versions, seconds = dict(self.versions), dict(self.seconds)
+        for name, version in done.intent.versions.items():
+            met = versions.setdefault(name, ())
+            if version is not None and version not in met:
+                versions[name] = (*met, version)
+        for stage, value in {**done.seconds, "commit": commit_seconds}.items():
+            seconds[stage] = seconds.get(stage, 0.0) + value
+        counters = add_counters(self.counters, done.counters)
+        return replace(self, batches=self.batches + 1, counters=counters, versions=versions, seconds=seconds)
+
+    def report(self, context: StepContext, *, caught_up: bool) -> StepReport:
+        """Return what the run did, and tell that it has caught up."""
+        state = self.logged.state
+        if caught_up:
+            context.on_event(StepEvent("caught-up", state.batch))
+        return StepReport(
+            batches=self.batches,
+            caught_up=caught_up,
+            counters=self.counters,
+            versions={name: list(met) for name, met in self.versions.items()},
+            seconds=dict(self.seconds),
+            state=state,
+            startpoints=self.startpoints,
+        )
+
+
+def open_step(context: StepContext) -> tuple[OpenedStep, StepRun]:
+    """Return what a run of the step works over, and the run at its beginning, from the newest commit."""
+    log = BatchLog(context.lake, context.app.name)
+    startpoints = startpoints_of(context.lake, context.app)
+    step = OpenedStep(context, log, startpoints, task_partitions(context.plan), BatchVersions(context))
+    return step, StepRun(log.read())
