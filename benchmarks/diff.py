@@ -11,7 +11,7 @@ from benchmarks.seal import SCHEMA, rows
 from benchmarks.timing import alternate, show
 from dagster_adjunct import Lake, open_lake
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.manifest import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 

@@ -16,13 +16,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.seal import SCHEMA, rows
 from dagster_adjunct import Lake, open_lake
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import (
-    DatasetManifest,
-    Declaration,
-    SealedVersion,
-    VersionRef,
-    layout_of,
-)
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, layout_of
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
@@ -128,7 +124,7 @@ def publish(lake: Lake) -> None:
     declaration = Declaration(
         kind="bounded", input="benchmark", key=("k",), key_types=("string",), input_partitions=0, **partitions
     )
-    manifest = DatasetManifest(
+    manifest = BoundedManifest(
         name="served", declaration=declaration, version=version, head=version.id, versions=(ref,), offsets={},
         next_number=2, next_generation=2,
     )  # fmt: skip

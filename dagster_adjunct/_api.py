@@ -13,8 +13,8 @@ from dagster_adjunct.assets.bounded.version_set import current_versions
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
-from dagster_adjunct.assets.versions.manifest import VersionRef
 from dagster_adjunct.assets.versions.report import AdvanceReport, StageEvent
+from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.application.update_expressions import update_message

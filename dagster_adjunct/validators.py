@@ -18,7 +18,7 @@ from dagster_adjunct.assets.validation.validators import (
     unique_keys,
     values_in,
 )
-from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.assets.versions.sealed_version import Verdict
 
 __all__ = [
     "Candidate",

@@ -22,17 +22,12 @@ from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.opening import open_source
 from dagster_adjunct.assets.sources.stream_source import StreamSource
 from dagster_adjunct.assets.versions.carrying_over import carried_over
-from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import (
-    Abandoned,
-    Awaited,
-    Change,
-    DatasetManifest,
-    Lost,
-    VersionRef,
-)
+from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Lost
+from dagster_adjunct.assets.versions.log import DatasetLog, Manifests
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.operator_actions import expire_pins, explained
 from dagster_adjunct.assets.versions.report import Action, AdvanceReport, OnStage, Stages, ignore
+from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.assets.writing.generation import add, check_declaration
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -118,16 +113,16 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
     change = Change(action="abandon", version=version, reason=reason)
 
-    def abandon(manifest: DatasetManifest) -> DatasetManifest | None:
+    def abandon(manifest: BoundedManifest) -> BoundedManifest | None:
         if any(each.name == version for each in manifest.abandoned):
             return None
         awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
         return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
 
-    def abandon_all(manifests: Mapping[str, DatasetManifest]) -> Mapping[str, DatasetManifest] | None:
+    def abandon_all(manifests: Mapping[str, BoundedManifest]) -> Mapping[str, BoundedManifest] | None:
         return {name: after for name, each in manifests.items() if (after := abandon(each)) is not None} or None
 
-    DatasetLog(lake, dataset).transact_all(abandon_all, by=by)
+    DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
 
 
 @dataclass
@@ -141,7 +136,7 @@ class Member:
     spec: AdjunctDataset
     log: DatasetLog
     source: VersionSource
-    manifest: DatasetManifest
+    manifest: BoundedManifest
     stages: Stages
     sealed: list[str] = field(default_factory=list)
     rejected: list[str] = field(default_factory=list)
@@ -150,7 +145,7 @@ class Member:
     lost: list[Lost] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
-    committed: DatasetManifest | None = None
+    committed: BoundedManifest | None = None
     last: Built | None = None
     awaiting: Awaiting | None = None
     others: Awaited | None = None
@@ -172,11 +167,11 @@ class _Cycle:
         # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
         self._once = partition is not None or any(isinstance(spec.input, QuerySource) for spec in specs)
         self._members = []
-        first = DatasetLog(lake, specs[0].name)
-        self._commit, manifests = first.read_all()
+        log = DatasetLog(lake, specs[0].name)
+        self._commit, manifests = log.read_all()
         _check_membership(specs, manifests)
-        if expire_pins(first, manifests, lake.now(), by=by):
-            self._commit, manifests = first.read_all()
+        if expire_pins(log, manifests, lake.now(), by=by):
+            self._commit, manifests = log.read_all()
         opened = []
         for spec in specs:
             stages = Stages(spec.name, on_stage)
@@ -184,18 +179,19 @@ class _Cycle:
                 opened.append((spec, stages, open_source(systems, spec, lake, partition=partition)))
         carried = _carried(manifests, [source for _, _, source in opened])
         if carried:
-            self._commit = first.commit_all(self._commit, carried, by=by)
+            self._commit = log.commit_all(self._commit, carried, by=by)
             manifests |= carried
         for spec, stages, source in opened:
             with stages("collect"):
                 log = DatasetLog(lake, spec.name)
-                committed = manifests.get(spec.name)
+                stored = manifests.get(spec.name)
                 # Before the declaration, in which a stream made anew with other partitions would differ, too.
-                manifest = committed or source.first_manifest()
-                if isinstance(source, StreamSource) and manifest.declaration.input == source.declaration.input:
-                    source.check_not_made_anew(manifest.stream)
-                check_declaration(spec.name, manifest.declaration, source.declaration)
-                manifest = declared(manifest, spec)
+                first = stored or source.first_manifest()
+                if isinstance(source, StreamSource) and first.declaration.input == source.declaration.input:
+                    source.check_not_made_anew(first.stream)
+                check_declaration(spec.name, first.declaration, source.declaration)
+                committed = None if stored is None else as_bounded(stored)
+                manifest = declared(committed or source.first_manifest(), spec)
                 self._members.append(Member(spec, log, source, manifest, stages, committed=committed))
 
     def run(self) -> list[AdvanceReport]:
@@ -322,7 +318,7 @@ class _Cycle:
         )
 
 
-def _carried(manifests: Mapping[str, DatasetManifest], sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
+def _carried(manifests: Manifests, sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
     """Return the manifests of those whose streams were repartitioned just when they had read all of them."""
     streams = [source for source in sources if isinstance(source, StreamSource) and source.spec.name in manifests]
     found = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
@@ -370,7 +366,7 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
         )
 
 
-def _check_membership(specs: Sequence[AdjunctDataset], manifests: Mapping[str, DatasetManifest]) -> None:
+def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:
     if specs[0].version_set is None and len(manifests) > 1:
         others = ", ".join(sorted(set(manifests) - {specs[0].name}))
         raise DatasetError(

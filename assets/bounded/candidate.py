@@ -21,7 +21,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
 from dagster_adjunct.assets.versions.log import Attempt
-from dagster_adjunct.assets.versions.manifest import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.writing.generation import NAMED, add, listed, write_generation
 from dagster_adjunct.resources.errors import (
     AdjunctError,

@@ -11,17 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.policies import natural_order
-from dagster_adjunct.assets.versions.manifest import (
-    FACTS_KEPT,
-    NAMES_KEPT,
-    Awaited,
-    Change,
-    DatasetManifest,
-    Delivered,
-    VersionRef,
-)
+from dagster_adjunct.assets.versions.deliveries import FACTS_KEPT, NAMES_KEPT, Awaited, Delivered
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
 from dagster_adjunct.assets.versions.operator_actions import serve
 from dagster_adjunct.assets.versions.report import REJECT
+from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.assets.writing.generation import add
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
 
@@ -30,6 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.candidate import Built
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+    from dagster_adjunct.assets.versions.log import Members
     from dagster_adjunct.resources.objects.commit import Commit
 
 _TRIES = 20
@@ -119,7 +114,7 @@ def leave(
     raise AssertionError("unreachable")
 
 
-def declared(manifest: DatasetManifest, spec: AdjunctDataset) -> DatasetManifest:
+def declared(manifest: BoundedManifest, spec: AdjunctDataset) -> BoundedManifest:
     """Return the manifest with what may change in a declaration, order and policy, as it is declared now."""
     now = {
         "order": "arrival" if spec.versions is None else "name",
@@ -136,7 +131,7 @@ def heard(member: Member, found: Delivery | Awaiting) -> None:
     member.lost += [found.lost] if found.lost is not None else []
 
 
-def _left(member: Member, found: Awaiting, awaited: Awaited | None) -> DatasetManifest | None:
+def _left(member: Member, found: Awaiting, awaited: Awaited | None) -> BoundedManifest | None:
     """Return the manifest that says what is waited for, None where it says so already."""
     manifest = member.manifest
     same = awaited == manifest.awaited or (
@@ -150,7 +145,7 @@ def _left(member: Member, found: Awaiting, awaited: Awaited | None) -> DatasetMa
     return manifest.after(awaited=awaited, delivered=copied(manifest, found), **_place(manifest, found), change=change)
 
 
-def _place(manifest: DatasetManifest, found: Delivery | Awaiting) -> dict[str, object]:
+def _place(manifest: BoundedManifest, found: Delivery | Awaiting) -> dict[str, object]:
     """Return where the dataset stands in its input after this, and what retention took before it."""
     return {
         "offsets": dict(found.offsets),
@@ -159,7 +154,7 @@ def _place(manifest: DatasetManifest, found: Delivery | Awaiting) -> dict[str, o
     }
 
 
-def copied(manifest: DatasetManifest, found: Delivery | Awaiting) -> tuple[Delivered, ...]:
+def copied(manifest: BoundedManifest, found: Delivery | Awaiting) -> tuple[Delivered, ...]:
     """Return the deliveries on record, with what the markers are now of those that lie there anew, unchanged."""
     newest = {done.name: done for done in manifest.delivered}
     return tuple(
@@ -175,7 +170,7 @@ def _said(found: Delivery | Awaiting, *more: str) -> str:
     return "; ".join(filter(None, (*more, lost, *found.notes)))
 
 
-def _after(built: Built, document: str | None, refused: Built | None, make_current: bool) -> DatasetManifest:
+def _after(built: Built, document: str | None, refused: Built | None, make_current: bool) -> BoundedManifest:
     manifest, delivery, version = built.member.manifest, built.delivery, built.version
     common = {
         **_place(manifest, delivery),
@@ -233,7 +228,7 @@ def _ref(built: Built, document: str | None, refused: Built | None) -> VersionRe
     )
 
 
-def _switches(manifest: DatasetManifest, new: VersionRef, make_current: bool) -> bool:
+def _switches(manifest: BoundedManifest, new: VersionRef, make_current: bool) -> bool:
     """Whether a version becomes the one that readers get: never by itself an older one, in the dataset's order."""
     head = manifest.ref(manifest.head) if manifest.head else None
     if head is None or make_current:
@@ -243,7 +238,7 @@ def _switches(manifest: DatasetManifest, new: VersionRef, make_current: bool) ->
     return natural_order(new.name or "") >= natural_order(head.name or "")
 
 
-def _delivered(manifest: DatasetManifest, built: Built, version: str) -> dict[str, object]:
+def _delivered(manifest: BoundedManifest, built: Built, version: str) -> dict[str, object]:
     done = Delivered(name=built.delivery.version, version=version, markers=dict(built.delivery.markers))
     # A name that was freed is taken again. Those that still are free are remembered however old they are.
     before = copied(manifest, built.delivery)
@@ -256,7 +251,7 @@ def _delivered(manifest: DatasetManifest, built: Built, version: str) -> dict[st
 
 def _rebase(members: Sequence[Member], built: Sequence[Built], documents: Mapping[str, str]) -> Commit | None:
     """Take over what others committed meanwhile, if it leaves these deliveries and builds as they were."""
-    commit, manifests = members[0].log.read_all()
+    commit, manifests = _now(members)
     for each in built:
         before, now = each.member.manifest, manifests.get(each.member.spec.name)
         if now is None and each.member.committed is None:
@@ -277,14 +272,19 @@ def _rebase(members: Sequence[Member], built: Sequence[Built], documents: Mappin
     return commit
 
 
-def _is_stored(built: Built, document: str, now: DatasetManifest) -> bool:
+def _now(members: Sequence[Member]) -> tuple[Commit | None, Members]:
+    commit, manifests = members[0].log.read_all()
+    return commit, {name: as_bounded(manifest) for name, manifest in manifests.items()}
+
+
+def _is_stored(built: Built, document: str, now: BoundedManifest) -> bool:
     """Whether a build is whole after this manifest was read: a discard that has ended leaves no name of the doomed."""
     return document not in now.doomed and built.member.log.lake.store.head(document) is not None and built.is_stored()
 
 
 def _moved(members: Sequence[Member]) -> Commit | None:
     """Take over what others committed meanwhile, and return that; None where they took in a delivery."""
-    commit, manifests = members[0].log.read_all()
+    commit, manifests = _now(members)
     for member in members:
         before, now = member.committed, manifests.get(member.spec.name)
         if (before is None) != (now is None) or (before and now and _took_in(before, now)):
@@ -293,7 +293,7 @@ def _moved(members: Sequence[Member]) -> Commit | None:
     return commit
 
 
-def _take_over(members: Sequence[Member], manifests: Mapping[str, DatasetManifest]) -> None:
+def _take_over(members: Sequence[Member], manifests: Mapping[str, BoundedManifest]) -> None:
     """Let all members go on from these: what one commits later must not undo what others did to it meanwhile."""
     for member in members:
         now = manifests.get(member.spec.name)
@@ -301,7 +301,7 @@ def _take_over(members: Sequence[Member], manifests: Mapping[str, DatasetManifes
             member.committed, member.manifest = now, declared(now, member.spec)
 
 
-def _took_in(before: DatasetManifest, now: DatasetManifest) -> bool:
+def _took_in(before: BoundedManifest, now: BoundedManifest) -> bool:
     """Whether something was delivered or abandoned in between. A drop, which frees a name, takes nothing in."""
     if (before.offsets, before.abandoned, before.next_number) != (now.offsets, now.abandoned, now.next_number):
         return True
@@ -322,7 +322,7 @@ def _lost(built: Built, what: str) -> CommitConflictError:
     )
 
 
-def _clear(built: Built, now: DatasetManifest) -> None:
+def _clear(built: Built, now: BoundedManifest) -> None:
     """Delete the files of a lost build, if they are needed by nobody.
 
     Another writer may have found this very build and published it. Once the delivery is settled, nobody can any
@@ -333,7 +333,7 @@ def _clear(built: Built, now: DatasetManifest) -> None:
         built.forget_attempt(files=True)
 
 
-def _note(built: Built, after: DatasetManifest) -> None:
+def _note(built: Built, after: BoundedManifest) -> None:
     member, delivery = built.member, built.delivery
     member.manifest = member.committed = after
     member.last = built

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.exchange.handover import (
 from dagster_adjunct.assets.exchange.stream_view import StreamView
 from dagster_adjunct.assets.versions.holds import hold, let_go
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE
+from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,

@@ -19,6 +19,7 @@ from dagster_adjunct.assets.reading.watch import Watch
 from dagster_adjunct.assets.versions.choosing import previous
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.log import redirect_of
+from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -296,7 +297,7 @@ class ServedDataset:
             return served
         ref = manifest.ref(damaged) if self._on_damage == "previous" else None
         while ref is not None and ref.id in self._damaged:
-            ref = previous(manifest, ref)
+            ref = previous(as_bounded(manifest), ref)
         return None if ref is None else self._store.version(ref.id)
 
 

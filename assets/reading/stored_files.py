@@ -14,7 +14,7 @@ from dagster_adjunct.resources.objects.object_file import open_object
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-    from dagster_adjunct.assets.versions.manifest import SealedVersion
+    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.resources.bucketing.files import BucketFile
     from dagster_adjunct.resources.objects.store import ObjectStore
 

@@ -13,12 +13,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.choosing import SHORT_ID, require_version
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.log import NAMES, DatasetLog, members_of, redirect_of, set_log
-from dagster_adjunct.assets.versions.manifest import (
-    DatasetManifest,
-    SealedVersion,
-    VersionRef,
-    version_number,
-)
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, UnboundedManifest, as_bounded
 from dagster_adjunct.assets.versions.operator_actions import (
     HistoryEntry,
     drop_version,
@@ -28,6 +23,8 @@ from dagster_adjunct.assets.versions.operator_actions import (
     unpin_version,
     withdraw_version,
 )
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, version_number
+from dagster_adjunct.assets.versions.stored_manifest import stored_body
 from dagster_adjunct.assets.writing.generation import check_declaration
 from dagster_adjunct.resources.errors import (
     DatasetError,
@@ -134,7 +131,8 @@ class StoredVersions:
 
         assert self._spec is not None
         source = open_source(systems, self._spec, self._lake)
-        found = source.next(self.manifest() or source.first_manifest())
+        manifest = self.manifest()
+        found = source.next(source.first_manifest() if manifest is None else as_bounded(manifest))
         return found if isinstance(found, Awaiting) else None
 
     def version(self, version: str) -> VersionReader:
@@ -145,7 +143,7 @@ class StoredVersions:
         manifest = self.require_manifest()
         if manifest.version is not None and manifest.version.id == version:
             return self._view(manifest.version)
-        if manifest.declaration.kind == "unbounded":
+        if isinstance(manifest, UnboundedManifest):
             if version_number(version):
                 check_not_doomed(manifest, version)
             return self._view(self._committed(manifest, version))
@@ -167,7 +165,7 @@ class StoredVersions:
         if current is None or manifest is None:
             raise self._not_found()
         served = served_at(self.log, current, manifest, when, commit)
-        return self.version(served.id) if manifest.declaration.kind == "bounded" else self._view(served)
+        return self._view(served) if isinstance(manifest, UnboundedManifest) else self.version(served.id)
 
     def version_of_batch(self, version: str) -> VersionReader:
         """Return the version of this id that an open batch was begun with.
@@ -178,13 +176,14 @@ class StoredVersions:
         try:
             return self.version(version)
         except DatasetError:
-            if self.require_manifest().declaration.kind == "unbounded":
-                return self._view(self._committed(self.require_manifest(), version))
-            withdrawn = self.require_manifest().ref(version)
+            manifest = self.require_manifest()
+            if isinstance(manifest, UnboundedManifest):
+                return self._view(self._committed(manifest, version))
+            withdrawn = manifest.ref(version)
             if withdrawn is not None:
                 return self._view(self.log.read_version(withdrawn))
             document = f"{self.log.prefix}/versions/{version}-"
-            for entry in self.require_manifest().doomed:
+            for entry in manifest.doomed:
                 if entry.startswith(document):
                     with suppress(ObjectNotFoundError):
                         return self._view(SealedVersion.model_validate_json(self._lake.store.get(entry).data))
@@ -192,7 +191,7 @@ class StoredVersions:
 
     def versions(self) -> tuple[VersionRef, ...]:
         """Return all retained versions of a bounded dataset, in the order in which they were made."""
-        return self.require_manifest().versions
+        return self.require_manifest().listed
 
     def history(self, limit: int | None = 100) -> list[HistoryEntry]:
         """Return the newest commits, newest first: what was done to which version, by whom, when and why.
@@ -210,7 +209,7 @@ class StoredVersions:
                 version=manifest.change.version if manifest.change else None,
                 reason=manifest.change.reason if manifest.change else "",
                 served=manifest.version.id if manifest.version else None,
-                readable=now is not None and manifest.version is not None and _is_retained(now, manifest.version.id),
+                readable=now is not None and manifest.version is not None and now.retains(manifest.version.id),
             )
             for commit, manifest in commits
         ]
@@ -271,7 +270,7 @@ class StoredVersions:
         """Return what the dataset is and holds, as JSON-able values. Raises DatasetNotFoundError."""
         manifest = self.require_manifest()
         hidden = {"format", "version", "delivered", "known", "next_generation", "next_number", "doomed"}
-        described = manifest.model_dump(mode="json", exclude=hidden)
+        described = {name: value for name, value in stored_body(manifest).items() if name not in hidden}
         version = manifest.version
         described["version"] = None
         if version is not None:
@@ -300,7 +299,7 @@ class StoredVersions:
         )
         check_declaration(self.name, manifest.declaration, declared)
 
-    def _committed(self, manifest: DatasetManifest, version: str) -> SealedVersion:
+    def _committed(self, manifest: UnboundedManifest, version: str) -> SealedVersion:
         """Return an unbounded dataset's version, whose number is that of the commit that holds it."""
         number, dash, commit_id = version.removeprefix("v").partition("-")
         found = self._begun(manifest, version) if SHORT_ID.fullmatch(version) else None
@@ -320,7 +319,7 @@ class StoredVersions:
             )
         return found
 
-    def _begun(self, manifest: DatasetManifest, version: str) -> SealedVersion | None:
+    def _begun(self, manifest: UnboundedManifest, version: str) -> SealedVersion | None:
         """Return an unbounded dataset's version by the beginning of its id; its number is that of a commit."""
         from dagster_adjunct.assets.reading.time_travel import served_at
 
@@ -333,20 +332,22 @@ class StoredVersions:
         return None
 
     def _awaited(self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None) -> str:
-        kind = manifest.declaration.kind if manifest is not None else self._spec.kind if self._spec else None
-        if kind == "unbounded":
+        declared = self._spec.kind if self._spec is not None and manifest is None else "bounded"
+        if isinstance(manifest, UnboundedManifest) or declared == "unbounded":
             return "its bootstrap is not finished"
-        if manifest is not None and any(ref.state == "withdrawn" for ref in manifest.versions):
+        refs = manifest.versions if manifest is not None else ()
+        if any(ref.state == "withdrawn" for ref in refs):
             return "all that were sealed are withdrawn"
-        rejected = [ref for ref in manifest.versions if ref.state == "rejected"] if manifest else []
+        rejected = [ref for ref in refs if ref.state == "rejected"]
         refused = f"; version {rejected[-1].name!r} was rejected ({rejected[-1].reason})" if rejected else ""
         if self._spec is None or systems is None:
             source = manifest.declaration.input if manifest else self._spec.input if self._spec else "its input"
             return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
         found = self.awaiting(systems)
         if found is None:
-            others = [each.awaited for each in self.log.read_all()[1].values() if each.name != self.name]
-            missing = ", ".join(marker for each in others if each for marker in each.missing)
+            members = [each for each in self.log.read_all()[1].values() if isinstance(each, BoundedManifest)]
+            others = [member.awaited for member in members if member.awaited and member.name != self.name]
+            missing = ", ".join(marker for awaited in others for marker in awaited.missing)
             lacks = (
                 f", and other members of its version set wait for the end-of-dataset markers of {missing}"
                 if missing
@@ -370,7 +371,7 @@ class StoredVersions:
         return manifest is not None and manifest.declaration.order == "name"
 
     def _computation(self, manifest: DatasetManifest | None) -> str:
-        refs = manifest.versions if manifest is not None else ()
+        refs = manifest.listed if manifest is not None else ()
         refused = [ref for ref in refs if ref.state == "rejected"]
         if any(ref.state == "withdrawn" for ref in refs):
             return "all that were sealed are withdrawn"
@@ -395,14 +396,6 @@ class StoredVersions:
             "Check the name and the lake, or advance the dataset a first time.",
             dataset=self.name,
         )
-
-
-def _is_retained(manifest: DatasetManifest, version: str) -> bool:
-    """Whether a version that was served once can be read."""
-    if manifest.declaration.kind == "unbounded":
-        return version_number(version) >= manifest.retained_from
-    ref = manifest.ref(version)
-    return ref is not None and ref.state == "sealed"
 
 
 def open_dataset(lake: Lake, name: str) -> StoredVersions:

@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.versions.leases import check_not_doomed
-from dagster_adjunct.assets.versions.manifest import SealedVersion, parse_manifest
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.stored_manifest import parse_manifest
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -41,7 +43,7 @@ def served_at(
             f"dataset {log.name!r} is to be read as of {when}, a time without its zone.", "Give one: tzinfo=UTC."
         )
     asked = f"after commit {commit}" if when is None else f"at {when:%Y-%m-%d %H:%M:%S %Z}"
-    if manifest.declaration.kind == "bounded":
+    if not isinstance(manifest, UnboundedManifest):
         found = _in_history(log, when, commit)
         if found is None or found.version is None:
             raise NoSealedVersionError(
@@ -71,7 +73,7 @@ class _Past:
 
     log: DatasetLog
     current: Commit
-    manifest: DatasetManifest
+    manifest: UnboundedManifest
     read: dict[int, Commit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
 from dagster_adjunct.assets.reading.key_ranges import key_range
 from dagster_adjunct.assets.reading.keys import coerce_key, key_from_text
-from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.hashing import bucketer
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.schemas.plain import to_plain

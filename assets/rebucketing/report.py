@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, StillReadError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def check(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: s
             f"{what} has {declared.partitions} partitions, and is to have {partitions}.",
             "Name another number, from 1 to 100,000.",
         )
-    bootstrap = manifest.bootstrap
+    bootstrap = manifest.bootstrap if isinstance(manifest, UnboundedManifest) else None
     if bootstrap is not None and (bootstrap.state == "running" or manifest.version is None):
         raise DatasetError(
             f"{what} can't be repartitioned now: its bootstrap is not finished ({bootstrap.why or 'the first one'}).",

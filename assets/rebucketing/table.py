@@ -18,7 +18,8 @@ from dagster_adjunct.assets.unbounded.served_version import retire, without_larg
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -80,7 +81,8 @@ class _Rewriting:
                         "Advance it first.",
                         dataset=self.log.name,
                     )
-                before, version = self._checked(manifest)
+                manifest = self._checked(manifest)
+                before, version = self._served(manifest)
                 if dry_run:
                     return self._report(before, version, "", tuple(sorted(set(self.roots().values()))))
                 check_unused(self.log.name, self.roots())
@@ -104,7 +106,7 @@ class _Rewriting:
                 self._drop_others(None)
             raise
 
-    def _commit(self, commit: Commit, manifest: DatasetManifest, version: SealedVersion) -> DatasetManifest | None:
+    def _commit(self, commit: Commit, manifest: UnboundedManifest, version: SealedVersion) -> UnboundedManifest | None:
         """Commit the table as it is rewritten; None where somebody else was first."""
         commit_id = self.log.attempt().id
         after = self._after(manifest, version, commit.number + 1, commit_id)
@@ -116,12 +118,15 @@ class _Rewriting:
             return None
         return after
 
-    def _checked(self, manifest: DatasetManifest) -> tuple[int, SealedVersion]:
-        if manifest.declaration.kind != "unbounded":
+    def _checked(self, manifest: DatasetManifest) -> UnboundedManifest:
+        if not isinstance(manifest, UnboundedManifest):
             raise ConfigurationError(
                 f"dataset {self.log.name!r} is bounded: its versions are rewritten, and it has no table.",
                 "Use repartition_dataset, which does what fits.",
             )
+        return manifest
+
+    def _served(self, manifest: UnboundedManifest) -> tuple[int, SealedVersion]:
         before, version = check(self.log, manifest, self.partitions, self.reason), manifest.version
         assert version is not None
         return before, version
@@ -160,7 +165,9 @@ class _Rewriting:
 
     # -- deciding
 
-    def _after(self, manifest: DatasetManifest, version: SealedVersion, number: int, commit_id: str) -> DatasetManifest:
+    def _after(
+        self, manifest: UnboundedManifest, version: SealedVersion, number: int, commit_id: str
+    ) -> UnboundedManifest:
         new = [self.made[each.folder][1] for each in version.generations if each.files]
         slim = tuple(without_large_footers(generation) for generation in new)
         facts = {
@@ -171,8 +178,7 @@ class _Rewriting:
             "generations": slim or version.generations[:1],
             "counters": {},
         }
-        kept = {name: getattr(version, name) for name in SealedVersion.model_fields}
-        made = SealedVersion(**{**kept, **facts})
+        made = version.after(**facts)
         after = manifest.after(
             declaration=manifest.declaration.model_copy(update={"partitions": self.partitions}),
             # So that an advance that is under way, which has the old partitions, loses its race.

@@ -18,13 +18,8 @@ from dagster_adjunct.assets.retention.erasing.replacing import Replacement, repl
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.leases import store_now
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import (
-    Change,
-    DatasetManifest,
-    SealedVersion,
-    VersionRef,
-    layout_of,
-)
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
+from dagster_adjunct.assets.versions.sealed_version import VersionRef, layout_of
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -59,7 +54,7 @@ def repartition_versions(
                 raise DatasetNotFoundError(
                     f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it first.", dataset=dataset
                 )
-            if manifest.declaration.kind != "bounded":
+            if not isinstance(manifest, BoundedManifest):
                 raise ConfigurationError(
                     f"dataset {dataset!r} is unbounded: it has one table, and no versions to rewrite.",
                     f"Rewrite it so: adjunct dataset repartition {dataset} --partitions {partitions} --reason ….",
@@ -91,26 +86,26 @@ def repartition_versions(
                 lake.store.delete(attempt_key(lake, dataset, each.attempt.id))
 
 
-def _planned(log: DatasetLog, manifest: DatasetManifest, before: int, partitions: int, roots: Roots) -> RebucketReport:
+def _planned(log: DatasetLog, manifest: BoundedManifest, before: int, partitions: int, roots: Roots) -> RebucketReport:
     ids = {ref.id: "" for ref in _documented(manifest)}
     rows = sum(ref.rows or 0 for ref in _documented(manifest))
     holding = tuple(sorted(set(roots().values())))
     return RebucketReport(log.name, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
 
 
-def _stands(lake: Lake, manifest: DatasetManifest, each: Replacement) -> bool:
+def _stands(lake: Lake, manifest: BoundedManifest, each: Replacement) -> bool:
     """Whether nobody has discarded what was rewritten, which no manifest lists yet."""
     document = str(each.new.document)
     return not {*each.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
 
 
-def _documented(manifest: DatasetManifest) -> Iterator[VersionRef]:
+def _documented(manifest: BoundedManifest) -> Iterator[VersionRef]:
     return (ref for ref in manifest.versions if ref.document is not None)
 
 
 def _after(
-    manifest: DatasetManifest, made: dict[str, Replacement], partitions: int, reason: str
-) -> DatasetManifest | None:
+    manifest: BoundedManifest, made: dict[str, Replacement], partitions: int, reason: str
+) -> BoundedManifest | None:
     """Return the manifest with the rewritten versions; None where there are more to rewrite."""
     refs = list(_documented(manifest))
     if any(str(ref.document) not in made for ref in refs):
@@ -146,9 +141,7 @@ def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> Re
             dataset=log.name,
             version=ref.id,
         )
-    fields = {name: getattr(sealed, name) for name in SealedVersion.model_fields}
-    changes = {"id": f"v{sealed.number:06d}-{attempt.id}", "partitions": partitions, "generations": (new,)}
-    made = SealedVersion(**{**fields, **changes})
+    made = sealed.after(id=f"v{sealed.number:06d}-{attempt.id}", partitions=partitions, generations=(new,))
     update = {
         "id": made.id,
         "document": log.write_version(made),

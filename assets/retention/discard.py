@@ -23,8 +23,9 @@ from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
 from dagster_adjunct.assets.versions.choosing import order_of
 from dagster_adjunct.assets.versions.leases import LeaseInfo, all_leases, store_now
 from dagster_adjunct.assets.versions.log import DatasetLog, set_log
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, VersionRef, version_number
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.operator_actions import expire_pin, expire_pins
+from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.times import before
 
@@ -126,11 +127,30 @@ def plan_discard(
 
     `kept_from` is the number of the oldest version that an unbounded dataset keeps for being new.
     """
+    held = _held(leases, roots, found.now)
+    reached = manifest.reachable()
+    limit = before(found.now, policy.grace)
+    garbage = [
+        Judged(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
+        for folder, at in sorted({**found.folders, **found.documents}.items())
+        if folder not in reached and folder not in manifest.doomed and at <= limit and not _is_running(folder, found)
+    ]
+    if isinstance(manifest, UnboundedManifest):
+        plan = plan_retired(manifest, policy, held, kept_from, found.commits, found.now)
+        go, stay = (tuple(Judged(each.folder, None, why) for each, why in judged) for judged in (plan.go, plan.stay))
+        return DiscardPlan(go, stay, tuple(garbage), plan.retained_from)
+    go, stay = _judge_versions(manifest, policy, held, found)
+    return DiscardPlan(go, stay, tuple(garbage))
+
+
+def _judge_versions(
+    manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], found: Found
+) -> tuple[tuple[Judged, ...], tuple[Judged, ...]]:
+    """Return which versions go, and which stay."""
     newest = _newest(manifest, policy)
     head = manifest.ref(manifest.head) if manifest.head else None
     # After a rollback that is an older one than others that stay, and these must not take its place.
     next_best = head.replaced if head is not None and policy.keep != 1 else None
-    held = _held(leases, roots, found.now)
     go, stay = [], []
     for ref in manifest.versions:
         age = found.now - found.documents.get(ref.document or "", ref.sealed_at)
@@ -151,30 +171,7 @@ def plan_discard(
             stay.append(Judged(ref.id, ref.name, why))
         else:
             go.append(Judged(ref.id, ref.name, _why_gone(manifest, ref, policy)))
-    reached = reachable(manifest)
-    limit = before(found.now, policy.grace)
-    garbage = [
-        Judged(folder, None, f"no version reaches it, untouched since {at:%Y-%m-%d %H:%M} UTC")
-        for folder, at in sorted({**found.folders, **found.documents}.items())
-        if folder not in reached and folder not in manifest.doomed and at <= limit and not _is_running(folder, found)
-    ]
-    if manifest.declaration.kind == "bounded":
-        return DiscardPlan(tuple(go), tuple(stay), tuple(garbage))
-    plan = plan_retired(manifest, policy, held, kept_from, found.commits, found.now)
-    go, stay = ([Judged(each.folder, None, why) for each, why in judged] for judged in (plan.go, plan.stay))
-    return DiscardPlan(tuple(go), tuple(stay), tuple(garbage), plan.retained_from)
-
-
-def reachable(manifest: DatasetManifest) -> set[str]:
-    """Return the folders and documents that the retained versions need, and a bootstrap that is not done."""
-    reached = {folder for ref in manifest.versions for folder in ref.folders}
-    reached |= {ref.document for ref in manifest.versions if ref.document is not None}
-    if manifest.version is not None:
-        reached |= {generation.folder for generation in manifest.version.generations}
-    reached |= {retired.folder for retired in manifest.retired}
-    if manifest.bootstrap is not None:
-        reached |= {generation.folder for generation in manifest.bootstrap.building}
-    return reached
+    return tuple(go), tuple(stay)
 
 
 def discard(
@@ -198,13 +195,11 @@ def discard(
             f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
         )
     policy = policy or manifests[dataset].declaration.discard
-    unbounded = manifests[dataset].declaration.kind == "unbounded"
-    found = _look(log, commits=unbounded)
+    found = _look(log, commits=isinstance(manifests[dataset], UnboundedManifest))
     manifest = expire_pin(log, manifests[dataset], found.now)
-    pinned = manifests[dataset].pin
-    unpinned = pinned.version if pinned is not None and manifest.pin is None else None
+    unpinned = _pinned(manifests[dataset]) if _pinned(manifest) is None else None
     if dry_run:
-        kept_from = oldest_kept(log, manifest, policy) if manifest.retired else 0
+        kept_from = _kept_from(log, manifest, policy)
         plan = plan_discard(manifest, policy, all_leases(lake, dataset), roots(), found, kept_from)
         return DiscardReport(
             dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned, retained_from=plan.retained_from
@@ -215,14 +210,14 @@ def discard(
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, found
-        if not {ref.document for ref in fresh.versions if ref.document is not None} <= found.documents.keys():
+        if not {ref.document for ref in fresh.listed if ref.document is not None} <= found.documents.keys():
             found = _look(log)  # a version was published since: how old it is, only the store can say
-        kept_from = oldest_kept(log, fresh, policy) if fresh.retired else 0
+        kept_from = _kept_from(log, fresh, policy)
         plan = plan_discard(fresh, policy, all_leases(lake, dataset), roots(), found, kept_from)
         gone = {judged.what for judged in plan.go}
         if not gone and not plan.garbage:
             return None
-        if unbounded:
+        if isinstance(fresh, UnboundedManifest):
             return fresh.after(
                 retired=tuple(retired for retired in fresh.retired if retired.folder not in gone),
                 retained_from=plan.retained_from,
@@ -245,6 +240,16 @@ def discard(
         dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned,
         plan.retained_from,
     )  # fmt: skip
+
+
+def _pinned(manifest: DatasetManifest) -> str | None:
+    pin = manifest.pin if isinstance(manifest, BoundedManifest) else None
+    return pin.version if pin is not None else None
+
+
+def _kept_from(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
+    """Return the oldest version that an unbounded dataset keeps for being new; it is looked up where it matters."""
+    return oldest_kept(log, manifest, policy) if isinstance(manifest, UnboundedManifest) and manifest.retired else 0
 
 
 def delete_doomed(
@@ -272,7 +277,7 @@ def delete_doomed(
     return spared, objects
 
 
-def _newest(manifest: DatasetManifest, policy: DiscardPolicy) -> dict[str, str]:
+def _newest(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
     """Return the versions that stay for being new; of versions ordered by name only the newest build of each name."""
     order = order_of(manifest)
     sealed = sorted((ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True)
@@ -284,7 +289,7 @@ def _newest(manifest: DatasetManifest, policy: DiscardPolicy) -> dict[str, str]:
     return {ref.id: why for ref in kept}
 
 
-def _why_gone(manifest: DatasetManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
+def _why_gone(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
     later = [each for each in manifest.versions if (each.name, each.state) == (ref.name, "sealed")]
@@ -313,10 +318,10 @@ def _spared(
 ) -> list[Judged]:
     """Return what is doomed and still held."""
     held = _held(leases, roots, now)
-    reached = reachable(manifest)
+    reached = manifest.reachable()
     # Of an unbounded dataset nothing says any more which of them an earlier version reads: it holds all.
-    unbounded = manifest.declaration.kind == "unbounded"
-    earlier = {version for version in held if unbounded and version_number(version) < manifest.retained_from}
+    unbounded = isinstance(manifest, UnboundedManifest)
+    earlier = {version for version in held if unbounded and not manifest.retains(version)}
     spared = []
     for entry in manifest.doomed:
         why = next((reason for version, reason in held.items() if version in earlier or _is_of(version, entry)), "")
@@ -379,7 +384,7 @@ def _sweep(
     """Delete records of builds that ended long ago, and commits that are long past."""
     store, limit = log.lake.store, before(found.now, policy.grace)
     held: Mapping[str, str] = {}
-    if manifest.declaration.kind == "unbounded":  # a version of which stands nowhere but in its commit
+    if isinstance(manifest, UnboundedManifest):  # a version of which stands nowhere but in its commit
         held = _held(all_leases(log.lake, log.name), roots(), found.now)
     ended = min(limit, found.now - RUNNING)
     objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
@@ -389,7 +394,7 @@ def _sweep(
         logs.append(set_log(log.lake, set_name))
     for each in logs:
         past = [item for item in _past(each, limit) if not any(_is_of(version, item.key) for version in held)]
-        if manifest.declaration.kind == "unbounded":
+        if isinstance(manifest, UnboundedManifest):
             past = [item for item in past if _number_of(item) < manifest.retained_from]
         objects += past
     store.delete_many([item.key for item in objects])

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, Retired, version_number
+from dagster_adjunct.assets.versions.followed_table import Retired
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import version_number
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.policies import DiscardPolicy
@@ -29,7 +31,7 @@ class RetiredPlan:
 
 
 def plan_retired(
-    manifest: DatasetManifest,
+    manifest: UnboundedManifest,
     policy: DiscardPolicy,
     held: Mapping[str, str],
     kept_from: int,
@@ -66,7 +68,7 @@ def plan_retired(
     return RetiredPlan(tuple(go), tuple(stay), retained_from)
 
 
-def oldest_kept(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
+def oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
     """Return the number of the oldest of the newest versions that the policy keeps; 0 where it keeps them all.
 
     The manifest knows their numbers. Where an older one, or a very long history, leaves some of them out, commits are

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
     companions,
     hiding,
 )
-from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.schemas.schema import Schema

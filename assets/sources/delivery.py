@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_adjunct.assets.versions.manifest import Lost, MarkerFacts
+from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import Marker
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest, Declaration
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.stored_declaration import Declaration
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
@@ -96,11 +97,11 @@ class VersionSource(Protocol):
         """Columns of what `read` returns that put records of one key in order, the last one counting."""
         ...
 
-    def first_manifest(self) -> DatasetManifest:
+    def first_manifest(self) -> BoundedManifest:
         """Return the manifest of a dataset that has no commit yet."""
         ...
 
-    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version after what the manifest has settled. Raises MarkerConflictError."""
         ...
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
 from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor, hiding
-from dagster_adjunct.assets.versions.manifest import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types

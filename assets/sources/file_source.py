@@ -20,7 +20,7 @@ from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import count_records, files_frame, open_tree
 from dagster_adjunct.resources.spark.errors import unwrapped
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.inputs import FileSource
     from dagster_adjunct.assets.sources.folder_contents import Copies
-    from dagster_adjunct.assets.versions.manifest import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import Declaration
     from dagster_adjunct.resources.schemas.schema import Schema
 
 _READ_HERE = 16 * 1024 * 1024
@@ -81,10 +81,10 @@ class FileVersions:
         """Of one key, the record in the last file counts, and in a file the last record."""
         return (PARTITION, OFFSET)
 
-    def first_manifest(self) -> DatasetManifest:
-        return DatasetManifest(name=self._spec.name, declaration=self.declaration, offsets={})
+    def first_manifest(self) -> BoundedManifest:
+        return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
 
-    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version in the first complete folder that is not settled, or which one it waits for.
 
         Folders that were delivered and hold something else now are told; copies of what was delivered are it. When all
@@ -169,7 +169,7 @@ class FileVersions:
 
     # -- which version
 
-    def _asked_for(self, manifest: DatasetManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
+    def _asked_for(self, manifest: BoundedManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
         folder = next((each for each in named if each.path == name), None)
         if folder is None or folder.complete is None:
             return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes)
@@ -179,7 +179,7 @@ class FileVersions:
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
-    def _next_in_place(self, manifest: DatasetManifest, folder: Folder) -> Delivery | Awaiting:
+    def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
         complete = folder.complete
         assert complete is not None
         if self._partition is not None:
@@ -214,7 +214,7 @@ class FileVersions:
             return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
         return self._delivery(name, folder)
 
-    def _in_order(self, manifest: DatasetManifest, folders: list[Folder]) -> tuple[list[Folder], list[Folder]]:
+    def _in_order(self, manifest: BoundedManifest, folders: list[Folder]) -> tuple[list[Folder], list[Folder]]:
         """Return the folders that come too late, and the rest as they follow each other.
 
         None is late where versions go by name.
@@ -226,7 +226,7 @@ class FileVersions:
         late = [each for each in folders if natural_order(each.path) < natural_order(newest)]
         return late, [each for each in folders if each not in late]
 
-    def _late(self, manifest: DatasetManifest, late: list[Folder]) -> tuple[str, ...]:
+    def _late(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
         """Refuse complete folders that come too late, but for copies of what was delivered, which are told."""
         newest = max(manifest.taken, key=natural_order, default=None)
         notes = []
@@ -247,7 +247,7 @@ class FileVersions:
                 )
         return tuple(notes)
 
-    def _completed_again(self, manifest: DatasetManifest, named: list[Folder]) -> set[str]:
+    def _completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
         """Return the refused versions that were completed anew since: they are tried again, in their order.
 
         One that was dropped is so, too, when later ones have come: its name is free. But each is tried once an opening:
@@ -266,7 +266,7 @@ class FileVersions:
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
-    def _compare(self, manifest: DatasetManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
+    def _compare(self, manifest: BoundedManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
         """Compare delivered folders with what was delivered, one by one; return copies, and others.
 
         Of a version that was refused nothing is published, so there is nothing to contradict.
@@ -360,7 +360,7 @@ class FileVersions:
         return "/".join(filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete]))
 
 
-def _settled(manifest: DatasetManifest) -> set[str]:
+def _settled(manifest: BoundedManifest) -> set[str]:
     """Return the versions whose folders are done with, for as long as nobody completes them anew."""
     return {
         *manifest.known,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.folders import Folder
-from dagster_adjunct.assets.versions.manifest import Delivered, MarkerFacts
+from dagster_adjunct.assets.versions.deliveries import Delivered, MarkerFacts
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.files.tree import FileTree

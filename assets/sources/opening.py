@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.delivery import VersionSource
-    from dagster_adjunct.assets.versions.manifest import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import Declaration
     from dagster_adjunct.resources.objects.lake import Lake
 
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.inputs import Computation
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.inputs import QuerySource
-    from dagster_adjunct.assets.versions.manifest import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import Declaration
 
 
 class QueryVersions:
@@ -57,10 +57,10 @@ class QueryVersions:
         """A query's rows have no order: of several with one key, the one with the greatest values counts."""
         return tuple(name for name in self._schema.names if name not in self._spec.key)
 
-    def first_manifest(self) -> DatasetManifest:
-        return DatasetManifest(name=self._spec.name, declaration=self.declaration, offsets={})
+    def first_manifest(self) -> BoundedManifest:
+        return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
 
-    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version to compute, once; nothing is computed before it is read."""
         if self._given:
             return Awaiting(None, (), idle=True)
@@ -122,7 +122,7 @@ def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
         )
 
 
-def _new_name(manifest: DatasetManifest, now: datetime) -> str:
+def _new_name(manifest: BoundedManifest, now: datetime) -> str:
     """Return a name made of the time that no version has had."""
     taken = {
         *manifest.known,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagster_adjunct.assets.sources.delivery import Segment
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, MarkerFacts
+from dagster_adjunct.assets.versions.deliveries import MarkerFacts
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 
 
-def told_again(manifest: DatasetManifest, dropped: Mapping[Segment, int]) -> tuple[str, ...]:
+def told_again(manifest: BoundedManifest, dropped: Mapping[Segment, int]) -> tuple[str, ...]:
     """Return a sentence for each version of which records were dropped that are not known to be what was taken.
 
     `dropped` are the records by segment. Equal counts prove nothing; equal checksums in all markers do.
@@ -20,7 +21,7 @@ def told_again(manifest: DatasetManifest, dropped: Mapping[Segment, int]) -> tup
     return tuple(told for name, segments in again.items() if (told := _told(manifest, name, segments)))
 
 
-def _told(manifest: DatasetManifest, name: str, segments: Mapping[Segment, int]) -> str:
+def _told(manifest: BoundedManifest, name: str, segments: Mapping[Segment, int]) -> str:
     done = next((each for each in reversed(manifest.delivered) if each.name == name), None)
     ref = manifest.ref(done.version) if done else None
     again = f"version {name!r} was delivered again: its {sum(segments.values()):,} record(s) are dropped"

@@ -22,7 +22,8 @@ from dagster_adjunct.assets.sources.entries import entries_of
 from dagster_adjunct.assets.sources.lost_versions import Unknown, cut_partitions, go_on, to_count
 from dagster_adjunct.assets.sources.opening import Source, as_stored, by_partition
 from dagster_adjunct.assets.sources.redelivery import told_again
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, Lost, MarkerFacts
+from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import Declaration
+    from dagster_adjunct.assets.versions.stored_declaration import Declaration
     from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
 
 
@@ -84,14 +85,14 @@ class StreamSource:
         """Offsets order the records of one key; partitions only where a key can come in several of them."""
         return (OFFSET,) if self._stream.one_partition_a_key else (OFFSET, PARTITION)
 
-    def first_manifest(self) -> DatasetManifest:
+    def first_manifest(self) -> BoundedManifest:
         """Return a manifest that begins at the stream's first offset, whatever retention has taken since."""
         offsets = as_stored(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
-        return DatasetManifest(
+        return BoundedManifest(
             name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
         )
 
-    def next(self, manifest: DatasetManifest) -> Delivery | Awaiting:
+    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version, or the partitions without its marker.
 
         Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that was made anew.
@@ -204,7 +205,7 @@ class StreamSource:
 
     def _unknown(
         self,
-        manifest: DatasetManifest,
+        manifest: BoundedManifest,
         found: Unknown,
         gone: Mapping[SystemStreamPartition, tuple[int, int]],
         starts: Mapping[SystemStreamPartition, int],
@@ -252,7 +253,7 @@ class StreamSource:
         return f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of {marker.ssp}"
 
 
-def _settled(manifest: DatasetManifest) -> Settled:
+def _settled(manifest: BoundedManifest) -> Settled:
     """Return what the markers of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
 
     The name of a rejected version that was dropped is not among them: what comes under it is a new version.
@@ -269,7 +270,7 @@ def _settled(manifest: DatasetManifest) -> Settled:
     return settled | {ended.name: {} for ended in manifest.abandoned}
 
 
-def _gone(manifest: DatasetManifest) -> set[str]:
+def _gone(manifest: BoundedManifest) -> set[str]:
     """Return the names of versions that were lost, or dropped after they were rejected: they may come again."""
     return {name for lost in manifest.lost for name in lost.versions} | {
         done.name for done in manifest.delivered if done.freed is not None

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.unbounded.next_ranges import next_ranges, reaches_ta
 from dagster_adjunct.assets.unbounded.served_version import with_version
 from dagster_adjunct.assets.unbounded.write_changes import write_changes
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.writing.generation import add
 from dagster_adjunct.resources.errors import CommitConflictError
 
@@ -126,7 +126,7 @@ def _commit_written(advance: Advance, progress: Progress, written: _Written) -> 
         raise
 
 
-def _after(advance: Advance, progress: Progress, written: _Written) -> DatasetManifest:
+def _after(advance: Advance, progress: Progress, written: _Written) -> UnboundedManifest:
     """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
     source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
     generation, running, now = written.generation, progress.running, advance.context.now()

@@ -19,7 +19,8 @@ from dagster_adjunct.assets.unbounded.committing import Progress, change_of, com
 from dagster_adjunct.assets.unbounded.input_order import last_offsets
 from dagster_adjunct.assets.unbounded.served_version import with_version
 from dagster_adjunct.assets.versions.attempts import forget_attempt
-from dagster_adjunct.assets.versions.manifest import Bootstrap, DatasetManifest
+from dagster_adjunct.assets.versions.followed_table import Bootstrap
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.committing import Advance
@@ -38,7 +39,7 @@ def begin_table(advance: Advance, seen: Seen, commit: Commit | None, applied: Ma
     `commit` is the current one. Raises CommitConflictError where another writer was first, and what the loading of a
     bulk snapshot raises.
     """
-    first = seen.manifest or DatasetManifest(
+    first = seen.manifest or UnboundedManifest(
         name=seen.spec.name,
         declaration=seen.source.declaration,
         offsets=as_stored(seen.ends),
@@ -56,7 +57,7 @@ def begin_table(advance: Advance, seen: Seen, commit: Commit | None, applied: Ma
 
 def _bootstrapping(
     advance: Advance, seen: Seen, before: Progress, attempt: Attempt
-) -> tuple[Progress, DatasetManifest]:
+) -> tuple[Progress, UnboundedManifest]:
     """Return the manifest of a bootstrap that begins beside what is served, and the progress once a snapshot is loaded.
 
     The target are the ends of the stream after the snapshot was loaded.
@@ -89,7 +90,7 @@ def _bootstrapping(
     return before, after
 
 
-def _created(advance: Advance, seen: Seen, before: Progress, attempt: Attempt) -> tuple[Progress, DatasetManifest]:
+def _created(advance: Advance, seen: Seen, before: Progress, attempt: Attempt) -> tuple[Progress, UnboundedManifest]:
     """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
     source, first = seen.source, before.manifest
     known = {} if seen.manifest is None else by_partition(seen.manifest.offsets)
@@ -109,7 +110,7 @@ def _created(advance: Advance, seen: Seen, before: Progress, attempt: Attempt) -
     return before, with_version(after, source, before.commit, attempt, empty, {}, start, advance.context.now())
 
 
-def _begun(advance: Advance, first: DatasetManifest, bootstrap: Bootstrap) -> DatasetManifest:
+def _begun(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> UnboundedManifest:
     return first.after(
         declaration=advance.source.declaration,
         offsets=bootstrap.start,

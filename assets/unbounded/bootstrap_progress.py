@@ -11,7 +11,7 @@ from dagster_adjunct.assets.sources.opening import by_partition
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -58,11 +58,10 @@ class BootstrapProgress:
 
 
 def bootstrap_progress(
-    systems: Mapping[str, StreamSystem], manifest: DatasetManifest, now: datetime
+    systems: Mapping[str, StreamSystem], manifest: UnboundedManifest, now: datetime
 ) -> BootstrapProgress:
     """Return how far an unbounded dataset's last bootstrap is; looks at the manifest only."""
     bootstrap = manifest.bootstrap
-    assert bootstrap is not None, "only unbounded datasets have one"
     system = systems[split_stream_name(manifest.declaration.input)[0]]
     start, target = by_partition(bootstrap.start), by_partition(bootstrap.target)
     at = by_partition(manifest.offsets) if bootstrap.state == "running" else target
@@ -78,13 +77,12 @@ def bootstrap_progress(
     )
 
 
-def time_left(system: StreamSystem, manifest: DatasetManifest, took: float, read: int) -> str:
+def time_left(system: StreamSystem, manifest: UnboundedManifest, took: float, read: int) -> str:
     """Return how far a bootstrap is after a commit, and how long it may last; that is unknown where `read` is 0.
 
     `read` is how many records were read in the `took` seconds since it began, or was taken up again.
     """
     bootstrap, offsets = manifest.bootstrap, by_partition(manifest.offsets)
-    assert bootstrap is not None, "only unbounded datasets have one"
     start, target = by_partition(bootstrap.start), by_partition(bootstrap.target)
     left = sum(system.distance(ssp, offset, target[ssp]) for ssp, offset in offsets.items())
     total = sum(system.distance(ssp, start[ssp], target[ssp]) for ssp in start)

@@ -10,7 +10,7 @@ from uuid import uuid4
 from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
 from dagster_adjunct.assets.unbounded.served_version import table_layout
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
-from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.generation import write_generation
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import widens

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.sources.opening import as_stored
 from dagster_adjunct.assets.unbounded.table_state import max_age_of
-from dagster_adjunct.assets.versions.manifest import Bootstrap, Change, DatasetManifest, Decision
+from dagster_adjunct.assets.versions.followed_table import Bootstrap, Decision
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Progress:
     """
 
     commit: Commit | None
-    manifest: DatasetManifest
+    manifest: UnboundedManifest
     ends: Offsets
     sealed: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -67,7 +68,6 @@ class Progress:
     @property
     def bootstrap(self) -> Bootstrap:
         """Its bootstrap: the one under way, or the last one."""
-        assert self.manifest.bootstrap is not None, "only bounded datasets have none"
         return self.manifest.bootstrap
 
     @property
@@ -75,7 +75,7 @@ class Progress:
         """Whether the bootstrap is under way."""
         return self.bootstrap.state == "running"
 
-    def after(self, commit: Commit, manifest: DatasetManifest) -> Progress:
+    def after(self, commit: Commit, manifest: UnboundedManifest) -> Progress:
         """Return it after this commit."""
         version = manifest.version
         made = (version.id,) if version is not None and version is not self.manifest.version else ()
@@ -83,7 +83,7 @@ class Progress:
 
 
 def commit_manifest(
-    advance: Advance, progress: Progress, manifest: DatasetManifest, *, commit_id: str | None = None
+    advance: Advance, progress: Progress, manifest: UnboundedManifest, *, commit_id: str | None = None
 ) -> Progress:
     """Make `manifest` current. Raises CommitConflictError, and then nothing is visible."""
     commit = advance.log.commit(progress.commit, manifest, by=advance.context.by, commit_id=commit_id)
@@ -93,7 +93,7 @@ def commit_manifest(
 def commit_again(
     advance: Advance,
     progress: Progress,
-    decide: Callable[[Progress], DatasetManifest],
+    decide: Callable[[Progress], UnboundedManifest],
     *,
     commit_id: str | None = None,
 ) -> Progress:
@@ -106,7 +106,8 @@ def commit_again(
         try:
             return commit_manifest(advance, progress, decide(progress), commit_id=commit_id)
         except CommitConflictError:
-            commit, fresh = advance.log.read()
+            commit, current = advance.log.read()
+            fresh = None if current is None else as_unbounded(current)
             if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
                 raise
             progress = replace(progress, commit=commit, manifest=fresh)
@@ -137,7 +138,7 @@ def confirm(advance: Advance, progress: Progress) -> Progress:
         return keep(advance, progress, confirmed_at=now, decision=advance.decision, change=Change(action="confirm"))
     except CommitConflictError:  # somebody else was here, and saw the same
         commit, fresh = advance.log.read()
-        return replace(progress, commit=commit, manifest=fresh or progress.manifest)
+        return replace(progress, commit=commit, manifest=as_unbounded(fresh or progress.manifest))
 
 
 def change_of(decision: Decision) -> Change:
@@ -145,11 +146,11 @@ def change_of(decision: Decision) -> Change:
     return Change(action=decision.action, reason=decision.reason)
 
 
-def _same_progress(before: DatasetManifest, fresh: DatasetManifest) -> bool:
+def _same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
     """Whether nobody else has read on, or begun anew: then our changes still follow what is there."""
 
-    def facts(manifest: DatasetManifest) -> tuple[object, ...]:
-        running = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+    def facts(manifest: UnboundedManifest) -> tuple[object, ...]:
+        running = manifest.bootstrap.state == "running"
         horizon = None if running else manifest.horizon  # what was late must be looked at again where it moved
         return (
             manifest.offsets,

@@ -17,7 +17,8 @@ from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge, re
 from dagster_adjunct.assets.unbounded.served_version import retire
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import Change, SealedVersion
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -33,12 +34,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.following import DeltaCompaction
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
 _TRIES = 20
-_Current = tuple["Commit", "DatasetManifest"]
+_Current = tuple["Commit", "UnboundedManifest"]
 
 
 @unwrapped()
@@ -68,7 +68,7 @@ def compact_dataset(
         raise DatasetNotFoundError(
             f"dataset {dataset_name!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset_name
         )
-    if manifest.declaration.kind != "unbounded":
+    if not isinstance(manifest, UnboundedManifest):
         raise DatasetError(
             f"dataset {dataset_name!r} is bounded: each of its versions is one generation already.",
             "Only unbounded datasets have deltas to compact.",
@@ -80,7 +80,7 @@ def compact_dataset(
 def compact_due(context: WriteContext, dataset: str, policy: DeltaCompaction) -> _Current | None:
     """Compact what the policy finds due; return the commit and its manifest, None where nothing was compacted."""
     manifest = context.log(dataset).read()[1]
-    return None if manifest is None else _compact(context, manifest, policy, None)[1]
+    return None if manifest is None else _compact(context, as_unbounded(manifest), policy, None)[1]
 
 
 class _LateChanges(Exception):
@@ -88,7 +88,7 @@ class _LateChanges(Exception):
 
 
 def _compact(
-    context: WriteContext, manifest: DatasetManifest, policy: DeltaCompaction, level: Level | None
+    context: WriteContext, manifest: UnboundedManifest, policy: DeltaCompaction, level: Level | None
 ) -> tuple[CompactionReport, _Current | None]:
     began = time.perf_counter()
     version = manifest.version
@@ -132,7 +132,7 @@ def _compact(
 
 
 def _merge_and_switch(
-    context: WriteContext, manifest: DatasetManifest, plan: CompactionPlan, *, forget: bool
+    context: WriteContext, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
 ) -> tuple[Merged, _Current] | None:
     name = manifest.name
     attempt = context.log(name).attempt()
@@ -145,12 +145,15 @@ def _merge_and_switch(
     return None if current is None else (merged, current)
 
 
-def _switch(context: WriteContext, manifest: DatasetManifest, plan: CompactionPlan, merged: Merged) -> _Current | None:
+def _switch(
+    context: WriteContext, manifest: UnboundedManifest, plan: CompactionPlan, merged: Merged
+) -> _Current | None:
     """Commit the output in the place of its inputs, whatever was appended; None where these are not there."""
     assert manifest.version is not None
     log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
     for tried in range(_TRIES):
-        commit, fresh = log.read()
+        commit, current = log.read()
+        fresh = None if current is None else as_unbounded(current)
         if commit is None or fresh is None or not _stand(fresh, plan, merged):
             log.drop(merged.generation)
             return None
@@ -167,7 +170,7 @@ def _switch(context: WriteContext, manifest: DatasetManifest, plan: CompactionPl
     raise AssertionError("unreachable")
 
 
-def _appended_late(context: WriteContext, fresh: DatasetManifest, known: set[str], horizon: int) -> bool:
+def _appended_late(context: WriteContext, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
     """Whether generations that were committed meanwhile have changes at or below the horizon."""
     assert fresh.version is not None
     appended = [delta for delta in fresh.version.generations if delta.folder not in known and delta.files]
@@ -175,15 +178,15 @@ def _appended_late(context: WriteContext, fresh: DatasetManifest, known: set[str
     return bool(appended) and reach_down_to(context, fresh.version, appended, horizon, what)
 
 
-def _stand(fresh: DatasetManifest, plan: CompactionPlan, merged: Merged) -> bool:
+def _stand(fresh: UnboundedManifest, plan: CompactionPlan, merged: Merged) -> bool:
     """Whether the manifest serves all inputs still, and nobody takes the output for garbage."""
     served = {generation.folder for generation in fresh.version.generations} if fresh.version else set()
     return plan.folders <= served and merged.generation.folder not in fresh.doomed
 
 
 def _replaced(
-    fresh: DatasetManifest, plan: CompactionPlan, merged: Merged, number: int, now: datetime
-) -> DatasetManifest:
+    fresh: UnboundedManifest, plan: CompactionPlan, merged: Merged, number: int, now: datetime
+) -> UnboundedManifest:
     """Return the manifest that serves the output instead of its inputs."""
     assert fresh.version is not None
     others = [other for other in fresh.version.generations if other.folder not in plan.folders and other.files]
@@ -198,8 +201,7 @@ def _replaced(
         "rows": merged.generation.rows - merged.tombstones if exact else None,
         "counters": merged.counters,
     }
-    kept = {name: getattr(fresh.version, name) for name in SealedVersion.model_fields}
-    version = SealedVersion(**{**kept, **facts})
+    version = fresh.version.after(**facts)
     horizon = max((at for at in (fresh.horizon, merged.horizon) if at is not None), default=None)
     change = Change(action="compact", version=version.id, reason=f"{plan.level}: {plan.reason}")
     return retire(fresh.after(horizon=horizon, change=change), version, now)

@@ -15,7 +15,7 @@ from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -49,7 +49,7 @@ class PartitionLag:
 
 
 def lag_of(
-    systems: Mapping[str, StreamSystem], manifest: DatasetManifest, *, now: datetime
+    systems: Mapping[str, StreamSystem], manifest: UnboundedManifest, *, now: datetime
 ) -> dict[SystemStreamPartition, PartitionLag]:
     """Return how far what an unbounded dataset serves is behind, by stream partition; reads no records.
 
@@ -71,7 +71,7 @@ def lag_of(
 
 def stale_partitions(
     systems: Mapping[str, StreamSystem],
-    manifest: DatasetManifest,
+    manifest: UnboundedManifest,
     max_staleness: timedelta,
     *,
     now: datetime,
@@ -86,7 +86,7 @@ def stale_partitions(
 def check_fresh(
     systems: Mapping[str, StreamSystem],
     spec: AdjunctDataset,
-    manifest: DatasetManifest,
+    manifest: UnboundedManifest,
     max_staleness: timedelta,
     now: datetime,
 ) -> None:
@@ -122,7 +122,7 @@ class _Positions:
     ends: Mapping[SystemStreamPartition, str]
 
     @classmethod
-    def of(cls, systems: Mapping[str, StreamSystem], manifest: DatasetManifest) -> _Positions:
+    def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> _Positions:
         """Look at the stream. While a table is built anew, what is served is the one before it."""
         name, stream = split_stream_name(manifest.declaration.input)
         if name not in systems:
@@ -136,7 +136,7 @@ class _Positions:
         ssps = system.partitions(stream)
         oldest = system.oldest(ssps)
         known = by_partition(manifest.offsets)
-        if manifest.bootstrap is not None and manifest.bootstrap.state == "running" and manifest.version is not None:
+        if manifest.bootstrap.state == "running" and manifest.version is not None:
             known = by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
         offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # of a partition that is new nothing was read
         return cls(system, offsets, oldest, system.upcoming(ssps))

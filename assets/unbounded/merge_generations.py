@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.served_version import without_large_footers
-from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE
+from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
 from dagster_adjunct.assets.writing.generation import write_generation
 
 if TYPE_CHECKING:
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan
     from dagster_adjunct.assets.versions.log import Attempt
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest, SealedVersion
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.assets.writing.context import WriteContext
     from dagster_adjunct.resources.bucketing.files import Generation
 
@@ -34,7 +35,7 @@ class Merged:
 
 
 def merge(
-    context: WriteContext, manifest: DatasetManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
+    context: WriteContext, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
 ) -> Merged:
     """Write what the generations of the plan come to, as the newest of them: its order to the others stays.
 
@@ -96,7 +97,7 @@ def positions_of(rows: DataFrame) -> tuple[int | None, int | None]:
     return lowest, highest
 
 
-def _horizon(manifest: DatasetManifest, rows: DataFrame) -> int | None:
+def _horizon(manifest: UnboundedManifest, rows: DataFrame) -> int | None:
     """Return up to where deletions can be forgotten, None where they are kept for ever."""
     kept = manifest.declaration.keep_tombstones
     _, highest = (None, None) if kept is None else positions_of(rows)

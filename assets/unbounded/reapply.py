@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.versions.manifest import POSITION, Change, DatasetManifest
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
@@ -55,7 +56,7 @@ class Rewinding:
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
 
     def onto(
-        self, changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: DatasetManifest
+        self, changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: UnboundedManifest
     ) -> tuple[DataFrame, Callable[[], int] | None]:
         """Return the changes as they are written over what the table holds, and what counts those that come too late.
 
@@ -85,10 +86,9 @@ class Rewinding:
             return changes.withColumn(PROBLEM, problems).drop(_LATE), None
         return changes.where(~F.col(_LATE)).drop(_LATE), lambda: late
 
-    def recorded(self, after: DatasetManifest, system: StreamSystem) -> DatasetManifest:
+    def recorded(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
         """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""
         bootstrap = after.bootstrap
-        assert bootstrap is not None
         begins, offsets = dict(bootstrap.start), dict(after.offsets)
         for partition in self.plan.partitions:
             name = str(partition.ssp)
@@ -105,7 +105,7 @@ class Rewinding:
 
 
 def _with_stored(
-    changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: DatasetManifest
+    changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: UnboundedManifest
 ) -> DataFrame:
     """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
     from pyspark.sql import functions as F

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.unbounded.evolution import check_evolution
 from dagster_adjunct.assets.unbounded.table_state import Seen, TableState, state_of
-from dagster_adjunct.assets.versions.manifest import Decision
+from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.writing.generation import check_declaration
 from dagster_adjunct.resources.errors import (
     DatasetError,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,12 @@ def check_complete(seen: Seen, why: str) -> None:
 def _other_columns(seen: Seen) -> bool:
     """Whether other columns are served than are declared now; what is being built has its own."""
     manifest = seen.manifest
-    if manifest is None or manifest.version is None or manifest.bootstrap is None:
+    if manifest is None or manifest.version is None:
         return False
     return manifest.bootstrap.state == "done" and manifest.version.columns != seen.source.schema
 
 
-def _check_declared(seen: Seen, manifest: DatasetManifest, *, anew: bool) -> None:
+def _check_declared(seen: Seen, manifest: UnboundedManifest, *, anew: bool) -> None:
     """Refuse another key, spread or input; partitions are a matter of recovery, columns one of evolution.
 
     A table that is built `anew` may have any columns.
@@ -133,6 +133,6 @@ def _check_declared(seen: Seen, manifest: DatasetManifest, *, anew: bool) -> Non
     source = seen.source
     partitions = {"input_partitions": manifest.declaration.input_partitions}
     check_declaration(seen.spec.name, manifest.declaration, source.declaration.model_copy(update=partitions))
-    running = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+    running = manifest.bootstrap.state == "running"
     if manifest.version is not None and not anew and not running:
         check_evolution(seen.spec.name, manifest.version.columns, source.schema, seen.spec.key)

@@ -24,8 +24,8 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     open_startpoints,
 )
 from dagster_adjunct.assets.unbounded.table_state import Seen, look
+from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.operator_actions import explained
 from dagster_adjunct.assets.versions.report import OnStage, Stages, ignore
 from dagster_adjunct.assets.writing.context import WriteContext

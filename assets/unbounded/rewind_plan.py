@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.sources.opening import by_partition
 from dagster_adjunct.assets.unbounded.recovery import check_complete
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
@@ -112,7 +112,9 @@ def decide_rewind(seen: Seen, positions: Positions, force: Force) -> RewindPlan:
     return RewindPlan(spec.name, "rewind", partitions, _refusal(source, manifest, pending, partitions, forced))
 
 
-def open_startpoints(manifest: DatasetManifest | None, positions: Positions) -> dict[SystemStreamPartition, Startpoint]:
+def open_startpoints(
+    manifest: UnboundedManifest | None, positions: Positions
+) -> dict[SystemStreamPartition, Startpoint]:
     """Return the startpoints that the table has not applied."""
     return {
         ssp: startpoint
@@ -140,9 +142,9 @@ def _partition(seen: Seen, ssp: SystemStreamPartition, startpoint: Startpoint) -
     )
 
 
-def _taken(manifest: DatasetManifest | None) -> dict[SystemStreamPartition, str]:
+def _taken(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, str]:
     """Return the next offset to read of each partition, once a bootstrap that was begun has ended."""
-    if manifest is None or manifest.bootstrap is None:
+    if manifest is None:
         return {}
     running = manifest.bootstrap.state == "running"
     return by_partition(manifest.bootstrap.target if running else manifest.offsets)
@@ -159,7 +161,7 @@ def _incomplete(seen: Seen, forced: frozenset[SystemStreamPartition]) -> Dataset
 
 def _refusal(
     source: Source,
-    manifest: DatasetManifest | None,
+    manifest: UnboundedManifest | None,
     positions: Positions,
     partitions: tuple[PartitionRewind, ...],
     forced: frozenset[SystemStreamPartition],

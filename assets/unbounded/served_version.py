@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, Retired, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.followed_table import Retired
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -20,7 +22,7 @@ FOOTERS = 256 * 1024
 
 
 def with_version(
-    manifest: DatasetManifest,
+    manifest: UnboundedManifest,
     source: Source,
     parent: Commit | None,
     attempt: Attempt,
@@ -28,12 +30,11 @@ def with_version(
     counters: Mapping[str, int],
     offsets: Mapping[str, str],
     now: datetime,
-) -> DatasetManifest:
+) -> UnboundedManifest:
     """Return the manifest serving a version of these generations, read up to `offsets`; `parent` is the commit before.
 
     Generations that it does not read any more are retired.
     """
-    assert manifest.bootstrap is not None
     number, spec = (parent.number if parent else 0) + 1, source.spec
     version = SealedVersion(
         id=f"v{number:06d}-{attempt.id}",
@@ -54,7 +55,7 @@ def with_version(
     return retire(manifest, version, now)
 
 
-def retire(manifest: DatasetManifest, version: SealedVersion, now: datetime) -> DatasetManifest:
+def retire(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
     """Return the manifest serving `version`; what only earlier versions read stays for these until it is discarded."""
     before = manifest.version.generations if manifest.version else ()
     needed = {generation.folder for generation in version.generations}

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from dagster_adjunct.assets.sources.opening import Source, by_partition
 from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
 from dagster_adjunct.assets.versions.carrying_over import carried_over
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.writing.generation import check_declaration
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.removal import is_deleted
 
@@ -42,7 +44,7 @@ class Seen:
     source: Source
     at: datetime
     commit: Commit | None
-    manifest: DatasetManifest | None
+    manifest: UnboundedManifest | None
     oldest: Offsets
     ends: Offsets
     carried: bool = False
@@ -81,7 +83,8 @@ def look(context: WriteContext, spec: AdjunctDataset) -> Seen:
     source = Source.of(context.systems, spec)
     check_order(source)
     log = context.log(spec.name)
-    commit, manifest, damage = log.read_or_newest()
+    commit, stored, damage = log.read_or_newest()
+    manifest = None if stored is None else _followed(stored, source)
     carried = carried_over(manifest, source.info) if manifest is not None and not damage else None
     manifest = carried or manifest
     at = context.now()
@@ -110,7 +113,7 @@ def state_of(seen: Seen) -> TableState:
         return TableState("invalid", f"its manifest is damaged ({seen.damage})")
     if manifest is None:
         return TableState("none")
-    building = manifest.bootstrap is not None and manifest.bootstrap.state == "running"
+    building = manifest.bootstrap.state == "running"
     offsets = by_partition(manifest.offsets)
     refusal = _made_anew(seen, manifest.stream, offsets)
     if refusal is not None:
@@ -145,9 +148,18 @@ def max_age_of(source: Source) -> timedelta | None:
     return source.spec.following.max_age or source.info.tombstones_kept
 
 
-def _missing_objects(log: DatasetLog, manifest: DatasetManifest) -> tuple[str, ...]:
+def _followed(manifest: DatasetManifest, source: Source) -> UnboundedManifest:
+    """Return the stored manifest of a table; a bounded dataset's is refused as that of another declaration."""
+    if not isinstance(manifest, UnboundedManifest):
+        partitions = {"input_partitions": manifest.declaration.input_partitions}
+        check_declaration(source.spec.name, manifest.declaration, source.declaration.model_copy(update=partitions))
+        raise AssertionError("a stored kind differs, and its declaration does not")
+    return manifest
+
+
+def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> tuple[str, ...]:
     generations = list(manifest.version.generations) if manifest.version else []
-    if manifest.bootstrap is not None and manifest.bootstrap.state == "running":
+    if manifest.bootstrap.state == "running":
         generations = list(manifest.bootstrap.building)
     listed = {f"{generation.folder}/{file.name}": file.size for generation in generations for file in generation.files}
     if not listed:
@@ -189,10 +201,9 @@ def _overtaken(log: DatasetLog, commit: Commit | None) -> CommitConflictError | 
     )
 
 
-def _outdated_building(manifest: DatasetManifest, source: Source, now: datetime) -> str:
+def _outdated_building(manifest: UnboundedManifest, source: Source, now: datetime) -> str:
     """Return why a bootstrap that was begun can't go on, "" where it can."""
     bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
-    assert bootstrap is not None
     if bootstrap.columns is not None and bootstrap.columns != source.schema:
         return f"other columns are declared since it began ({bootstrap.columns.difference(source.schema)})"
     if kept is not None and now - bootstrap.started_at > kept:

@@ -14,8 +14,9 @@ from dagster_adjunct.assets.sources.changes import refuse_problems
 from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
 from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
-from dagster_adjunct.assets.versions.manifest import POSITION, Decision
+from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.versions.report import AdvanceReport, Stages
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import (
     DatasetError,
     OffsetOutOfRangeError,

@@ -13,7 +13,8 @@ from dagster_adjunct.assets.sources.changes import refuse_problems
 from dagster_adjunct.assets.unbounded.committing import keep
 from dagster_adjunct.assets.unbounded.next_ranges import offsets_after
 from dagster_adjunct.assets.unbounded.served_version import table_layout
-from dagster_adjunct.assets.versions.manifest import POSITION, Change
+from dagster_adjunct.assets.versions.manifest import Change
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.generation import write_generation
 from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
 

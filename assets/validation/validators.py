@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.validator import NAME, Severity, Validator
 from dagster_adjunct.assets.validation import checks
 from dagster_adjunct.assets.validation.checks import Finding, Rule, plain
-from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,

@@ -6,9 +6,16 @@ same. A table ordered by offset goes on with positions above all that it holds, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    CommonManifest,
+    DatasetManifest,
+    UnboundedManifest,
+)
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 
 if TYPE_CHECKING:
@@ -16,9 +23,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.system import StreamInfo
 
 CARRY = "carry"
+M = TypeVar("M", bound=CommonManifest)
 
 
-def carried_over(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
+def carried_over(manifest: M, info: StreamInfo) -> M | None:
     """Return the manifest at the same place of its stream as that is partitioned now; None where there is none.
 
     That is so unless the stream was rewritten just when the dataset had read all of it, and nothing was under way.
@@ -29,29 +37,34 @@ def carried_over(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest
     if not has_read_all(manifest, rewritten.identity, rewritten.ended):
         return None
     now = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.went_on)}
-    awaited, bootstrap = manifest.awaited, manifest.bootstrap
-    if awaited is not None:  # of its version set: this member has delivered nothing of it
-        awaited = awaited.model_copy(update={"missing": tuple(now)})
-    if bootstrap is not None:
-        bootstrap = bootstrap.model_copy(update={"start": now, "target": now})
     told = f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
         offsets=now,
         stream=info.identity,
-        awaited=awaited,
-        bootstrap=bootstrap,
-        # The counts of its markers were those of the old partitions: they contradict nothing.
-        delivered=tuple(done.model_copy(update={"markers": {}}) for done in manifest.delivered),
         positions_from=manifest.positions_from + max(map(int, rewritten.ended), default=0),
         change=Change(action=CARRY, version=manifest.version.id if manifest.version else None, reason=told),
+        **_of_its_kind(manifest, now),
     )
 
 
-def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]) -> bool:
+def _of_its_kind(manifest: CommonManifest, now: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the one kind that are another after it."""
+    if isinstance(manifest, UnboundedManifest):
+        return {"bootstrap": manifest.bootstrap.model_copy(update={"start": now, "target": now})}
+    assert isinstance(manifest, BoundedManifest)
+    awaited = manifest.awaited
+    if awaited is not None:  # of its version set: this member has delivered nothing of it
+        awaited = awaited.model_copy(update={"missing": tuple(now)})
+    # The counts of its markers were those of the old partitions: they contradict nothing.
+    delivered = tuple(done.model_copy(update={"markers": {}}) for done in manifest.delivered)
+    return {"awaited": awaited, "delivered": delivered}
+
+
+def has_read_all(manifest: CommonManifest, identity: str, ends: tuple[str, ...]) -> bool:
     """Whether a dataset has read its stream up to these ends, and nothing of it is under way."""
-    stream, bootstrap = manifest.declaration.input, manifest.bootstrap
-    if bootstrap is not None and (bootstrap.state == "running" or manifest.quarantining is not None):
+    stream = manifest.declaration.input
+    if isinstance(manifest, UnboundedManifest) and not manifest.is_settled:
         return False
     return manifest.stream == identity and manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
 

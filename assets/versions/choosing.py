@@ -1,7 +1,7 @@
 """Which version is meant: by id, by name, the one before; and which ones of a version set belong together.
 
-What the members of a set hold under one name was published in one commit, and is served together. A member
-whose content did not change holds it under the version that it had.
+What the members of a set hold under one name was published in one commit, and is served together. A member whose
+content did not change holds it under the version that it had.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.policies import natural_order
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, VersionRef
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.log import Manifests
+    from dagster_adjunct.assets.versions.log import Members
 
 SHORT_ID = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
 """The beginning of a version's id: its whole number at least."""
 
 
-def find_version(manifest: DatasetManifest, version: str) -> VersionRef | None:
+def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
     """Return the retained version of this id, or the newest of this name: a sealed one, where there is any.
 
     A delivery whose content equalled the version before it is held by that one.
@@ -34,7 +35,7 @@ def find_version(manifest: DatasetManifest, version: str) -> VersionRef | None:
     return max(named, key=lambda ref: (ref.state == "sealed", ref.number), default=None)
 
 
-def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = False) -> VersionRef:
+def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = False) -> VersionRef:
     """Return a retained version by id or name, or by the beginning of one id, as the command line shows it.
 
     Raises DatasetError, naming what there is.
@@ -68,7 +69,7 @@ def require_version(manifest: DatasetManifest, version: str, *, sealed: bool = F
     return ref
 
 
-def _begun(manifest: DatasetManifest, version: str) -> VersionRef | None:
+def _begun(manifest: BoundedManifest, version: str) -> VersionRef | None:
     begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if SHORT_ID.fullmatch(version) else []
     if len(begun) > 1:
         raise DatasetError(
@@ -79,7 +80,7 @@ def _begun(manifest: DatasetManifest, version: str) -> VersionRef | None:
     return begun[0] if begun else None
 
 
-def _rewritten(manifest: DatasetManifest, version: str) -> VersionRef | None:
+def _rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
     """Return what took the place of an id in an erasure: only there does a number get a second id."""
     number = version.removeprefix("v").partition("-")[0]
     if not number.isdecimal() or not version.startswith("v") or "-" not in version:
@@ -87,21 +88,21 @@ def _rewritten(manifest: DatasetManifest, version: str) -> VersionRef | None:
     return next((ref for ref in manifest.versions if ref.number == int(number)), None)
 
 
-def previous(manifest: DatasetManifest, ref: VersionRef) -> VersionRef | None:
+def previous(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
     """Return the sealed version before this one, in the dataset's own order."""
     order = order_of(manifest)
     before = [each for each in manifest.versions if each.state == "sealed" and order(each) < order(ref)]
     return max(before, key=order) if before else None
 
 
-def order_of(manifest: DatasetManifest) -> Callable[[VersionRef], Any]:
+def order_of(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
     """Return what the dataset's versions are ordered by: as they arrived, or by their names."""
     if manifest.declaration.order == "arrival":
         return lambda ref: ref.number
     return lambda ref: (natural_order(ref.name or ""), ref.number)
 
 
-def comes_after_head(manifest: DatasetManifest, ref: VersionRef) -> bool:
+def comes_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
     """Whether a version comes after the one that the last switch chose, in the dataset's own order.
 
     As versions arrive, the chosen one stands where it was delivered last: under the newest of its names.
@@ -116,14 +117,14 @@ def comes_after_head(manifest: DatasetManifest, ref: VersionRef) -> bool:
     return (last.get(ref.id, -1), ref.number) > (last.get(head.id, -1), head.number)
 
 
-def names_of(manifest: DatasetManifest, ref: VersionRef) -> tuple[str, ...]:
+def names_of(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
     """Return the names under which a version was delivered, oldest first."""
     held = [done.name for done in manifest.delivered if done.version == ref.id]
     return tuple(dict.fromkeys([*([ref.name] if ref.name else []), *held]))
 
 
 def choose_versions(
-    manifests: Manifests, dataset: str, version: str | None, *, sealed: bool = False, present: bool = False
+    manifests: Members, dataset: str, version: str | None, *, sealed: bool = False, present: bool = False
 ) -> dict[str, VersionRef]:
     """Return the version that is meant, and those of the other members of the dataset's version set beside it.
 
@@ -144,7 +145,7 @@ def choose_versions(
 
 
 def heads_without(
-    manifests: Manifests, versions: Mapping[str, tuple[VersionRef, ...]], dataset: str
+    manifests: Members, versions: Mapping[str, tuple[VersionRef, ...]], dataset: str
 ) -> dict[str, str | None]:
     """Return what each member of a version set is to serve when `versions` are those that it retains.
 
@@ -169,7 +170,7 @@ def heads_without(
     return {name: together[name].id if together else None for name in manifests}
 
 
-def _back_to_sealed(manifests: Manifests, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
+def _back_to_sealed(manifests: Members, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
     """Return what was served before, switch by switch, up to where all of it is sealed, or to the last that is known.
 
     Of a version set, a switch replaced the versions that were made under its name; those of other members stayed.
@@ -185,7 +186,7 @@ def _back_to_sealed(manifests: Manifests, heads: Mapping[str, VersionRef | None]
     return at
 
 
-def _switch_before(manifests: Manifests, at: Mapping[str, VersionRef | None]) -> dict[str, VersionRef] | None:
+def _switch_before(manifests: Members, at: Mapping[str, VersionRef | None]) -> dict[str, VersionRef] | None:
     """Return what was served before the switch to these versions, None where that is not known."""
     refs = {name: ref for name, ref in at.items() if ref is not None}
     if len(refs) < len(manifests):
@@ -201,7 +202,7 @@ def _switch_before(manifests: Manifests, at: Mapping[str, VersionRef | None]) ->
     return found if len(found) == len(refs) else None
 
 
-def _before(manifests: Manifests, dataset: str) -> dict[str, VersionRef]:
+def _before(manifests: Members, dataset: str) -> dict[str, VersionRef]:
     mine = manifests[dataset]
     found: Mapping[str, VersionRef] | None = None
     if len(manifests) > 1:
@@ -219,7 +220,7 @@ def _before(manifests: Manifests, dataset: str) -> dict[str, VersionRef]:
     return dict(found)
 
 
-def _together_before(manifests: Manifests, dataset: str) -> dict[str, VersionRef] | None:
+def _together_before(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
     """Return the newest versions of one name before those that are served, sealed in all members and not the same."""
     mine = manifests[dataset]
     heads = {name: m.head for name, m in manifests.items()}
@@ -232,10 +233,10 @@ def _together_before(manifests: Manifests, dataset: str) -> dict[str, VersionRef
     return None
 
 
-def _served_at(manifests: Manifests, dataset: str, names: Sequence[str]) -> int:
+def _served_at(manifests: Members, dataset: str, names: Sequence[str]) -> int:
     """Return where in these names the one stands that all members serve, or that this one serves; else their end."""
 
-    def serves(manifest: DatasetManifest, name: str) -> bool:
+    def serves(manifest: BoundedManifest, name: str) -> bool:
         ref = find_version(manifest, name)
         return ref is not None and ref.id == manifest.head
 

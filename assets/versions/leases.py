@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import version_number
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     LeaseLostError,
@@ -152,7 +152,9 @@ def store_now(lake: Lake, dataset: str) -> datetime:
 
 def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
     """Refuse a version that is not retained, or that is being deleted."""
-    if manifest.declaration.kind == "unbounded" and version_number(version) < manifest.retained_from:
+    if isinstance(manifest, UnboundedManifest):
+        if manifest.retains(version):
+            return
         raise VersionDiscardedError(
             f"dataset {manifest.name!r}: version {version} has been discarded; those from number "
             f"{manifest.retained_from} on can be read.",
@@ -162,8 +164,7 @@ def check_not_doomed(manifest: DatasetManifest, version: str) -> None:
             version=version,
         )
     ref = manifest.ref(version)
-    gone = ref is None if manifest.declaration.kind == "bounded" else False
-    if gone or (ref is not None and set(ref.folders) & set(manifest.doomed)):
+    if ref is None or set(ref.folders) & set(manifest.doomed):
         served = manifest.version.id if manifest.version else "none"
         raise VersionDiscardedError(
             f"dataset {manifest.name!r}: version {version} has been discarded; the one served is {served}.",

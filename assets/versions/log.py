@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.versions.manifest import (
-    KIND,
-    DatasetManifest,
-    SealedVersion,
-    VersionRef,
-    parse_manifest,
-    problem_with_document,
-)
+from dagster_adjunct.assets.versions.manifest import KIND, BoundedManifest, DatasetManifest, as_bounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
+from dagster_adjunct.assets.versions.stored_manifest import parse_manifest, problem_with_document, stored_body
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -45,6 +40,8 @@ SET_KIND = "version-set"
 _TRIES = 20
 
 Manifests = Mapping[str, DatasetManifest]
+Members = Mapping[str, BoundedManifest]
+"""Those of a version set, or of one bounded dataset alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +204,7 @@ class DatasetLog:
         """Make the manifests of several members current in one swap; those not named stay as they are."""
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
             log, body = set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
-            body["members"] = members_of(parent) | {name: new.body() for name, new in manifests.items()}
+            body["members"] = members_of(parent) | {name: stored_body(new) for name, new in manifests.items()}
         elif parent is not None and redirect_of(parent) is not None:
             raise CommitConflictError(
                 f"dataset {self.name!r} is about to join the version set {redirect_of(parent)!r}.",
@@ -215,7 +212,7 @@ class DatasetLog:
                 dataset=self.name,
             )
         else:
-            log, body = self.log, manifests[self.name].body()
+            log, body = self.log, stored_body(manifests[self.name])
             self._list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
@@ -261,6 +258,17 @@ class DatasetLog:
             return manifests | dict(after)
 
         return retry_conflicts(once, attempts=_TRIES)
+
+    def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
+        """As `transact_all`, for what only datasets have that arrive in versions; return what is current of this one.
+
+        Raises DatasetError for a dataset that follows a change stream.
+        """
+
+        def change_versions(manifests: Manifests) -> Manifests | None:
+            return change({name: as_bounded(manifest) for name, manifest in manifests.items()})
+
+        return as_bounded(self.transact_all(change_versions, by=by)[self.name])
 
     def _list_name(self, parent: Commit | None) -> None:
         if parent is None:

@@ -17,18 +17,13 @@ from dagster_adjunct.assets.versions.choosing import (
     heads_without,
     names_of,
 )
-from dagster_adjunct.assets.versions.manifest import (
-    Change,
-    DatasetManifest,
-    Delivered,
-    Pin,
-    SealedVersion,
-    VersionRef,
-)
+from dagster_adjunct.assets.versions.deliveries import Delivered
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.log import DatasetLog, Manifests
+    from dagster_adjunct.assets.versions.log import DatasetLog, Manifests, Members
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class HistoryEntry:
 
 def pin_version(
     log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
-) -> DatasetManifest:
+) -> BoundedManifest:
     """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
     explained("pin", version, reason, by)
     if expires_at is not None and expires_at.tzinfo is None:
@@ -65,27 +60,27 @@ def pin_version(
             "Give a later time, or none for a pin that lasts until unpin.",
         )
 
-    def pin(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+    def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
         held = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
         return serve(log_of(log, manifest), manifest, pin=held, change=_change("pin", ref, reason))
 
     return _on_each(log, version, pin, by=by, sealed=True)
 
 
-def unpin_version(log: DatasetLog, *, reason: str, by: str) -> DatasetManifest:
+def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
     """Serve again what the last switch chose. Without a pin nothing is done."""
     explained("unpin", "", reason, by)
 
-    def unpin(manifests: Manifests) -> Manifests | None:
+    def unpin(manifests: Members) -> Members | None:
         pinned = {name: m for name, m in manifests.items() if m.pin is not None}
         return {name: _unpinned(log_of(log, m), m, reason) for name, m in pinned.items()} or None
 
-    return log.transact_all(unpin, by=by)[log.name]
+    return log.transact_versions(unpin, by=by)
 
 
 def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
     """Return the manifest without its pin if that has expired, else the manifest itself; commits nothing."""
-    return _unpinned(log, manifest, "expired") if _expired(manifest, now) else manifest
+    return _unpinned(log, as_bounded(manifest), "expired") if _expired(manifest, now) else manifest
 
 
 def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
@@ -104,11 +99,11 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
     return True
 
 
-def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> DatasetManifest:
+def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> BoundedManifest:
     """Serve an earlier version from now on (None: the sealed one before), until the next one seals."""
     explained("rollback", to or "", reason, by)
 
-    def back(manifest: DatasetManifest, ref: VersionRef) -> DatasetManifest:
+    def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
         if manifest.pin is not None:
             raise DatasetError(
                 f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
@@ -121,7 +116,7 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Datas
     return _on_each(log, to, back, by=by, sealed=True)
 
 
-def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
+def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
     """Never serve this version again. What was served before it takes its place; a pin to it ends.
 
     That is what the switch to it has replaced, not what a rollback had left before; see `heads_without`.
@@ -129,7 +124,7 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
     """
     explained("withdraw", version, reason, by)
 
-    def withdraw(manifests: Manifests) -> Manifests | None:
+    def withdraw(manifests: Members) -> Members | None:
         chosen = choose_versions(manifests, log.name, version, present=True)
         gone = {
             name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
@@ -151,12 +146,12 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
         }  # fmt: skip
         return after or None
 
-    return log.transact_all(withdraw, by=by)[log.name]
+    return log.transact_versions(withdraw, by=by)
 
 
 def force_version(
     log: DatasetLog, version: str, *, reason: str, by: str, make_current: bool = False
-) -> DatasetManifest:
+) -> BoundedManifest:
     """Publish a rejected version after all, on the word of whoever gives the reason.
 
     One that does not come after what the last switch chose is kept beside it, unless `make_current`; then
@@ -164,7 +159,7 @@ def force_version(
     """
     explained("force", version, reason, by)
 
-    def force(manifest: DatasetManifest, ref: VersionRef, switches: bool) -> DatasetManifest:
+    def force(manifest: BoundedManifest, ref: VersionRef, switches: bool) -> BoundedManifest:
         if ref.state != "rejected":
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
@@ -181,18 +176,20 @@ def force_version(
             change=_change("force", ref, why),
         )  # fmt: skip
 
-    def force_all(manifests: Manifests) -> Manifests:
+    def force_all(manifests: Members) -> Members:
         chosen = choose_versions(manifests, log.name, version)
         switches = make_current or all(comes_after_head(manifests[name], ref) for name, ref in chosen.items())
         return {name: force(manifests[name], ref, switches) for name, ref in chosen.items()}
 
-    return log.transact_all(force_all, by=by)[log.name]
+    return log.transact_versions(force_all, by=by)
 
 
 def kept_beside(after: DatasetManifest) -> str:
     """Return what to know of a version that was forced and is not served, with the next step; "" for all else."""
     change = after.change
-    if change is None or change.action != "force" or change.version in (None, after.head):
+    if not isinstance(after, BoundedManifest) or change is None or change.action != "force":
+        return ""
+    if change.version in (None, after.head):
         return ""
     forced, head = after.ref(change.version or ""), after.ref(after.head or "")
     if forced is None or head is None:
@@ -203,11 +200,11 @@ def kept_beside(after: DatasetManifest) -> str:
     )
 
 
-def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> DatasetManifest:
+def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
     """Forget a rejected or withdrawn version; the next discard deletes its files."""
     explained("drop", version, reason, by)
 
-    def drop(manifests: Manifests) -> Manifests | None:
+    def drop(manifests: Members) -> Members | None:
         chosen = choose_versions(manifests, log.name, version, present=True)
         ref = chosen[log.name]
         if ref.state == "sealed":
@@ -221,13 +218,13 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Data
             name: _dropped(manifests[name], each, reason) for name, each in chosen.items() if each.state != "sealed"
         }
 
-    return log.transact_all(drop, by=by)[log.name]
+    return log.transact_versions(drop, by=by)
 
 
 # -- what they share
 
 
-def serve(log: DatasetLog, manifest: DatasetManifest, **changes: Any) -> DatasetManifest:
+def serve(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> BoundedManifest:
     """Return the manifest with these changes and, in it, the version that follows from its pin and head.
 
     `head` is a switch: the version remembers what it replaces. `back_to` goes back, and nothing is replaced by it.
@@ -257,37 +254,37 @@ def log_of(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
 def _on_each(
     log: DatasetLog,
     version: str | None,
-    change: Callable[[DatasetManifest, VersionRef], DatasetManifest],
+    change: Callable[[BoundedManifest, VersionRef], BoundedManifest],
     *,
     by: str,
     sealed: bool = False,
-) -> DatasetManifest:
+) -> BoundedManifest:
     """Change the named version of this dataset, and the one of the same name in each other member of its set."""
 
-    def change_all(manifests: Manifests) -> Manifests | None:
+    def change_all(manifests: Members) -> Members | None:
         chosen = choose_versions(manifests, log.name, version, sealed=sealed)
         after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
         return {name: m for name, m in after.items() if m is not manifests[name]} or None
 
-    return log.transact_all(change_all, by=by)[log.name]
+    return log.transact_versions(change_all, by=by)
 
 
 def _expired(manifest: DatasetManifest, now: datetime) -> bool:
-    pin = manifest.pin
+    pin = manifest.pin if isinstance(manifest, BoundedManifest) else None
     return pin is not None and pin.expires_at is not None and pin.expires_at <= now
 
 
-def _unpinned(log: DatasetLog, manifest: DatasetManifest, reason: str) -> DatasetManifest:
+def _unpinned(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:
     pinned = manifest.pin.version if manifest.pin else None
     return serve(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
 
 
-def _with(manifest: DatasetManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
+def _with(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
     """Return the retained versions with this one in the place of the one with its id."""
     return tuple(new if new is not None and each.id == new.id else each for each in manifest.versions)
 
 
-def _dropped(manifest: DatasetManifest, ref: VersionRef, reason: str) -> DatasetManifest:
+def _dropped(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
     """Return the manifest without this version. The name of a rejected one is free: it can be delivered anew."""
     kept = tuple(each for each in manifest.versions if each.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))

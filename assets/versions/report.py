@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.versions.manifest import Decision, Verdict
+from dagster_adjunct.assets.versions.followed_table import Decision
+from dagster_adjunct.assets.versions.sealed_version import Verdict
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.log import Attempt
-from dagster_adjunct.assets.versions.manifest import Declaration
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.write import write_buckets
 from dagster_adjunct.resources.bucketing.writer import WriteOptions

@@ -86,6 +86,7 @@ _as_of = click.option(
 def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
     from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -94,8 +95,9 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
         versions.show_version(store, _chosen(store, version, as_of).version, json_output=json_output)
         return
     facts = store.describe()
-    if facts["declaration"]["kind"] == "unbounded":
-        facts["lag"] = followed.lag_facts(lake, store.require_manifest())
+    manifest = store.require_manifest()
+    if isinstance(manifest, UnboundedManifest):
+        facts["lag"] = followed.lag_facts(lake, manifest)
     if json_output:
         show_json(facts)
         return
@@ -110,7 +112,7 @@ def show(name: str, version: str | None, as_of: str | None, lake_url: str | None
         show_facts("waiting", facts["awaited"])
     if facts["offsets"]:
         show_facts("next offsets", facts["offsets"])
-    for lost in store.require_manifest().lost[-3:]:
+    for lost in () if isinstance(manifest, UnboundedManifest) else manifest.lost[-3:]:
         show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
     if facts.get("lag"):
         followed.show_lag(facts["lag"])

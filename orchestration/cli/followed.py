@@ -23,7 +23,7 @@ from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.objects import Lake
 
 _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cores here."
@@ -36,11 +36,12 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
     from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     manifest = open_dataset(lake, name).require_manifest()
-    if manifest.declaration.kind != "unbounded":
+    if not isinstance(manifest, UnboundedManifest):
         raise ConfigurationError(
             f"dataset {name!r} is bounded: it arrives in versions and follows no stream.",
             f"See what its next version waits for: adjunct dataset show {name}.",
@@ -52,7 +53,7 @@ def lag(name: str, lake_url: str | None, json_output: bool) -> None:
         show_lag(facts)
 
 
-def lag_facts(lake: Lake, manifest: DatasetManifest) -> dict[str, Any]:
+def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     """Return how far a table is behind its stream, as JSON-able values, or why that can't be seen."""
     try:
         return _facts(lake, manifest)
@@ -60,7 +61,7 @@ def lag_facts(lake: Lake, manifest: DatasetManifest) -> dict[str, Any]:
         return {"unknown": str(error)}
 
 
-def _facts(lake: Lake, manifest: DatasetManifest) -> dict[str, Any]:
+def _facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
     from dagster_adjunct.assets.unbounded.freshness import lag_of
     from dagster_adjunct.resources.streams.registry import open_system

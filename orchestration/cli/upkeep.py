@@ -86,13 +86,14 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     from dagster_adjunct.assets.reading.stored_versions import open_dataset
     from dagster_adjunct.assets.reading.verify import verify_version
     from dagster_adjunct.assets.versions.leases import check_not_doomed
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.errors import VersionDiscardedError
     from dagster_adjunct.resources.objects import open_lake
 
     store = open_dataset(open_lake(lake_url, create=False), name)
     if version is not None:
         views = [store.version(version)]
-    elif store.require_manifest().declaration.kind == "unbounded":
+    elif isinstance(store.require_manifest(), UnboundedManifest):
         views = [store.require_current()]
     else:
         views = [store.version(ref.id) for ref in store.versions() if ref.state == "sealed"]

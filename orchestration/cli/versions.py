@@ -24,7 +24,8 @@ from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest, VersionRef
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+    from dagster_adjunct.assets.versions.sealed_version import VersionRef
 
 C = TypeVar("C", bound=Callable[..., Any])
 _DURATION = re.compile(r"(\d+)\s*(m|h|d|w)")
@@ -87,7 +88,7 @@ def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
     store = _store(lake_url, name)
     if json_output:
         manifest = store.require_manifest()
-        show_json([_facts(manifest, ref) for ref in manifest.versions])
+        show_json(_listed(manifest))
     else:
         show_versions(store)
 
@@ -96,7 +97,7 @@ def show_versions(store: StoredVersions) -> None:
     """Print the retained versions as a table, oldest first."""
     manifest = store.require_manifest()
     columns = ["id", "name", "rows", "bytes", "sealed at", "state", "reason"]
-    facts = [_facts(manifest, ref) for ref in manifest.versions]
+    facts = _listed(manifest)
     marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
     rows = [[fact[column.replace(" ", "_")] for column in columns] for fact in marked]
     show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
@@ -105,9 +106,10 @@ def show_versions(store: StoredVersions) -> None:
 def show_version(store: StoredVersions, version: str, *, json_output: bool) -> None:
     """Print one version: what it holds, where it came from, and what the validators said."""
     from dagster_adjunct.assets.versions.choosing import require_version
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 
     manifest = store.require_manifest()
-    if manifest.declaration.kind == "unbounded":
+    if isinstance(manifest, UnboundedManifest):
         view = store.version(version)
         facts: dict[str, Any] = {"id": view.version, "columns": view.schema.to_json(), "offsets": view.sealed.offsets}
         verdicts: list[dict[str, Any]] = []
@@ -291,7 +293,13 @@ def _store(lake_url: str | None, name: str) -> StoredVersions:
     return open_dataset(open_lake(lake_url, create=False), name)
 
 
-def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
+def _listed(manifest: DatasetManifest) -> list[dict[str, Any]]:
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+
+    return [_facts(manifest, ref) for ref in manifest.versions] if isinstance(manifest, BoundedManifest) else []
+
+
+def _facts(manifest: BoundedManifest, ref: VersionRef) -> dict[str, Any]:
     """Return a version as the commands show it; `marks` say which one is served, pinned, or would be served."""
     served = manifest.version.id if manifest.version else None
     marks = ["served"] if ref.id == served else []
@@ -311,11 +319,12 @@ def _change(
     json_output: bool,
 ) -> None:
     """Make a change, and print what stands after it."""
+    from dagster_adjunct.assets.versions.manifest import as_bounded
     from dagster_adjunct.assets.versions.operator_actions import kept_beside
 
     store = _store(lake_url, name)
     before = store.require_manifest()
-    after = change(store)
+    after = as_bounded(change(store))
     served, changed = after.version, after.change.version if after.change and after != before else None
     others = sorted(set(store.log.read_all()[1]) - {name})
     note = kept_beside(after) if changed else ""

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     dataset_task,
     dataset_tasks,
@@ -20,7 +21,6 @@ from dagster_adjunct.resources.metadata import MetadataStore
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
@@ -63,8 +63,9 @@ def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
     datasets = {dataset_task(each.name): each.name for each in followed(app)}
 
     @cache
-    def manifest(name: str) -> DatasetManifest | None:
-        return DatasetLog(lake, name).read_or_newest()[1]
+    def manifest(name: str) -> UnboundedManifest | None:
+        stored = DatasetLog(lake, name).read_or_newest()[1]
+        return None if stored is None else as_unbounded(stored)
 
     def taken(task: str, request: StartpointRequest) -> bool:
         if task in datasets:

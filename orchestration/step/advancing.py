@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.report import StageEvent, ignore
 from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
 from dagster_adjunct.resources.errors import CommitConflictError
@@ -129,7 +130,7 @@ def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
     limit = before(lake.now(), dataset.discard.grace)
-    return manifest is not None and any(each.at <= limit for each in manifest.retired)
+    return isinstance(manifest, UnboundedManifest) and any(each.at <= limit for each in manifest.retired)
 
 
 def discard_after(

@@ -12,6 +12,7 @@ from dagster_adjunct.assets.unbounded.freshness import check_fresh
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.resources.errors import StaleDatasetError, VersionDiscardedError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class BatchVersions:
                     f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
                     dataset=name,
                 )
-            check_fresh(self._systems, self._app.dataset(name), manifest, limit, self._lake.now())
+            check_fresh(self._systems, self._app.dataset(name), as_unbounded(manifest), limit, self._lake.now())
 
     def read_on(self, state: ApplicationState, on_report: Callable[[AdvanceReport], None]) -> dict[str, str | None]:
         """Bring the datasets that live for one run up to date, and return their versions; tell what has changed.

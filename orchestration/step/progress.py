@@ -97,12 +97,13 @@ def delivered_to_all(
     A member that has published the version already, before it joined the set, is not waited for.
     """
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.versions.manifest import as_bounded
 
     found = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
     for version in dict.fromkeys(version for version, _ in found.values() if version is not None):
         without = [dataset for dataset in datasets if found[dataset.name][0] != version]
         manifests = [StoredVersions(lake, dataset).manifest() for dataset in without]
-        if all(manifest is not None and version in manifest.taken for manifest in manifests):
+        if all(manifest is not None and version in as_bounded(manifest).taken for manifest in manifests):
             return version, ""
     if len(datasets) == 1:
         return None, found[datasets[0].name][1]
@@ -166,12 +167,14 @@ def delivered_version(
     from dagster_adjunct.assets.sources.opening import open_source
     from dagster_adjunct.assets.sources.stream_source import StreamSource
     from dagster_adjunct.assets.versions.carrying_over import carried_over
+    from dagster_adjunct.assets.versions.manifest import as_bounded
 
     try:
         source = open_source(systems, dataset, lake)
     except StreamNotFoundError as error:
         return None, error.problem.rstrip(".")
-    manifest = StoredVersions(lake, dataset).manifest() or source.first_manifest()
+    stored = StoredVersions(lake, dataset).manifest()
+    manifest = source.first_manifest() if stored is None else as_bounded(stored)
     if isinstance(source, StreamSource):
         manifest = carried_over(manifest, source.info) or manifest
     found = source.next(manifest)

@@ -12,6 +12,7 @@ from dagster_adjunct.assets.rebucketing.table import repartition_table
 from dagster_adjunct.assets.rebucketing.versions import repartition_versions
 from dagster_adjunct.assets.versions.carrying_over import carry_over, has_read_all
 from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applications
 from dagster_adjunct.orchestration.startpoints.repartitioned import (
     carried_note,
@@ -131,8 +132,7 @@ def repartition_dataset(
     dataset.
     """
     manifest = DatasetLog(lake, name).read()[1]
-    unbounded = manifest is not None and manifest.declaration.kind == "unbounded"
-    rewrite = repartition_table if unbounded else repartition_versions
+    rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
     return rewrite(
         lake,
         name,

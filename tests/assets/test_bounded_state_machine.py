@@ -23,7 +23,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
 from dagster_adjunct.resources.objects import Lake

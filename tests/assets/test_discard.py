@@ -16,17 +16,12 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, Found, discard, plan_discard
+from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import (
-    Bootstrap,
-    DatasetManifest,
-    Declaration,
-    Pin,
-    SealedVersion,
-    Verdict,
-    VersionRef,
-)
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Pin, UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Verdict, VersionRef
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -119,7 +114,7 @@ def manifest_of(
         key=("k",), partition_by=("k",), partitions=2, positioned=False, rows=0, offsets={},
         generations=(Generation(shown.number, shown.folders[0], ()),),
     )  # fmt: skip
-    return DatasetManifest(
+    return BoundedManifest(
         name="planes", declaration=declaration, version=sealed, head=by_number[head].id, pin=pin,
         versions=tuple(refs), offsets={}, doomed=doomed, next_number=99, next_generation=99,
     )  # fmt: skip
@@ -713,7 +708,7 @@ def test_a_commit_that_an_open_batch_needs_of_an_unbounded_dataset_stays(planes:
     )  # fmt: skip
     spans = {"lake.planes.0": "0", "lake.planes.1": "0"}
     bootstrap = Bootstrap(state="done", start=spans, target=spans, started_at=NOW)
-    manifest = DatasetManifest(name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap)
+    manifest = UnboundedManifest(name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap)
     commit, ids = log.commit(None, manifest, by="test"), []
     for number in range(2, 9):
         attempt = log.attempt()

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.inputs import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.manifest import Verdict
+from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake

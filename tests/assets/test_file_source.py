@@ -24,14 +24,10 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.assets.sources.opening import open_source
-from dagster_adjunct.assets.versions.manifest import (
-    Abandoned,
-    DatasetManifest,
-    Delivered,
-    MarkerFacts,
-    VersionRef,
-)
+from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered, MarkerFacts
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.resources.errors import (
     DatasetError,
     MarkerConflictError,

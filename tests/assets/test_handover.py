@@ -14,7 +14,7 @@ import pytest
 
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.manifest import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError

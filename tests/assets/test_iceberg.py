@@ -22,7 +22,9 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.holds import hold, let_go
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, Declaration, VersionRef
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.sealed_version import VersionRef
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -76,7 +78,7 @@ class Published:
             kind="bounded", input="query planes", key=("tailnum",), key_types=("string",),
             partition_by=("tailnum",), partitions=3, input_partitions=0,
         )  # fmt: skip
-        manifest = manifest or DatasetManifest(name=name, declaration=declaration, offsets={})
+        manifest = manifest or BoundedManifest(name=name, declaration=declaration, offsets={})
         served = {"version": sealed, "head": sealed.id, "next_number": number + 1, "next_generation": number + 1}
         log.commit(parent, manifest.after(versions=(*manifest.versions, ref), **served), by="test")
         self.views.append(view)
@@ -304,7 +306,7 @@ def test_a_version_that_is_gone_or_withdrawn_is_not_registered(planes: Published
     view = planes.publish([plane(2)])
     log = DatasetLog(planes.lake, "planes")
 
-    def withdraw(manifest: DatasetManifest) -> DatasetManifest:
+    def withdraw(manifest: BoundedManifest) -> BoundedManifest:
         first, second = manifest.versions
         withdrawn = second.model_copy(update={"state": "withdrawn", "reason": "wrong prices"})
         sealed = planes.views[0].sealed

@@ -11,9 +11,11 @@ import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
 from dagster_adjunct.assets.versions.log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Bootstrap, DatasetManifest, Declaration
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     LeaseLostError,
@@ -150,7 +152,7 @@ def test_a_version_of_an_unbounded_dataset_can_be_leased_though_no_manifest_list
     )  # fmt: skip
     bootstrap = Bootstrap(state="running", start=spans, target=spans, started_at=datetime.now(UTC))
     log.commit(
-        None, DatasetManifest(name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap), by="me"
+        None, UnboundedManifest(name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap), by="me"
     )
     with Lease.acquire(planes.lake, "changes", ["v000007-abc"], holder="me") as lease:
         lease.check()

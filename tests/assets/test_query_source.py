@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.opening import open_source
 from dagster_adjunct.assets.sources.query_source import QueryVersions, _filled_in, _new_name
-from dagster_adjunct.assets.versions.manifest import Abandoned, Delivered
+from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -18,7 +18,8 @@ from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.opening import open_source
-from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered
+from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,

@@ -15,8 +15,8 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.manifest import Verdict
 from dagster_adjunct.assets.versions.operator_actions import kept_beside
+from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore

@@ -12,8 +12,8 @@ from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.manifest import Verdict
 from dagster_adjunct.assets.versions.operator_actions import kept_beside
+from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World

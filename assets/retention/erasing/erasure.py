@@ -28,6 +28,7 @@ from dagster_adjunct.assets.retention.erasing.replacing import Replacing
 from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten
 from dagster_adjunct.assets.versions.leases import store_now
 from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError
 from dagster_adjunct.resources.schemas.schema import Field
 
@@ -101,8 +102,7 @@ def forget(
     log = DatasetLog(lake, dataset)
     manifest = _manifest(log)
     wanted = _wanted(manifest, keys, reason, by)
-    unbounded = manifest.declaration.kind == "unbounded"
-    work = Regenerating(log, wanted, by) if unbounded else Replacing(log, wanted, by)
+    work = Regenerating(log, wanted, by) if isinstance(manifest, UnboundedManifest) else Replacing(log, wanted, by)
     manifest = work.commit(reason)
     spared, objects = delete_doomed(log, manifest, roots, store_now(lake, dataset), by=by)
     superseded = delete_superseded(log)
@@ -119,7 +119,7 @@ def forget(
         pending=tuple(each for each in (*spared, *work.leftovers.builds) if _explains(each, proof)),
         proof=proof,
         not_erased=_not_erased(lake, manifest),
-        retained_from=manifest.retained_from if unbounded else None,
+        retained_from=manifest.retained_from if isinstance(manifest, UnboundedManifest) else None,
     )
 
 
@@ -168,7 +168,7 @@ def _explains(held: Judged, proof: KeySearch) -> bool:
 def _not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
     source = manifest.declaration.input
     left = [f"the input: {source}", "outputs of applications that joined this dataset"]
-    if manifest.bootstrap is not None:
+    if isinstance(manifest, UnboundedManifest):
         left[0] += (
             ", whose records hold the keys until its retention drops them; a rebuild brings the keys back, unless "
             "tombstones for them were sent or their records are gone"

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile
-from dagster_adjunct.assets.retention.discard import reachable
 from dagster_adjunct.assets.retention.erasing.key_search import search_files
 from dagster_adjunct.assets.retention.erasing.leftovers import Leftovers, find_leftovers
 from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
@@ -22,7 +21,9 @@ from dagster_adjunct.assets.retention.erasing.rewriting import (
     rewrite_generation,
 )
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, SealedVersion, layout_of
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetNotFoundError, ManifestMismatchError
 from dagster_adjunct.resources.objects.commit import retry_conflicts
 
@@ -61,7 +62,7 @@ class Regenerating:
     holding: set[str] = field(default_factory=set)
     leftovers: Leftovers = field(default_factory=Leftovers)
 
-    def commit(self, reason: str) -> DatasetManifest:
+    def commit(self, reason: str) -> UnboundedManifest:
         """Commit the table without the keys, dooming what held them; return what is current then.
 
         What is committed meanwhile is searched too. Raises ManifestMismatchError, with nothing erased, when a damaged
@@ -79,12 +80,13 @@ class Regenerating:
         self._tidy(current)
         return current
 
-    def _commit_once(self, reason: str) -> DatasetManifest:
+    def _commit_once(self, reason: str) -> UnboundedManifest:
         commit, manifest = self.log.read()
         if commit is None or manifest is None:
             raise DatasetNotFoundError(
                 f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
             )
+        manifest = as_unbounded(manifest)
         self.found = {folder: each for folder, each in self.found.items() if self._stands(manifest, each)}
         self._look(manifest)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)
@@ -110,7 +112,7 @@ class Regenerating:
 
     # -- looking
 
-    def _look(self, manifest: DatasetManifest) -> None:
+    def _look(self, manifest: UnboundedManifest) -> None:
         for layout, generation in _in_use(manifest):
             folder = generation.folder
             if folder in self.clean or folder in self.found:
@@ -137,7 +139,7 @@ class Regenerating:
         self.holding |= holding
         self.clean |= earlier - holding
 
-    def _files(self, manifest: DatasetManifest, generation: Generation) -> list[StoredFile]:
+    def _files(self, manifest: UnboundedManifest, generation: Generation) -> list[StoredFile]:
         version = manifest.version
         served = version is not None and generation in version.generations
         what = f"dataset {self.log.name!r}, {f'version {version.id}' if version and served else 'being built'}"
@@ -155,11 +157,12 @@ class Regenerating:
 
     def _in_use_now(self, folder: str) -> bool:
         manifest = self.log.read()[1]
-        return manifest is not None and any(folder == generation.folder for _, generation in _in_use(manifest))
+        now = () if manifest is None else _in_use(as_unbounded(manifest))
+        return any(folder == generation.folder for _, generation in now)
 
     # -- deciding
 
-    def _after(self, manifest: DatasetManifest, number: int, commit_id: str, reason: str) -> DatasetManifest | None:
+    def _after(self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str) -> UnboundedManifest | None:
         """Return the manifest without the keys; None when there is nothing to do."""
         version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
         served = version.generations if version is not None else ()
@@ -171,19 +174,18 @@ class Regenerating:
             retained_from = max([retained_from, *(each.until for each in retired if each.folder in self.holding)])
         gone = [each.folder for each in retired if each.until <= retained_from]
         bootstrap = manifest.bootstrap
-        if bootstrap is not None:
-            building = [self.found[g.folder].new if g.folder in self.found else g for g in bootstrap.building]
-            gone += [g.folder for g in bootstrap.building if g.folder in self.found]
-            bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
+        building = [self.found[g.folder].new if g.folder in self.found else g for g in bootstrap.building]
+        gone += [g.folder for g in bootstrap.building if g.folder in self.found]
+        bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
         after = manifest.after(
             version=version,
             retired=tuple(each for each in retired if each.until > retained_from),
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
-        after = DatasetManifest.model_validate(redacted(after.body(), self.keys))
+        after = as_unbounded(manifest_from(redacted(stored_body(after), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(each.old.folder for each in hit)]
-        kept = reachable(after)
+        kept = after.reachable()
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
         if after == manifest and doomed == list(manifest.doomed):
             return None
@@ -208,9 +210,9 @@ class Regenerating:
             "rows": rows,
             "counters": {"forgotten": sum(each.rows for each in hit)},
         }
-        return SealedVersion(**{**{name: getattr(version, name) for name in SealedVersion.model_fields}, **facts})
+        return version.after(**facts)
 
-    def _stands(self, manifest: DatasetManifest, each: Regenerated) -> bool:
+    def _stands(self, manifest: UnboundedManifest, each: Regenerated) -> bool:
         """Whether what was rewritten is needed still, and nobody has discarded it: with no grace, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
@@ -223,7 +225,7 @@ class Regenerating:
             self._drop(each)
         return stands
 
-    def _tidy(self, manifest: DatasetManifest | None) -> None:
+    def _tidy(self, manifest: UnboundedManifest | None) -> None:
         """Take the builds off record; without a manifest that holds them, delete them too."""
         for each in self.found.values():
             if manifest is None:
@@ -236,11 +238,11 @@ class Regenerating:
         self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, each.attempt.id))
 
 
-def _in_use(manifest: DatasetManifest) -> Iterator[tuple[BucketLayout, Generation]]:
+def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
     """Yield the generations of the served version and of a table that is being built, with how their rows lie."""
     if manifest.version is not None:
         yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
     bootstrap, declared = manifest.bootstrap, manifest.declaration
-    if bootstrap is not None and bootstrap.columns is not None:
+    if bootstrap.columns is not None:
         layout = layout_of(bootstrap.columns, declared.key, declared.partition_by, declared.partitions, positioned=True)
         yield from ((layout, generation) for generation in bootstrap.building)

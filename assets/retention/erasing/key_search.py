@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.retention.erasing.redaction import redacted
 from dagster_adjunct.assets.versions.log import SETS
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ObjectNotFoundError
 from dagster_adjunct.resources.objects.object_file import open_object
 
@@ -150,13 +151,11 @@ def _unlisted_files(log: DatasetLog, there: set[str]) -> list[Sighting]:
     if manifest is None:
         return []
     listed = [
-        (f"version {ref.id}", log.read_version(ref).generations)
-        for ref in manifest.versions
-        if ref.document is not None
+        (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.listed if ref.document is not None
     ]
-    if manifest.declaration.kind == "unbounded" and manifest.version is not None:
-        listed.append((f"version {manifest.version.id}", manifest.version.generations))
-    if manifest.bootstrap is not None:
+    if isinstance(manifest, UnboundedManifest):
+        if manifest.version is not None:
+            listed.append((f"version {manifest.version.id}", manifest.version.generations))
         listed.append(("the table that is being built", manifest.bootstrap.building))
     return [
         Sighting(key, f"{what} lists it, and it is missing")

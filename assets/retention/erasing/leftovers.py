@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.retention.discard import Judged, reachable
+from dagster_adjunct.assets.retention.discard import Judged
 from dagster_adjunct.assets.retention.erasing.key_search import own_part, search_files, set_manifests
 from dagster_adjunct.assets.retention.erasing.redaction import redacted
 from dagster_adjunct.assets.versions.attempts import attempts
@@ -38,7 +38,7 @@ class Leftovers:
 def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> Leftovers:
     """Search what no retained version reaches and what is not doomed already."""
     store = log.lake.store
-    known = reachable(manifest) | set(manifest.doomed)
+    known = manifest.reachable() | set(manifest.doomed)
     files = [item for item in store.list(f"{log.prefix}/data/") if _folder(item.key) not in known]
     seen = search_files(store, files, keys)
     # What can't be read can't be proved to be without the keys, so it goes with what holds them.
@@ -64,8 +64,8 @@ def delete_superseded(log: DatasetLog) -> int:
     """
     manifest = log.read()[1]
     assert manifest is not None
-    documents = {ref.document for ref in manifest.versions}
-    ids = {ref.id for ref in manifest.versions}
+    documents = {ref.document for ref in manifest.listed}
+    ids = {ref.id for ref in manifest.listed}
     gone = [
         item.key
         for item in log.lake.store.list(f"{log.prefix}/versions/")

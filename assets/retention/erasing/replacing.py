@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import files_of
-from dagster_adjunct.assets.retention.discard import reachable
 from dagster_adjunct.assets.retention.erasing.leftovers import Leftovers, find_leftovers
 from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
 from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten, files_with, rewrite_without
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
-from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, Pin, SealedVersion, VersionRef
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
+from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ManifestMismatchError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Replacing:
     found: dict[str, Replacement] = field(default_factory=dict)
     leftovers: Leftovers = field(default_factory=Leftovers)
 
-    def commit(self, reason: str) -> DatasetManifest:
+    def commit(self, reason: str) -> BoundedManifest:
         """Commit the dataset without the keys, dooming what held them; return what is current then.
 
         A version that is published meanwhile is looked at too. Raises ManifestMismatchError, with nothing erased,
@@ -59,11 +60,12 @@ class Replacing:
         for _ in range(_ROUNDS):
             manifest = self.log.read()[1]
             assert manifest is not None
+            manifest = as_bounded(manifest)
             self.found = {old: each for old, each in self.found.items() if self._stands(manifest, each)}
             for ref in _documented(manifest):
                 self._look_at(ref)
             self.leftovers = find_leftovers(self.log, manifest, self.keys)
-            manifest = self.log.transact(lambda fresh: self._after(fresh, reason), by=self.by)
+            manifest = as_bounded(self.log.transact(lambda fresh: self._after(as_bounded(fresh), reason), by=self.by))
             if all(ref.document in self.clean for ref in _documented(manifest)):
                 self._tidy(manifest)
                 return manifest
@@ -84,7 +86,7 @@ class Replacing:
 
     def made(self, manifest: DatasetManifest) -> list[Replacement]:
         """Return the replacements that this manifest holds."""
-        documents = {ref.document for ref in manifest.versions}
+        documents = {ref.document for ref in manifest.listed}
         return [each for each in self.found.values() if each.new.document in documents]
 
     # -- looking
@@ -113,7 +115,7 @@ class Replacing:
 
     def _retained(self, ref: VersionRef) -> bool:
         manifest = self.log.read()[1]
-        return manifest is not None and any(each.document == ref.document for each in manifest.versions)
+        return manifest is not None and any(each.document == ref.document for each in manifest.listed)
 
     def _replacement(self, ref: VersionRef, sealed: SealedVersion) -> Replacement | None:
         affected = files_with(files_of(self.log.lake.store, self.log.name, sealed), sealed.layout, self.keys)
@@ -138,7 +140,7 @@ class Replacing:
 
     # -- deciding
 
-    def _after(self, manifest: DatasetManifest, reason: str) -> DatasetManifest | None:
+    def _after(self, manifest: BoundedManifest, reason: str) -> BoundedManifest | None:
         """Return the manifest without the keys; None when there is nothing to do, or more to look at."""
         refs = list(_documented(manifest))
         if any(ref.document not in self.clean and ref.document not in self.found for ref in refs):
@@ -147,11 +149,11 @@ class Replacing:
         if not all(self._stands(manifest, each) for each in old.values()):
             return None
         after = replaced(manifest, old)
-        after = DatasetManifest.model_validate(redacted(after.body(), self.keys))
+        after = as_bounded(manifest_from(redacted(stored_body(after), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
         doomed += [entry for each in old.values() for entry in (*each.old.folders, str(each.old.document))]
         # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
-        kept = reachable(after) | {str(each.old.document) for each in old.values() if each.new.id == each.old.id}
+        kept = after.reachable() | {str(each.old.document) for each in old.values() if each.new.id == each.old.id}
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
         if after == manifest and doomed == list(manifest.doomed):
             return None
@@ -159,7 +161,7 @@ class Replacing:
         change = Change(action=FORGET, version=served.new.id if served else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
-    def _stands(self, manifest: DatasetManifest, each: Replacement) -> bool:
+    def _stands(self, manifest: BoundedManifest, each: Replacement) -> bool:
         """Whether nobody has discarded what was rewritten: with a grace period of nothing, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
@@ -171,7 +173,7 @@ class Replacing:
         files = {f"{generation.folder}/{file.name}" for file in generation.files}
         return files <= there and store.head(str(each.new.document)) is not None
 
-    def _tidy(self, manifest: DatasetManifest) -> None:
+    def _tidy(self, manifest: BoundedManifest) -> None:
         """Take the builds off record, and delete what was rewritten in vain: its version went meanwhile."""
         store, made = self.log.lake.store, self.made(manifest)
         for each in self.found.values():
@@ -183,12 +185,12 @@ class Replacing:
                 store.delete(attempt_key(self.log.lake, self.log.name, each.attempt.id))
 
 
-def _documented(manifest: DatasetManifest) -> Iterator[VersionRef]:
+def _documented(manifest: BoundedManifest) -> Iterator[VersionRef]:
     """Yield the versions that were built; of others there is nothing but their reason."""
     return (ref for ref in manifest.versions if ref.document is not None)
 
 
-def replaced(manifest: DatasetManifest, old: Mapping[str, Replacement]) -> DatasetManifest:
+def replaced(manifest: BoundedManifest, old: Mapping[str, Replacement]) -> BoundedManifest:
     """Return the manifest with the new versions wherever the old ones stand."""
 
     def renamed(version: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
-from dagster_adjunct.assets.versions.manifest import TOMBSTONE, SealedVersion
+from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.evolved import as_laid_out
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
@@ -116,8 +116,7 @@ def rewrite_without(
         "digest": sum(known) % 2**64 if len(known) == len(new.files) else None,
         "counters": {**sealed.counters, "forgotten": sealed.counters.get("forgotten", 0) + sum(affected.values())},
     }
-    fields = {name: getattr(sealed, name) for name in SealedVersion.model_fields}
-    return SealedVersion(**{**fields, **changes})
+    return sealed.after(**changes)
 
 
 def _count(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:

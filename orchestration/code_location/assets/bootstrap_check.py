@@ -23,7 +23,8 @@ from dagster_adjunct.resources.errors import AdjunctError
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.bootstrap_progress import BootstrapProgress
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
+    from dagster_adjunct.assets.versions.followed_table import Decision
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
@@ -50,13 +51,15 @@ def bootstrap_results(
 ) -> Iterator[AssetCheckResult]:
     """Yield the check's result, where the run has selected it; `report` is None where nothing has advanced."""
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
+    from dagster_adjunct.assets.versions.manifest import as_unbounded
 
     if not _marked(dataset) or not _selected(context, key):
         return
-    progress = None if manifest is None else bootstrap_progress(systems, manifest, lake.now())
-    decision = report.decision if report is not None else manifest.decision if manifest is not None else None
+    table = None if manifest is None else as_unbounded(manifest)
+    progress = None if table is None else bootstrap_progress(systems, table, lake.now())
+    decision = report.decision if report is not None else table.decision if table is not None else None
     stale = decision is not None and decision.action == "serve-stale"
-    served = manifest is not None and manifest.version is not None
+    served = table is not None and table.version is not None
     yield AssetCheckResult(
         asset_key=key,
         check_name=BOOTSTRAPPED,
@@ -93,16 +96,18 @@ def _unfinished(
 ) -> AssetCheckEvaluation | None:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
+    from dagster_adjunct.assets.versions.manifest import as_unbounded
 
-    manifest, progress, looked = None, None, ""
+    table, progress, looked = None, None, ""
     try:
         manifest = StoredVersions(lake, dataset.name).manifest()
-        progress = None if manifest is None else bootstrap_progress(systems, manifest, lake.now())
+        table = None if manifest is None else as_unbounded(manifest)
+        progress = None if table is None else bootstrap_progress(systems, table, lake.now())
     except AdjunctError as unread:  # what made the run fail may keep us from looking, too
         looked = f"; how far it was can't be seen: {unread.problem}"
     if progress is not None and progress.state == "done":
         return None
-    decision = None if manifest is None else manifest.decision
+    decision = None if table is None else table.decision
     return AssetCheckEvaluation(
         asset_key=key,
         check_name=BOOTSTRAPPED,

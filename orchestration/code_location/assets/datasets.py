@@ -188,12 +188,13 @@ def _materialised(
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
     from dagster_adjunct.assets.unbounded.freshness import lag_of
+    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 
     metadata = dataset_metadata(report, uri_of(lake, member.dataset)) | shown_metadata(lake, systems, member, manifest)
-    if manifest is not None and member.dataset.kind == "bounded":
-        metadata |= version_metadata(manifest)
-    elif manifest is not None:
+    if isinstance(manifest, UnboundedManifest):
         metadata |= lag_metadata(lag_of(systems, manifest, now=lake.now()))
+    elif manifest is not None:
+        metadata |= version_metadata(manifest)
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))

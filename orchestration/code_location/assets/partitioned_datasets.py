@@ -56,8 +56,9 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest, VersionRef
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.assets.versions.sealed_version import VersionRef
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -218,8 +219,12 @@ class _Build:
     def _materialised(
         self, name: str, report: "AdvanceReport", manifest: "DatasetManifest", *, alone: bool
     ) -> MaterializeResult[Any] | AssetMaterialization | None:
+        from dagster_adjunct.assets.versions.manifest import as_bounded
+
         ref = _sealed(manifest, name)
-        metadata = dataset_metadata(report, uri_of(self.lake, self.member.dataset)) | version_metadata(manifest)
+        metadata = dataset_metadata(report, uri_of(self.lake, self.member.dataset)) | version_metadata(
+            as_bounded(manifest)
+        )
         metadata |= shown_metadata(self.lake, self.systems, self.member, manifest)
         refused = {each.name for each in map(manifest.ref, report.rejected) if each is not None}
         if ref is None or (name in refused and ref.id not in report.sealed):
@@ -242,7 +247,7 @@ class _Build:
 
     def _why_not(self, name: str) -> str:
         ref = max(
-            (each for each in self.store.require_manifest().versions if each.name == name),
+            (each for each in self.store.require_manifest().listed if each.name == name),
             key=lambda each: each.number,
             default=None,
         )
@@ -250,5 +255,5 @@ class _Build:
 
 
 def _sealed(manifest: "DatasetManifest", name: str) -> "VersionRef | None":
-    found = [ref for ref in manifest.versions if ref.name == name and ref.state == "sealed"]
+    found = [ref for ref in manifest.listed if ref.name == name and ref.state == "sealed"]
     return max(found, key=lambda ref: ref.number, default=None)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.declaration.validator import Validator
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest, Verdict, VersionRef
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.sealed_version import Verdict, VersionRef
 
 ACCEPTED = "adjunct_accepted"
 
@@ -70,7 +71,7 @@ def judgement_of(store: "StoredVersions", manifest: "DatasetManifest", name: str
     While the newest is rejected, that is what the checks show, until it is forced or dropped or a better one comes.
     Otherwise it is the version that is served, or that the name stands for.
     """
-    refs = [ref for ref in manifest.versions if name is None or (ref.name == name and ref.state != "withdrawn")]
+    refs = [ref for ref in manifest.listed if name is None or (ref.name == name and ref.state != "withdrawn")]
     newest = max(refs, key=lambda ref: ref.number, default=None)
     if newest is None:
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.freshness import PartitionLag
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
     from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.orchestration.application.message_stream import OutputStream
     from dagster_adjunct.orchestration.operators.declared import KeyedTable
@@ -80,7 +80,7 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
     return metadata
 
 
-def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
+def version_metadata(manifest: BoundedManifest) -> dict[str, Any]:
     """Return what stands about a bounded dataset's versions: kept, pinned, rejected, and which one would be served."""
     sealed = [ref for ref in manifest.versions if ref.state == "sealed"]
     rejected = [ref for ref in manifest.versions if ref.state == "rejected"]
@@ -112,6 +112,8 @@ def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
     """Return the metadata of the version that a dataset serves now, for whoever did not advance it."""
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+
     version = manifest.version
     metadata: dict[str, Any] = {"adjunct/version": version.id if version else "none", "dagster/uri": uri}
     if version is not None:
@@ -120,7 +122,7 @@ def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
             metadata["dagster/row_count"] = version.rows
     if manifest.change is not None:
         metadata["adjunct/change"] = MetadataValue.json(manifest.change.model_dump(mode="json"))
-    return metadata | (version_metadata(manifest) if manifest.declaration.kind == "bounded" else {})
+    return metadata | (version_metadata(manifest) if isinstance(manifest, BoundedManifest) else {})
 
 
 def stream_metadata(

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.sources import dead_letters, ordering
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded import merge_generations, write_changes
-from dagster_adjunct.assets.versions.manifest import POSITION
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import BadChangeError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name

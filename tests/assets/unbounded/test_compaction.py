@@ -11,7 +11,7 @@ from dagster_adjunct.assets.unbounded import merge_generations, served_version
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_plan import plan_compaction
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
-from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (

@@ -13,7 +13,9 @@ from dagster_adjunct.assets.sources.entries import declaration_of
 from dagster_adjunct.assets.sources.opening import Source, as_stored
 from dagster_adjunct.assets.unbounded.recovery import decide, recover
 from dagster_adjunct.assets.unbounded.table_state import Seen, state_of
-from dagster_adjunct.assets.versions.manifest import Bootstrap, DatasetManifest, SealedVersion
+from dagster_adjunct.assets.versions.followed_table import Bootstrap
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -40,7 +42,7 @@ def declared(**options: Any) -> AdjunctDataset:
 
 def seen(
     spec: AdjunctDataset,
-    manifest: DatasetManifest | None = None,
+    manifest: UnboundedManifest | None = None,
     *,
     columns: Schema = COLUMNS,
     ssps: tuple[SystemStreamPartition, ...] = SSPS,
@@ -54,7 +56,7 @@ def seen(
     return Seen(source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given})
 
 
-def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: Any) -> DatasetManifest:
+def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: Any) -> UnboundedManifest:
     """Return the manifest of a table that has read so far of each partition."""
     start, end = as_stored(offsets(0, 0)), as_stored(offsets(*read))
     version = SealedVersion(
@@ -67,7 +69,7 @@ def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: An
         "confirmed_at": NOW,
         "stream": "first",
     }
-    return DatasetManifest(
+    return UnboundedManifest(
         name="t",
         declaration=declaration_of(spec, COLUMNS, input_partitions=2),
         version=version,
@@ -77,7 +79,7 @@ def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: An
     )
 
 
-def building(spec: AdjunctDataset, **options: Any) -> DatasetManifest:
+def building(spec: AdjunctDataset, **options: Any) -> UnboundedManifest:
     """Return the manifest of a table whose bootstrap has read two of the five records of each partition."""
     bootstrap = Bootstrap(
         state="running", start=as_stored(offsets(0, 0)), target=as_stored(offsets(5, 5)), started_at=NOW - DAY,

@@ -12,18 +12,15 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
-from dagster_adjunct.assets.retention.discard import DiscardReport, discard, reachable
+from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.assets.retention.generations import oldest_kept, plan_retired
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
+from dagster_adjunct.assets.versions.followed_table import Bootstrap, Retired
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import (
-    Bootstrap,
-    DatasetManifest,
-    Declaration,
-    Retired,
-    version_number,
-)
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import version_number
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
@@ -56,7 +53,7 @@ def data(world: World, spec: AdjunctDataset) -> set[str]:
     return {key.rsplit("/", 1)[0] for key in objects(world.lake, f"datasets/{spec.name}/data/")}
 
 
-def manifest_of(world: World, spec: AdjunctDataset) -> DatasetManifest:
+def manifest_of(world: World, spec: AdjunctDataset) -> UnboundedManifest:
     return StoredVersions(world.lake, spec.name).require_manifest()
 
 
@@ -76,9 +73,9 @@ def four_versions(world: World) -> tuple[AdjunctDataset, list[tuple[str, dict[st
 # -- decided from values
 
 
-def retired(*untils: int) -> DatasetManifest:
+def retired(*untils: int) -> UnboundedManifest:
     spans = {"lake.table.0": "0"}
-    return DatasetManifest(
+    return UnboundedManifest(
         name="table",
         declaration=Declaration(
             kind="unbounded", input="lake.table", key=("k",), key_types=("string",), partition_by=("k",), partitions=1,
@@ -94,7 +91,7 @@ def retired(*untils: int) -> DatasetManifest:
 
 
 def decided(
-    manifest: DatasetManifest,
+    manifest: UnboundedManifest,
     *,
     held: tuple[str, ...] = (),
     kept_from: int = 100,
@@ -259,7 +256,7 @@ def test_what_a_crashed_compaction_left_is_garbage_and_a_bootstrap_that_runs_is_
     assert manifest.bootstrap is not None
     building = {generation.folder for generation in manifest.bootstrap.building}
     assert building
-    assert building <= reachable(manifest)
+    assert building <= manifest.reachable()
     make_older(quick.lake, timedelta(days=9))
     assert go(quick, spec).garbage == ()
     assert quick.advance(spec).action == "bootstrapped"

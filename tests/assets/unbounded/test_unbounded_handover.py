@@ -22,7 +22,7 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.versions.manifest import SealedVersion
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.objects.faulty import Fault

@@ -1,0 +1,46 @@
+"""What an unbounded dataset remembers of its table: its bootstrap, what was replaced, and what was decided."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import AwareDatetime
+
+from dagster_adjunct.assets.versions.document import Document, Offset, StoredGeneration, StoredSchema
+
+
+class Bootstrap(Document):
+    """A snapshot of a change stream: from where, up to which offsets, and whether it is reached.
+
+    The target is each partition's upcoming offset, recorded before anything is read; records that arrive
+    later do not extend the wait. `building` are the generations made so far: readers get them when the target is
+    reached, and what was served before stays served until then. `columns` are theirs. `why` says what asked for it.
+    """
+
+    state: Literal["running", "done"]
+    start: dict[str, Offset]
+    target: dict[str, Offset]
+    started_at: AwareDatetime
+    finished_at: AwareDatetime | None = None
+    building: tuple[StoredGeneration, ...] = ()
+    columns: StoredSchema | None = None
+    loaded: bool = False
+    why: str = ""
+
+
+class Retired(Document):
+    """A generation that a compaction or rebuild replaced; versions before number `until` still read it."""
+
+    generation: int
+    folder: str
+    until: int
+    at: AwareDatetime
+
+
+class Decision(Document):
+    """What was decided about a change stream's table when a run began, and why (the recovery table)."""
+
+    action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
+    store: Literal["none", "building", "invalid", "valid"]
+    reason: str
+    at: AwareDatetime

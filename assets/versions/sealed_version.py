@@ -1,0 +1,115 @@
+"""A sealed version: everything that is needed to read it, what validators said of it, and how it is listed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import AwareDatetime, Field, model_validator
+
+from dagster_adjunct.assets.versions.document import Document, Offset, StoredGeneration, StoredSchema
+from dagster_adjunct.resources.bucketing.files import BucketLayout
+from dagster_adjunct.resources.schemas.schema import Schema
+
+POSITION = "__position"
+TOMBSTONE = "__tombstone"
+
+
+class Verdict(Document):
+    """What one validator said of a version. `severity` "warn" never refuses one."""
+
+    name: str
+    passed: bool
+    severity: Literal["error", "warn"] = "error"
+    message: str = ""
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class SealedVersion(Document):
+    """One version: everything that is needed to read it, and where it came from.
+
+    A bounded version has one generation and the name that its markers gave it. An unbounded one has a base
+    and the deltas after it, oldest first. `rows` is exact, and None where deltas have to be merged to know.
+    `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input
+    that this version took in, by stream partition. `positioned` says that rows carry their position: their input
+    offset or, with `order_by`, that column's value.
+    """
+
+    id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
+    number: int = Field(ge=1)
+    name: str | None
+    sealed_at: AwareDatetime
+    columns: StoredSchema
+    key: tuple[str, ...] = Field(min_length=1)
+    partition_by: tuple[str, ...]
+    partitions: int | None = Field(default=None, ge=1)
+    positioned: bool
+    order_by: str | None = None
+    generations: tuple[StoredGeneration, ...] = Field(min_length=1)
+    rows: int | None = Field(default=None, ge=0)
+    digest: int | None = None
+    offsets: dict[str, tuple[Offset, Offset]]
+    counters: dict[str, int] = Field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        missing = [name for name in (*self.key, *self.partition_by) if name not in self.columns.names]
+        if missing:
+            raise ValueError(f"key column {missing[0]!r} is not among the columns {', '.join(self.columns.names)}")
+        ids = [generation.id for generation in self.generations]
+        if ids != sorted(set(ids)):
+            raise ValueError(f"generations are numbered {ids}: expected rising numbers")
+        for generation in self.generations:
+            buckets = [file.bucket for file in generation.files]
+            if len(set(buckets)) != len(buckets) or any(not 0 <= b < self.layout.partitions for b in buckets):
+                raise ValueError(
+                    f"generation {generation.id} has files for buckets {buckets}: expected each of "
+                    f"0 to {self.layout.partitions - 1} at most once"
+                )
+        return self
+
+    @property
+    def layout(self) -> BucketLayout:
+        """How the rows lie in files; a broadcast copy is one file."""
+        return layout_of(self.columns, self.key, self.partition_by, self.partitions, self.positioned)
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows in all files, superseded ones and tombstones of deltas included."""
+        return sum(generation.rows for generation in self.generations)
+
+
+def layout_of(
+    columns: Schema, key: tuple[str, ...], partition_by: tuple[str, ...], partitions: int | None, positioned: bool
+) -> BucketLayout:
+    """Return how a version's rows lie in files; `partitions` None is one file."""
+    hidden = ((POSITION, "bigint"), (TOMBSTONE, "boolean")) if positioned else ()
+    return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
+
+
+class VersionRef(Document):
+    """A version that is retained: enough to list it, to find its document, and to know which files it needs.
+
+    `document` is the object that holds its SealedVersion, None for a version that was refused before it was
+    built. `folders` are those of its generations. `reason` says why it was rejected, withdrawn or forced.
+    `replaced` is the version that the switch (or force) that made this one the head took the place of.
+    """
+
+    id: str
+    number: int
+    name: str | None
+    rows: int | None
+    sealed_at: AwareDatetime
+    state: Literal["sealed", "rejected", "withdrawn"] = "sealed"
+    document: str | None
+    folders: tuple[str, ...] = ()
+    bytes: int = 0
+    reason: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+    replaced: str | None = None
+
+
+def version_number(version: str) -> int:
+    """Return the number in a version's id: an unbounded dataset's commit; 0 for what is no id."""
+    digits = version.removeprefix("v").partition("-")[0]
+    return int(digits) if version.startswith("v") and digits.isascii() and digits.isdecimal() else 0

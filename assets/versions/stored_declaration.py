@@ -1,0 +1,55 @@
+"""What a dataset was declared as when it was made: read back to refuse a changed declaration by name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.versions.document import Document
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.following import DeltaCompaction
+
+
+class Declaration(Document):
+    """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
+
+    `partitions` None is a broadcast copy. `columns` are what new versions store, None for all of the input's.
+    `input_partitions` is how many partitions the input had when the dataset was made (0: files or a query).
+    `order` says whether versions follow each other as they arrive, or by name (version partitions). `keep` and
+    `grace_seconds` are the discard policy; of an unbounded dataset `compact_…` are the compaction policy, and
+    `keep_tombstones` is how far below the newest position deletions are remembered. Order and policies may change:
+    they are those of the last advance.
+    """
+
+    kind: Literal["bounded", "unbounded"]
+    input: str
+    key: tuple[str, ...] = Field(min_length=1)
+    key_types: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    partitions: int | None = Field(default=None, ge=1)
+    input_partitions: int = Field(ge=0)
+    columns: tuple[str, ...] | None = None
+    bootstrap: bool = True
+    order: Literal["arrival", "name"] = "arrival"
+    keep: int | None = Field(default=3, ge=1)
+    grace_seconds: float = Field(default=86_400.0, ge=0)
+    keep_tombstones: int | None = Field(default=None, ge=0)
+    compact_deltas: int = Field(default=8, ge=2)
+    compact_fraction: float = Field(default=0.2, gt=0)
+    compact_rows: int = Field(default=2_000_000, ge=1)
+
+    @property
+    def discard(self) -> DiscardPolicy:
+        """The discard policy that was declared last."""
+        return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
+
+    @property
+    def compaction(self) -> DeltaCompaction:
+        """The compaction policy that was declared last."""
+        from dagster_adjunct.assets.declaration.following import DeltaCompaction
+
+        return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
