@@ -113,7 +113,6 @@ class InvalidNameError(ConfigurationError):
 class SchemaMismatchError(PermanentError):
     """Data, or a declaration, does not fit the schema."""
 
-    stream: str | None = None
     dataset: str | None = None
     column: str | None = None
 
@@ -122,7 +121,6 @@ class SchemaMismatchError(PermanentError):
 class NullKeyError(PermanentError):
     """A record without a key where one is needed."""
 
-    stream: str | None = None
     dataset: str | None = None
     table: str | None = None
 
@@ -273,11 +271,8 @@ class MarkerConflictError(DatasetError):
     found: str | None = None  # what was counted
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class BadChangeError(DatasetError):
     """A change on a stream that can't be applied: it can't be read, has no key, or says nothing that is known."""
-
-    stream: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

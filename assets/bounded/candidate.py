@@ -210,7 +210,7 @@ def _located(
     places = [place for row in found if (place := member.source.place(delivery, row[0], row[1]))]
     if not places:
         return error
-    return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step)
+    return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step, dataset=member.spec.name)
 
 
 def _equal_to(member: Member, new: SealedVersion) -> str | None:

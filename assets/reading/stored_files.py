@@ -70,6 +70,7 @@ class StoredFile:
             f"and {found}.",
             "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier version; other "
             "versions are untouched.",
+            key=self.key,
         )
 
 

@@ -69,6 +69,7 @@ def _bucketed(stored: StoredFile, layout: BucketLayout) -> Iterator[tuple[pa.Tab
         raise ManifestMismatchError(
             f"{stored.what}: {stored.key} is not as it was written, so it can't be rewritten.",
             "Restore that object, or give the version up: withdraw and drop it.",
+            key=stored.key,
         )
     file = stored.open()
     for group in range(file.metadata.num_row_groups):

@@ -116,12 +116,12 @@ def decode_changes(
     )
 
 
-def refuse_problems(changes: DataFrame, what: str) -> DataFrame:
+def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
     """Return the changes without PROBLEM; the job that writes them fails, with BadChangeError, at one that has any."""
     from pyspark.sql import functions as F
 
     place = F.concat(
-        F.lit(f"{what}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
+        F.lit(f"dataset {dataset!r}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
         F.col(PARTITION).cast("string"), F.lit(" can't be applied: "), F.col(PROBLEM), F.lit("."),
     )  # fmt: skip
     step = (
@@ -129,7 +129,9 @@ def refuse_problems(changes: DataFrame, what: str) -> DataFrame:
         "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
     )
     # In the column that every writer reads: a filter might be optimised away.
-    mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(refusal(BadChangeError, place, step))
+    mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
+        refusal(BadChangeError, place, step, dataset=dataset)
+    )
     kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
     return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])
 

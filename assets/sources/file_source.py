@@ -328,6 +328,7 @@ class FileVersions:
             f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was found complete: "
             f"{', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
             "Run it again: it takes the files as they are then. Write the completion object last.",
+            dataset=self._spec.name,
         )
 
     def _count(self, what: str, folder: Folder, promise: Promise, spark: Callable[[], SparkSession]) -> int | None:

@@ -57,7 +57,7 @@ def write_changes(
     if isinstance(spec.following.on_bad_change, DeadLetters):
         progress, changes, quarantined = _quarantine(advance, progress, changes, ranges, rewinding)
     else:
-        changes = refuse_problems(changes, what)
+        changes = refuse_problems(changes, spec.name)
     generation, counters = write_generation(
         advance.context.lake,
         attempt,

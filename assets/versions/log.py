@@ -145,6 +145,7 @@ class DatasetLog:
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be read: "
                 f"{problem_with_document(error)}.",
                 "Restore that object from a backup; other versions are untouched.",
+                document=ref.document,
             ) from error
 
     def read_at(self, number: int, commit_id: str) -> DatasetManifest:

@@ -216,6 +216,7 @@ def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
         raise DatasetError(
             f"dataset {manifest.name!r} follows a change stream: it has one table, and no versions that are delivered.",
             f"Its commits are versions of the table: adjunct dataset history {manifest.name}.",
+            dataset=manifest.name,
         )
     return manifest
 
@@ -226,6 +227,7 @@ def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
         raise DatasetError(
             f"dataset {manifest.name!r} arrives in versions: it follows no change stream, and has no table.",
             f"See adjunct dataset versions {manifest.name}.",
+            dataset=manifest.name,
         )
     return manifest
 

@@ -84,6 +84,7 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
             f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {problem_with_document(error)}.",
             "Restore that object from a backup; versions committed before it are untouched and can still be "
             "opened by their id.",
+            document=commit.manifest_key,
         ) from error
     return manifest
 

@@ -31,6 +31,7 @@ class Graph:
                 f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes records, or looks "
                 "them up in a dataset.",
                 "Bring the records together with an operator before it.",
+                operator=operator.id,
             )
         self.operators[operator.id] = operator
         return operator.id

@@ -121,6 +121,7 @@ class MessageStream:
             raise PlanningError(
                 f"join after {self.operator}: {table.name!r} is a remote table; a join needs an adjunct dataset.",
                 "Declare a bounded_dataset or unbounded_dataset with the same records and join that.",
+                operator=self.operator,
             )
         if not isinstance(table, DatasetTable):
             raise self._not_declared(table, "join", "dataset")
@@ -171,6 +172,7 @@ class MessageStream:
                 f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}.",
                 "Go on with what the first send_to() returned, or declare another output stream.",
                 stream=target.name,
+                operator=self.operator,
             )
         return self.apply(SendToStream(target.name))
 
@@ -182,6 +184,7 @@ class MessageStream:
                 "from a stream that an application could send to.",
                 "Declare it with unbounded_dataset on a stream, or send to an output stream.",
                 dataset=target.name,
+                operator=self.operator,
             )
         if target.dataset.kind == "bounded":
             raise PlanningError(
@@ -189,6 +192,7 @@ class MessageStream:
                 "markers, which an application does not send.",
                 "Declare it with unbounded_dataset, or send to an output stream.",
                 dataset=target.name,
+                operator=self.operator,
             )
         self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
         return self.apply(SendToTable(target.name, dataset=True), name=target.name)

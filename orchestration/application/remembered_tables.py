@@ -56,6 +56,7 @@ def open_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
         raise MalformedDocumentError(
             f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}.",
             "Run its application again, which writes it anew.",
+            document=commit.manifest_key,
         ) from error
 
 

@@ -237,6 +237,7 @@ class BatchLog:
                 f"the batch log of application {self._application!r} is malformed in {commit.manifest_key}: "
                 f"{first_problem(error)}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
+                document=commit.manifest_key,
             ) from error
 
 

@@ -19,6 +19,7 @@ def require(operator: str, side: str, needed: tuple[str, ...], columns: Columns,
         raise PlanningError(
             f"{operator}: {side} has no column {missing[0]!r}; its columns there are {', '.join(columns or ())}.",
             next_step,
+            operator=operator,
         )
 
 
@@ -26,7 +27,7 @@ def refuse_double(operator: str, names: list[str], next_step: str) -> None:
     """Raise PlanningError when two of the names are the same."""
     double = first_double(names)
     if double is not None:
-        raise PlanningError(f"{operator}: two columns would be called {double!r}.", next_step)
+        raise PlanningError(f"{operator}: two columns would be called {double!r}.", next_step, operator=operator)
 
 
 def types_of(schema: Schema) -> dict[str, str | None]:

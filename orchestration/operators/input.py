@@ -63,6 +63,7 @@ class Input(Spec):
                 'Call that otherwise: input_stream(…, broadcast="task_number").',
                 stream=self.stream,
                 column=self.broadcast,
+                operator=context.operator,
             )
         columns = None if facts.columns is None else (*facts.columns, self.broadcast)
         return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)

@@ -109,6 +109,7 @@ class Join(Spec):
                 f"columns there are {', '.join(stream or ())}.",
                 f'Rename the added one: select=["… as {dataset.name}_{taken[0]}"], or prefix="{dataset.name}_".',
                 dataset=dataset.name,
+                operator=operator,
             )
         refuse_double(operator, added, "Rename one with 'column as name'.")
         return None if stream is None else (*stream, *added)
@@ -165,6 +166,7 @@ class Join(Spec):
                     f"{', '.join(name for name in types if not name.startswith('__'))}.",
                     "Correct on=, or add the column with map().",
                     column=stream,
+                    operator=operator,
                 )
             expected = schema.field(entry, f"dataset {self.dataset}").type
             if types[stream] != expected:
@@ -173,6 +175,7 @@ class Join(Spec):
                     f"{self.dataset} is {expected}; equal values of different types lie in different buckets.",
                     f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
                     dataset=self.dataset,
+                    operator=operator,
                 )
         for chosen in self.selection(schema.names):
             schema.field(chosen.column, f"dataset {self.dataset}")
@@ -182,6 +185,7 @@ class Join(Spec):
                     f'Rename one: select=["{chosen.column} as …"] or prefix="{self.dataset}_".',
                     dataset=self.dataset,
                     column=chosen.name,
+                    operator=operator,
                 )
 
 
@@ -196,7 +200,9 @@ def checked_join(
 ) -> Join:
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
     if how not in ("inner", "left"):
-        raise PlanningError(f"{operator} has how={how!r}: expected inner or left.", "Choose one of them.")
+        raise PlanningError(
+            f"{operator} has how={how!r}: expected inner or left.", "Choose one of them.", operator=operator
+        )
     _check_rate(operator, min_match_rate)
     pairs = _key_pairs(operator, dataset, on)
     return Join(dataset.name, pairs, how, _selected(operator, select, prefix), prefix, min_match_rate)
@@ -222,13 +228,17 @@ def _key_pairs(operator: str, dataset: AdjunctDataset, on: On) -> tuple[tuple[st
     for stream, entry in pairs:
         if entry in by_column:
             raise PlanningError(
-                f"{operator}: on= compares dataset column {entry!r} twice.", "Keep one of them.", column=entry
+                f"{operator}: on= compares dataset column {entry!r} twice.",
+                "Keep one of them.",
+                column=entry,
+                operator=operator,
             )
         if entry not in dataset.key:
             raise PlanningError(
                 f"{operator}: on= names {entry!r}, which is not in the key of dataset {dataset.name!r} ({key}).",
                 f"Join on the key; for other names on the stream write on={{stream column: {dataset.key[0]!r}}}.",
                 dataset=dataset.name,
+                operator=operator,
             )
         by_column[entry] = stream
     missing = ", ".join(repr(name) for name in dataset.key if name not in by_column)
@@ -238,6 +248,7 @@ def _key_pairs(operator: str, dataset: AdjunctDataset, on: On) -> tuple[tuple[st
             "so a record could meet several entries.",
             "Name every column of the key in on=.",
             dataset=dataset.name,
+            operator=operator,
         )
     column_names(f"{operator}: on=", list(by_column.values()))
     return tuple((by_column[name], name) for name in dataset.key)
@@ -264,7 +275,9 @@ def _selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple
     double = first_double([item.name for item in chosen])
     if double:
         raise PlanningError(
-            f"{operator}: select gives two columns the name {double!r}.", f"Rename one: '{double} as other_name'."
+            f"{operator}: select gives two columns the name {double!r}.",
+            f"Rename one: '{double} as other_name'.",
+            operator=operator,
         )
     return tuple(chosen)
 

@@ -66,6 +66,7 @@ def check_co_partitioned(app: Application, flows: Flows, edges: Mapping[str, Str
             f"({', '.join(columns)}) with {SPARK}.",
             f"Write {_partition_by(columns)} before this join, {_AUTO}.",
             dataset=dataset.name,
+            operator=operator.id,
         )
 
 

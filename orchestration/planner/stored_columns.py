@@ -46,4 +46,5 @@ def _check(operator: str, facts: StreamFacts, types: dict[str, str | None]) -> N
             "send to a stream of another name, or begin it anew: "
             f"adjunct stream delete {facts.name.partition('.')[2]} --reason ….",
             stream=facts.name,
+            operator=operator,
         )

@@ -174,4 +174,5 @@ def _malformed(where: str, problem: str) -> MalformedDocumentError:
     return MalformedDocumentError(
         f"{where} can't be read: {problem.rstrip('.')}.",
         "Take it back and ask again (adjunct startpoint clear), or upgrade if a newer version wrote it.",
+        document=where,
     )

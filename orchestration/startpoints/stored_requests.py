@@ -114,7 +114,7 @@ class Stored:
         return f"fan-out {key} of application {self.application!r}"
 
     def _malformed(self, where: str, problem: str) -> MalformedDocumentError:
-        return MalformedDocumentError(f"{where} can't be read: {problem}.", _NEXT)
+        return MalformedDocumentError(f"{where} can't be read: {problem}.", _NEXT, document=where)
 
 
 def difference(before: FanOutState, after: FanOutState) -> dict[str, Any]:

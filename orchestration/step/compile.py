@@ -117,6 +117,7 @@ class Batch:
             raise PlanningError(
                 f"{operator.id}: {problem}.",
                 "Correct the expression, or the function; adjunct plan shows the operators by these names.",
+                operator=operator.id,
             ) from error
 
     def _arriving(self, operator: Operator) -> list[DataFrame]:
@@ -170,6 +171,7 @@ class Batch:
                 "position in its stream and its epoch.",
                 'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
                 "expressions instead of a function.",
+                operator=operator,
             )
         return result
 

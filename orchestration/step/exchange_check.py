@@ -51,6 +51,7 @@ def _tell(join: ProvenJoin, executed: Any) -> None:
         f"{join.operator}: Spark shuffles dataset {join.dataset}, which the plan proved to be partitioned alike.",
         "Compare the types of the join's keys on both sides, and see the physical plan.",
         dataset=join.dataset,
+        operator=join.operator,
     )
     if os.environ.get("ADJUNCT_STRICT_PLANS"):
         raise error

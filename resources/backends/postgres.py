@@ -192,6 +192,7 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
                     raise TableUnavailableError(
                         f"{self._label}: a record came and went while its default was put.",
                         "The whole transaction is tried again.",
+                        table=self._label,
                     )
             for group in plan.groups():
                 statement, arrays = statements.update(group)

@@ -148,15 +148,18 @@ def _no_connection(error: psycopg.Error, label: str, settings: Mapping[str, Any]
         return TableUnavailableError(
             f"{label}: PostgreSQL at {place} takes no connections now ({said}).",
             "It is tried again; if that goes on, look at the server.",
+            table=label,
         )
     if any(words in said for words in _FOR_GOOD):
         return TableAccessError(
             f"{label}: PostgreSQL at {place} refused the login ({said}).",
             "Check user, password and database of the connection, and the server's pg_hba.conf.",
+            table=label,
         )
     return TableUnavailableError(
         f"{label}: can't connect to PostgreSQL at {place} ({said}).",
         "Check that the server runs, listens on this address, and can be reached from here; then run it again.",
+        table=label,
     )
 
 
@@ -173,16 +176,21 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
         return TableUnavailableError(
             f"{label} at {place}: the request did not get through ({said}).",
             "The whole transaction is tried again; if that goes on, look at the server's log.",
+            table=label,
         )
     if state in _NO_ACCESS:
         return TableAccessError(
-            f"{label} at {place} can't be used ({said}).", "Check that it exists and that the user may use it."
+            f"{label} at {place} can't be used ({said}).",
+            "Check that it exists and that the user may use it.",
+            table=label,
         )
     if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return SchemaMismatchError(
             f"{label} at {place}: the values don't fit its columns ({said}).", "Correct the values or the table."
         )
-    return TableError(f"{label} at {place} refused the request ({said}).", "Correct the data or the table.")
+    return TableError(
+        f"{label} at {place} refused the request ({said}).", "Correct the data or the table.", table=label
+    )
 
 
 def _without_secrets(text: str, settings: Mapping[str, Any]) -> str:

@@ -79,7 +79,9 @@ async def read_shape(
     found = await cursor.fetchall()
     if not found:
         raise TableAccessError(
-            f"{label} at {place}: there is no such table.", "Correct schema and name, or declare create=True."
+            f"{label} at {place}: there is no such table.",
+            "Correct schema and name, or declare create=True.",
+            table=label,
         )
     names = [name for name, _, _ in found]
     for column in declared:

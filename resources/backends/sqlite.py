@@ -177,7 +177,9 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             path.parent.mkdir(parents=True, exist_ok=True)
         elif not path.exists():
             raise TableAccessError(
-                f"{self._label}: there is no such file.", "Correct the path, or declare it with create=True."
+                f"{self._label}: there is no such file.",
+                "Correct the path, or declare it with create=True.",
+                table=self._label,
             )
         connection = sqlite3.connect(path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False)
         try:
@@ -259,12 +261,17 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             return TableUnavailableError(
                 f"{self._label} is locked by another process ({error}).",
                 "It is tried again; if that goes on, find the long transaction, or raise busy_timeout.",
+                table=self._label,
             )
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             return TableAccessError(
-                f"{self._label} can't be used ({error}).", "Check that it is an SQLite file and may be written."
+                f"{self._label} can't be used ({error}).",
+                "Check that it is an SQLite file and may be written.",
+                table=self._label,
             )
-        return TableError(f"{self._label} refused the request: {error}.", "Correct the data or the table.")
+        return TableError(
+            f"{self._label} refused the request: {error}.", "Correct the data or the table.", table=self._label
+        )
 
 
 @contextmanager

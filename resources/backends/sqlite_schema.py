@@ -45,7 +45,7 @@ def read_columns(
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     if not info:
         raise TableAccessError(
-            f"{label}: the file has no such table.", "Correct the name, or declare it with create=True."
+            f"{label}: the file has no such table.", "Correct the name, or declare it with create=True.", table=label
         )
     names = [name for name, _, _ in info]
     for column in declared:

@@ -46,6 +46,7 @@ class NamespaceDocument(StoredDocument):
             raise MalformedDocumentError(
                 f"{where} has format {found}; this version of Adjunct reads format {FORMAT}.",
                 "Upgrade dagster-adjunct: a newer version wrote this.",
+                document=where,
             )
         try:
             return cls.model_validate(body)
@@ -53,6 +54,7 @@ class NamespaceDocument(StoredDocument):
             raise MalformedDocumentError(
                 f"{where} is no namespace of format {FORMAT}: {first_problem(error)}.",
                 "Restore that object from a backup or an older object version.",
+                document=where,
             ) from error
 
     def page_of(self, key: str) -> int:

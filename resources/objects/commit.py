@@ -143,6 +143,7 @@ class CommitLog:
                 f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
                 f"{expected!r}; expected kind {self.kind!r} here.",
                 "It was copied or renamed: restore the original object.",
+                document=manifest_key,
             )
         return Commit(
             manifest.number,
@@ -300,6 +301,7 @@ class CommitLog:
                 f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind {self.kind!r} "
                 f"and {expected!r}.",
                 next_step,
+                document=where,
             )
         return pointer, stored.etag
 
@@ -314,6 +316,7 @@ class CommitLog:
                 f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing.",
                 "Restore that object from a backup or an older object version; older commits under "
                 f"{self.prefix}/manifests/ are intact.",
+                document=self.pointer_key,
             ) from None
         return Commit(
             found.number, found.id, found.parent, found.manifest_key, found.created_at, found.by, found.body, etag

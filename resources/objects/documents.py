@@ -77,11 +77,13 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
             raise MalformedDocumentError(
                 f"{where} has format {found}; this version of Adjunct reads format {FORMAT}.",
                 "Upgrade dagster-adjunct: a newer version wrote this.",
+                document=where,
             ) from None
         raise MalformedDocumentError(
             f"{where} is no {cls.__name__.lower()} of format {FORMAT}: {first_problem(error)} "
             f"({len(data)} bytes found).",
             next_step,
+            document=where,
         ) from None
 
 

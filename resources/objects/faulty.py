@@ -115,7 +115,7 @@ class FaultyStore:
                 self._crashed = True
                 raise Crash(f"{request} {key}")
             if fault.kind == "lost-after":
-                raise StoreUnavailableError(f"{request} of {key!r} got no answer.", "Run it again.")
+                raise StoreUnavailableError(f"{request} of {key!r} got no answer.", "Run it again.", key=key)
         return result
 
     def _faults_now(self, request: str, key: str) -> Sequence[Fault]:
@@ -129,7 +129,7 @@ class FaultyStore:
 
 def _refuse(fault: Fault, request: str, key: str) -> None:
     if fault.kind in ("lost-before", "409", "throttle"):
-        raise StoreUnavailableError(f"{request} of {key!r} failed ({fault.kind}).", "Run it again.")
+        raise StoreUnavailableError(f"{request} of {key!r} failed ({fault.kind}).", "Run it again.", key=key)
     if fault.kind == "412":
         error = ObjectExistsError if request in ("put_if_absent", "upload") else PreconditionFailedError
         raise error(f"{request} of {key!r} was answered 412.", "Read it again.")

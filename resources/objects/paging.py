@@ -60,6 +60,7 @@ def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
             f"page {ref.key!r} in {store.url} is not what its manifest lists: found {len(data)} bytes with SHA-256 "
             f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items.",
             "Restore the object from a backup or an older object version.",
+            key=ref.key,
         )
     items = json.loads(data)
     assert isinstance(items, list)

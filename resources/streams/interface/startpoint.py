@@ -189,6 +189,7 @@ def check_version(value: Mapping[Any, Any], where: str) -> None:
         raise MalformedDocumentError(
             f"{where} has version {found}; this version of Adjunct reads version {VERSION}.",
             "Upgrade dagster-adjunct: a newer version wrote this.",
+            document=where,
         )
     if found != VERSION or isinstance(found, bool):
         raise _malformed(where, f"has the version {found!r}", str(VERSION))
@@ -328,4 +329,5 @@ def _malformed(where: str, found: str, expected: str) -> MalformedDocumentError:
     return MalformedDocumentError(
         f"{where} {found}; expected {expected}.",
         "Delete it and write it again with this version of Adjunct, or upgrade if a newer one wrote it.",
+        document=where,
     )

@@ -112,7 +112,9 @@ class KafkaAdmin:
         while self.describe(topic) is None:
             if time.monotonic() > deadline:
                 raise StreamUnavailableError(
-                    f"{self.settings.where} created topic {topic!r}, but does not show it.", "Try again in a moment."
+                    f"{self.settings.where} created topic {topic!r}, but does not show it.",
+                    "Try again in a moment.",
+                    system=self.settings.name,
                 )
             time.sleep(_LOOK)
         self.upcoming(topic, range(partitions))
@@ -205,6 +207,7 @@ def no_answer(settings: KafkaSettings, what: str, said: str) -> StreamUnavailabl
     return StreamUnavailableError(
         f"{settings.where} did not tell of {what}: {said}.",
         "See whether its brokers are up and can be reached from here, then try again.",
+        system=settings.name,
     )
 
 

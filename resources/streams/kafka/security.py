@@ -175,6 +175,7 @@ def _with_token(found: dict[str, Any], settings: ClientSettings) -> dict[str, An
         raise StreamUnavailableError(
             f"Kafka system {settings.name!r}: no token was to be had: the callback failed with {type(error).__name__}.",
             "Look whether what the callback asks can be reached from here; then repeat.",
+            system=settings.name,
         ) from error
     return {**found, "oauth_cb": lambda config: first.pop() if first else callback(config)}
 

@@ -77,11 +77,13 @@ def open_parquet(store: ObjectStore, prefix: str, segment: Segment, file: FileEn
             f"{prefix}: the manifest lists {key!r} with {file.rows} records, and it can't be read "
             f"({str(error).splitlines()[0]})",
             "Restore that object from a backup or an older object version; other ranges stay readable.",
+            key=key,
         ) from error
     if parquet.metadata.num_rows != file.rows:
         raise ManifestMismatchError(
             f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists {file.rows}.",
             "Restore that object from a backup or an older object version; other ranges stay readable.",
+            key=key,
         )
     return parquet
 

@@ -360,4 +360,5 @@ def _validated(kind: type[P], body: Any, where: str) -> P:
         raise MalformedDocumentError(
             f"{where} is malformed: {first_problem(error)}.",
             "Restore this object from a backup or an older object version; the records themselves are untouched.",
+            document=where,
         ) from None

@@ -67,6 +67,7 @@ def held_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
             raise MalformedDocumentError(
                 f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so nobody knows what it keeps.",
                 "Restore it, or delete it and register the stream again where it was held.",
+                document=item.key,
             ) from error
     return {holder: sorted(attempts) for holder, attempts in found.items()}
 

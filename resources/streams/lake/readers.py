@@ -322,4 +322,5 @@ def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
         raise MalformedDocumentError(
             f"the position {commit.manifest_key!r} in {lake.url} is malformed: {first_problem(error)}.",
             "Restore this object from a backup, or forget the reader and begin anew; the stream is untouched.",
+            document=commit.manifest_key,
         ) from None

@@ -29,7 +29,7 @@ DEAD = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("lake.dead")
 
 def test_a_bad_change_fails_the_job_and_is_named(sparkling: World) -> None:
     stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
-    changes = refuse_problems(frame_of(sparkling, dataset(changes=OperationColumn())), "dataset 'table'")
+    changes = refuse_problems(frame_of(sparkling, dataset(changes=OperationColumn())), "table")
     assert "__problem" not in changes.columns
     with pytest.raises(BadChangeError) as caught, unwrapped():
         changes.write.format("noop").mode("overwrite").save()
@@ -37,6 +37,7 @@ def test_a_bad_change_fails_the_job_and_is_named(sparkling: World) -> None:
         "dataset 'table': the change at offset 1 of partition 0 can't be applied: unknown operation 'x'."
     )
     assert "on_bad_change=DeadLetters(STREAM)" in caught.value.next_step
+    assert caught.value.facts == {"dataset": "table"}
 
 
 def test_an_advance_that_meets_a_bad_change_commits_nothing(sparkling: World) -> None:

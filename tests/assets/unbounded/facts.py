@@ -192,9 +192,9 @@ def _without_problems(changes: pa.Table) -> pa.Table:
     return changes.filter(pc.is_null(changes[PROBLEM])).drop_columns([PROBLEM])
 
 
-def _refuse(changes: pa.Table, what: str) -> pa.Table:
+def _refuse(changes: pa.Table, dataset: str) -> pa.Table:
     for reason in _with_problems(changes)[PROBLEM].to_pylist():
-        raise BadChangeError(f"{what}: {reason}.", "Nothing was committed.")
+        raise BadChangeError(f"dataset {dataset!r}: {reason}.", "Nothing was committed.", dataset=dataset)
     return _without_problems(changes)
 
 
