@@ -261,7 +261,7 @@ class TransientTable:
             # Rows that Spark does not know to be none: their partitioning would be optimised away.
             ddl = f"{source.schema.ddl()}, {POSITION} BIGINT, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
             return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
-        changes = refuse_problems(source.read_changes(spark, ranges), f"dataset {self.spec.name!r}")
+        changes = refuse_problems(source.read_changes(spark, ranges), self.spec.name)
         return changes.select(*[column(name) for name in names])
 
     def _newest(self, rows: DataFrame) -> DataFrame:
