@@ -8,7 +8,7 @@ from dagster_adjunct.assets.rebucketing.report import RebucketReport
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
 from dagster_adjunct.assets.retention.erasing.key_search import KeySearch
-from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.report import OnStage, ignore
-from dagster_adjunct.assets.writing.context import WriteContext
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
 
@@ -44,6 +44,6 @@ def advance_dataset(
         return advance_bounded(
             lake, systems, spec, spark, by=by, partition=partition, make_current=make_current, on_stage=on_stage
         )
-    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+    from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 
     return advance_unbounded(WriteContext(lake, systems, spark, by), spec, on_stage=on_stage)

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.unbounded.table_state import look
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
 from dagster_adjunct.assets.versions.report import AdvanceReport
-from dagster_adjunct.assets.writing.context import WriteContext
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of

@@ -143,7 +143,7 @@ def publish_to_iceberg(
     """
     spark = starter_of(spark)
     from dagster_adjunct.assets.reading.stored_versions import open_dataset
-    from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+    from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 
     catalog, store = table.open(), open_dataset(lake, dataset)
     for _ in range(_COMPACTIONS):

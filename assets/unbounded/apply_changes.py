@@ -129,7 +129,7 @@ def _commit_written(advance: Advance, progress: Progress, written: _Written) -> 
 def _after(advance: Advance, progress: Progress, written: _Written) -> UnboundedManifest:
     """Return the manifest with these changes in it; changes that hold no record leave the version as it is."""
     source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
-    generation, running, now = written.generation, progress.running, advance.context.now()
+    generation, running = written.generation, progress.running
     offsets = manifest.offsets | as_stored({ssp: end for ssp, (_, end) in written.ranges.items()})
     after = manifest.after(
         declaration=source.declaration,
@@ -149,13 +149,14 @@ def _after(advance: Advance, progress: Progress, written: _Written) -> Unbounded
             return after
         assert manifest.version is not None
         generations = (*(before for before in manifest.version.generations if before.files), generation)
-        counters, offsets = written.counters, after.offsets
+        counters = written.counters
     else:
         building = (*bootstrap.building, *([generation] if generation.files else []))
         if not written.reached:
             return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
+        now = advance.context.now()
         done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
         after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
         generations = building or (generation,)
         counters = add(dict(progress.counters), written.counters)
-    return with_version(after, source, progress.commit, written.attempt, generations, counters, offsets, now)
+    return with_version(advance, progress.commit, after, written.attempt, generations, counters)

@@ -107,7 +107,7 @@ def _created(advance: Advance, seen: Seen, before: Progress, attempt: Attempt) -
     number = first.next_generation
     after = _begun(advance, first, bootstrap).after(next_generation=number + 1, confirmed_at=None, horizon=None)
     empty = (attempt.generation(number),)
-    return before, with_version(after, source, before.commit, attempt, empty, {}, start, advance.context.now())
+    return before, with_version(advance, before.commit, after, attempt, empty, {})
 
 
 def _begun(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> UnboundedManifest:

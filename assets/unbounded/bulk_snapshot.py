@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.initial_load import Snapshot
     from dagster_adjunct.assets.sources.opening import Source
     from dagster_adjunct.assets.versions.log import Attempt, DatasetLog
-    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.bucketing.files import Generation
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema

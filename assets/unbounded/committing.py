@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.input_order import Offsets
     from dagster_adjunct.assets.versions.log import DatasetLog
     from dagster_adjunct.assets.versions.report import Stages
-    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.objects.commit import Commit
 
 _TRIES = 20

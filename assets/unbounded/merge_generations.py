@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.log import Attempt
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.bucketing.files import Generation
 
 _NEWER, _GENERATION = "__newer", "__gen"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opening import Ranges
     from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
-    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 _STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"

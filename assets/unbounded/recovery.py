@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.unbounded.evolution import check_evolution
+from dagster_adjunct.assets.unbounded.evolve_columns import check_evolution
 from dagster_adjunct.assets.unbounded.table_state import Seen, TableState, state_of
 from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.writing.generation import check_declaration

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from dagster_adjunct.assets.unbounded.advance import carry_out, compact, taken_up
 from dagster_adjunct.assets.unbounded.advance_report import report_of
+from dagster_adjunct.assets.unbounded.advance_table import carry_out, compact, taken_up
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.committing import Advance, Progress
 from dagster_adjunct.assets.unbounded.reapply import Rewinding
@@ -28,7 +28,7 @@ from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import explained
 from dagster_adjunct.assets.versions.report import OnStage, Stages, ignore
-from dagster_adjunct.assets.writing.context import WriteContext
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of

@@ -13,6 +13,7 @@ from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.unbounded.committing import Advance
     from dagster_adjunct.assets.versions.log import Attempt
     from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.commit import Commit
@@ -22,26 +23,24 @@ FOOTERS = 256 * 1024
 
 
 def with_version(
-    manifest: UnboundedManifest,
-    source: Source,
+    advance: Advance,
     parent: Commit | None,
+    manifest: UnboundedManifest,
     attempt: Attempt,
     generations: tuple[Generation, ...],
     counters: Mapping[str, int],
-    offsets: Mapping[str, str],
-    now: datetime,
 ) -> UnboundedManifest:
-    """Return the manifest serving a version of these generations, read up to `offsets`; `parent` is the commit before.
+    """Return the manifest serving a version of these generations, read as far as its offsets; retires what it replaces.
 
-    Generations that it does not read any more are retired.
+    `parent` is the commit before the one that makes the version.
     """
-    number, spec = (parent.number if parent else 0) + 1, source.spec
+    number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
     version = SealedVersion(
         id=f"v{number:06d}-{attempt.id}",
         number=number,
         name=None,
         sealed_at=now,
-        columns=source.schema,
+        columns=advance.source.schema,
         key=spec.key,
         partition_by=spec.partition_by,
         partitions=spec.partitions,
@@ -49,7 +48,7 @@ def with_version(
         order_by=spec.following.order_by,
         generations=generations,
         rows=generations[0].rows if len(generations) == 1 and not _keeps_deletions(spec, generations[0]) else None,
-        offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in offsets.items()},
+        offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
         counters=dict(counters),
     )
     return retire(manifest, version, now)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.objects.commit import Commit
 
 ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."

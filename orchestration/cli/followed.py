@@ -112,7 +112,7 @@ def compact(
 
     Safe beside readers and writers; for cron.
     """
-    from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+    from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
     from dagster_adjunct.orchestration.step.session_scope import session_scope
     from dagster_adjunct.resources.objects import open_lake
 

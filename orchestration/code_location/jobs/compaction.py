@@ -59,7 +59,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     def compact(
         context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
-        from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+        from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 
         reports: dict[str, JsonMetadataValue] = {}
 

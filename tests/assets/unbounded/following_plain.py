@@ -17,11 +17,11 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded import write_changes
-from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.assets.versions.sealed_version import POSITION
-from dagster_adjunct.assets.writing.context import WriteContext
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition

@@ -14,7 +14,7 @@ import pyarrow.parquet  # noqa: F401
 import pytest
 
 from dagster_adjunct.assets.advancing.advance import advance_dataset
-from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore

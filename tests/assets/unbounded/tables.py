@@ -17,7 +17,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import merge_generations
 from dagster_adjunct.assets.versions.attempts import attempts
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.context import WriteContext
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.read import bucketed_frame
 from dagster_adjunct.resources.objects import Lake, open_lake

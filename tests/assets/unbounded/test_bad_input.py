@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.changes.formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, OnLostOffset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.schemas.schema import Schema

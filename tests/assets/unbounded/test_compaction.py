@@ -8,11 +8,11 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import merge_generations, served_version
-from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_plan import plan_compaction
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.context import WriteContext
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -319,7 +319,7 @@ def test_of_two_compactions_at_once_one_counts_and_the_other_says_so(quick: Worl
 
 
 def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick: World) -> None:
-    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+    from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 
     spec = table(quick, partitions=1, chunk=2)
     send(quick, spec, {"a": 1, "b": 1})
@@ -442,7 +442,7 @@ def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_hori
 
 @pytest.mark.spark
 def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(sparkling: World) -> None:
-    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
+    from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 
     spec = ordered(sparkling, keep_tombstones=100)
     change(sparkling, spec, ("a", 10, False))

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import Source
-from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.objects import open_lake

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.rebucketing.report import RebucketReport
 from dagster_adjunct.assets.rebucketing.table import repartition_table
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import forget
-from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import (

@@ -140,7 +140,7 @@ def test_compacting_asks_for_the_level_and_prints_the_report(world: World, monke
         asked.append((name, level, by))
         return CompactionReport(name, "compacted", "asked for", "major", "v000009-x", (9, 1), (10, 8), (5, 4))
 
-    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compaction.compact_dataset", compact)
+    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compact_table.compact_dataset", compact)
     assert "major compaction, version v000009-x" in said(world, "dataset", "compact", "rates", "--by", "ada")
     report = json.loads(said(world, "dataset", "compact", "rates", "--level", "major", "--by", "ada", "--json"))
     assert report["generations"] == [9, 1]

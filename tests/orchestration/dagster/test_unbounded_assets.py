@@ -251,7 +251,7 @@ def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_
             raise DatasetError("prices is broken.", "Mend it.")
         return CompactionReport(name, "compacted", "8 deltas", "minor", "v000009-x", (9, 2), (10, 10), (5, 4))
 
-    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compaction.compact_dataset", compact)
+    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compact_table.compact_dataset", compact)
     other, absent = replace(PRICES, name="other", input="lake.other"), replace(PRICES, name="absent")
     for dataset in (PRICES, other):
         lab.deliver(dataset.name, MORE, None)

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_atte
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.context import WriteContext
+from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,

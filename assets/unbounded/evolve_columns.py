@@ -40,18 +40,10 @@ def evolve(advance: Advance, progress: Progress) -> Progress:
     manifest, version, source = progress.manifest, progress.manifest.version, advance.source
     assert version is not None, "there is nothing whose columns could change"
     attempt = advance.log.attempt()
-    after = with_version(
-        manifest.after(
-            declaration=source.declaration,
-            decision=advance.decision,
-            change=Change(action="evolve", reason=version.columns.difference(source.schema)),
-        ),
-        source,
-        progress.commit,
-        attempt,
-        version.generations,
-        version.counters,
-        manifest.offsets,
-        advance.context.now(),
+    after = manifest.after(
+        declaration=source.declaration,
+        decision=advance.decision,
+        change=Change(action="evolve", reason=version.columns.difference(source.schema)),
     )
+    after = with_version(advance, progress.commit, after, attempt, version.generations, version.counters)
     return commit_manifest(advance, progress, after, commit_id=attempt.id)

@@ -15,8 +15,8 @@ from dagster_adjunct.assets.unbounded.advance_report import report_of
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes
 from dagster_adjunct.assets.unbounded.bootstrap import begin_table
 from dagster_adjunct.assets.unbounded.committing import Advance, Progress, confirm, keep_decision
-from dagster_adjunct.assets.unbounded.compaction import compact_due
-from dagster_adjunct.assets.unbounded.evolution import evolve
+from dagster_adjunct.assets.unbounded.compact_table import compact_due
+from dagster_adjunct.assets.unbounded.evolve_columns import evolve
 from dagster_adjunct.assets.unbounded.recovery import Plan, decide
 from dagster_adjunct.assets.unbounded.table_state import Seen, look
 from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage, Stages, ignore
@@ -24,7 +24,7 @@ from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.writing.context import WriteContext
+    from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.objects.commit import Commit
 
 _NONE: Mapping[str, str] = MappingProxyType({})
