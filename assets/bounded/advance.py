@@ -103,11 +103,11 @@ def advance_version_set(
 
 
 def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
-    """End a version that can't be completed: its markers close nothing from now on, and the next one can seal.
+    """End a version, by the name that it is delivered under, that can't be completed: the next one can seal then.
 
-    Records that end with one of its markers are dropped. A version that is sealed stays as it is, and what is
-    delivered under its name again is dropped unread, whatever its markers say. In a version set it ends for all
-    members: none of them is published without the others. Safe to repeat.
+    Its markers close nothing from now on, and records that end with one of them are dropped. A version that is sealed
+    stays as it is, and what is delivered under its name again is dropped unread, whatever its markers say. In a
+    version set it ends for all members: none of them is published without the others. Safe to repeat.
     """
     explained("abandon", version, reason, by)
     ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())

@@ -82,7 +82,10 @@ class IcebergTable:
 
 @dataclass(frozen=True, slots=True)
 class IcebergSnapshot:
-    """A version as a snapshot of an Iceberg table. `files` are the lake's own; `new` says that this call made it."""
+    """A dataset's version as a snapshot of an Iceberg table; `version` is its id, or the commit of a stream.
+
+    `files` are the lake's own; `new` says that this call made the snapshot.
+    """
 
     table: str
     snapshot_id: int

@@ -41,7 +41,7 @@ class ChangedEntry:
 
 @dataclass(frozen=True, slots=True)
 class VersionDiff:
-    """How the version `new` differs from `old`: keys counted and sampled, and columns.
+    """How the version of the id `new` differs from that of `old`: keys counted and sampled, and columns.
 
     Samples hold the smallest keys, as dicts by column, which `view.get` takes. Entries are compared in the columns
     that both versions have. One whose type changed, given as (name, old, new), is compared where both types are

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 class StoredVersions:
     """The versions of one dataset. Every call reads the pointer anew; views stay what they were.
 
+    A version is one state of the dataset, and has an id. One of a bounded dataset was delivered under a name, too, and
+    is asked for by either; a name stands for the newest version of it.
+
     `spec` is the declaration, or only the name of a dataset that exists: what is stored is enough to read it. A
     declaration that differs from the stored one is refused when a version is opened.
     """
@@ -80,7 +83,7 @@ class StoredVersions:
         on_damage: Literal["fail", "previous"] | None = None,
         holder: str | None = None,
     ) -> ServedDataset:
-        """Return a reader by key in plain Python, of the version served now or, for good, of `version`.
+        """Return a reader by key in plain Python, of the version served now or, for good, of `version` (an id or name).
 
         `cache` is this store's unless given. `on_damage` is the declaration's, "fail" where only the name is known.
         See ServedDataset for leases.
@@ -241,22 +244,22 @@ class StoredVersions:
         return unpin_version(self.log, reason=reason, by=by)
 
     def rollback(self, to: str | None = None, *, reason: str, by: str) -> DatasetManifest:
-        """Serve an earlier version (None: the one before) until the next one seals."""
+        """Serve an earlier version, by id or name (None: the one before), until the next one seals."""
         return roll_back(self.log, to, reason=reason, by=by)
 
     def withdraw(self, version: str, *, reason: str, by: str) -> DatasetManifest:
-        """Never serve this version again; what was served before it takes its place."""
+        """Never serve this version, by id or name, again; what was served before it takes its place."""
         return withdraw_version(self.log, version, reason=reason, by=by)
 
     def force(self, version: str, *, reason: str, by: str, make_current: bool = False) -> DatasetManifest:
-        """Publish a rejected version after all; one that is older than what is served beside it.
+        """Publish a rejected version, by id or name, after all; one that is older than what is served beside it.
 
         `make_current` serves it all the same, as `rollback` to it does later.
         """
         return force_version(self.log, version, reason=reason, by=by, make_current=make_current)
 
     def drop(self, version: str, *, reason: str, by: str) -> DatasetManifest:
-        """Forget a rejected or withdrawn version; the next discard deletes its files."""
+        """Forget a rejected or withdrawn version, by id or name; the next discard deletes its files."""
         return drop_version(self.log, version, reason=reason, by=by)
 
     def require_manifest(self) -> DatasetManifest:

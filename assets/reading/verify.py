@@ -39,7 +39,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a check of one version found. `objects`, `rows` and `bytes` are what the manifest lists."""
+    """What a check of one version, by its id, found. `objects`, `rows` and `bytes` are what the manifest lists."""
 
     dataset: str
     version: str

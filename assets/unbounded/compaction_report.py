@@ -12,10 +12,10 @@ from dagster_adjunct.assets.unbounded.compaction_plan import Level
 class CompactionReport:
     """What one compaction did.
 
-    `action` "compacted" made `version`; "nothing" found nothing to do; "superseded" met another compaction, rebuild
-    or erasure that replaced its inputs first, and left nothing behind. `note` says why. `generations` are how many a
-    reader merges before and after, `rows` and `bytes` what the inputs and the output hold. `counters` are the rows
-    that later ones superseded, and the tombstones that went. `horizon` is how far deletions are forgotten.
+    `action` "compacted" made `version` (an id); "nothing" found nothing to do; "superseded" met another compaction,
+    rebuild or erasure that replaced its inputs first, and left nothing behind. `note` says why. `generations` are how
+    many a reader merges before and after, `rows` and `bytes` what the inputs and the output hold. `counters` are the
+    rows that later ones superseded, and the tombstones that went. `horizon` is how far deletions are forgotten.
     """
 
     dataset: str

@@ -60,7 +60,7 @@ class FanOut:
     lost to one that was asked for later and waited at the same task, and are gone. `again` had been applied before
     they were written once more, and are gone: a request is applied once.
 
-    `unreadable` is what this version of Adjunct can't read: it stays until it is taken back. At the partitions in
+    `unreadable` is what this release of Adjunct can't read: it stays until it is taken back. At the partitions in
     `held`, by task, it was handed out already: the task must not read them, for nobody knows from where, and `behind`
     are the requests that wait for that. `left_alone` are those that wait or were handed out where the application has
     startpoints switched off: nothing is done with them.

@@ -79,7 +79,7 @@ class Asked:
 class TakenBack:
     """What was taken back, and the `replays` that were stopped where they were; `left` says what was not, and why.
 
-    `unreadable` is what this version of Adjunct can't read, taken back as it is.
+    `unreadable` is what this release of Adjunct can't read, taken back as it is.
     """
 
     startpoints: tuple[Held, ...]

@@ -192,7 +192,7 @@ class StartpointManager:
         return self._by_expiry(expired=True)
 
     def unreadable(self) -> list[Unreadable]:
-        """Return what this version of Adjunct can't read, of requests and of what was handed to tasks.
+        """Return what this release of Adjunct can't read, of requests and of what was handed to tasks.
 
         It stays, and is left alone, until `delete_unreadable` takes it back.
         """

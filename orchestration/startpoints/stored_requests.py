@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable, par
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
-_NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer version of Adjunct wrote it."
+_NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer release of Adjunct wrote it."
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is stored of startpoints and can't be read: a newer version of Adjunct wrote it, or somebody by hand."""
+"""What is stored of startpoints and can't be read: a newer release of Adjunct wrote it, or somebody by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartitio
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """One thing that this version of Adjunct can't read, as `error` says; others are not affected by it.
+    """One thing that this release of Adjunct can't read, as `error` says; others are not affected by it.
 
     It is `value`, under `key`: a "request" that waits, or of a "fan-out" what was handed to the task `at`, a whole
     entry or one of its requests. `partition` and `task` say what it is for, as far as that can be told.

@@ -48,7 +48,8 @@ class StepEvent:
 class StepReport:
     """What one run of the step did. Counters are of this run; `state` is the application's after it.
 
-    `startpoints` says in words which startpoints were resolved and applied, replays begun and ended, and by whom.
+    `versions` are the ids of the versions that its batches met, by dataset. `startpoints` says in words which
+    startpoints were resolved and applied, replays begun and ended, and by whom.
     """
 
     batches: int

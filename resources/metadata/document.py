@@ -44,7 +44,7 @@ class NamespaceDocument(StoredDocument):
         found = body.get("format")
         if isinstance(found, int) and found > FORMAT:
             raise MalformedDocumentError(
-                f"{where} has format {found}; this version of Adjunct reads format {FORMAT}.",
+                f"{where} has format {found}; this release of Adjunct reads format {FORMAT}.",
                 "Upgrade dagster-adjunct: a newer version wrote this.",
                 document=where,
             )

@@ -75,7 +75,7 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
         found = _format_of(data)
         if isinstance(found, int) and found > FORMAT:
             raise MalformedDocumentError(
-                f"{where} has format {found}; this version of Adjunct reads format {FORMAT}.",
+                f"{where} has format {found}; this release of Adjunct reads format {FORMAT}.",
                 "Upgrade dagster-adjunct: a newer version wrote this.",
                 document=where,
             ) from None

@@ -187,7 +187,7 @@ def check_version(value: Mapping[Any, Any], where: str) -> None:
     found = value.get("version")
     if isinstance(found, int) and not isinstance(found, bool) and found > VERSION:
         raise MalformedDocumentError(
-            f"{where} has version {found}; this version of Adjunct reads version {VERSION}.",
+            f"{where} has version {found}; this release of Adjunct reads version {VERSION}.",
             "Upgrade dagster-adjunct: a newer version wrote this.",
             document=where,
         )
@@ -328,6 +328,6 @@ def _listed(names: set[str]) -> str:
 def _malformed(where: str, found: str, expected: str) -> MalformedDocumentError:
     return MalformedDocumentError(
         f"{where} {found}; expected {expected}.",
-        "Delete it and write it again with this version of Adjunct, or upgrade if a newer one wrote it.",
+        "Delete it and write it again with this release of Adjunct, or upgrade if a newer one wrote it.",
         document=where,
     )

@@ -94,7 +94,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An end-of-dataset marker: the records of `version` in this partition end before `offset`.
+    """An end-of-dataset marker: the records of the version named `version` end before `offset` in this partition.
 
     It takes one offset and is no record. `rows` counts the partition's records of the version where the producer
     told, or since the marker before where the stream `counted` them itself. A `checksum` as `records_checksum`

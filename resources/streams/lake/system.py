@@ -212,8 +212,9 @@ class LakeStreams(LakeReads):
     ) -> AppendResult:
         """Add an end-of-dataset marker to these partitions (default: all) and nothing else.
 
-        `rows` tells the records of the version by partition, for the reader to check; without it, each marker says how
-        many the stream holds since the partition's marker before.
+        `version` is the name that the version gets, which has no id before it is sealed. `rows` tells the records of
+        the version by partition, for the reader to check; without it, each marker says how many the stream holds
+        since the partition's marker before.
         """
         check_producer(producer, sequence)
         check_name("version", version)

@@ -58,7 +58,7 @@ def test_a_malformed_pointer_names_itself_and_spares_what_was_committed(
         ({"kind": "stream"}, "expected kind 'dataset'"),
         ({"manifest": "datasets/other/manifests/000000000002-x.json"}, "datasets/other"),
         ({"manifest": "../../etc/passwd"}, "etc/passwd"),
-        ({"format": 7}, "has format 7; this version of Adjunct reads format 1. Upgrade dagster-adjunct"),
+        ({"format": 7}, "has format 7; this release of Adjunct reads format 1. Upgrade dagster-adjunct"),
     ],
 )
 def test_a_pointer_with_a_wrong_field_says_which(
@@ -98,7 +98,7 @@ def test_a_manifest_of_a_future_format_is_refused_by_name(store: InMemoryStore, 
     current = log.current()
     assert current is not None
     _change(store, current.manifest_key, format=2, new_field=True)
-    with pytest.raises(MalformedDocumentError, match="has format 2; this version of Adjunct reads format 1"):
+    with pytest.raises(MalformedDocumentError, match="has format 2; this release of Adjunct reads format 1"):
         log.current()
 
 
