@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -48,6 +49,7 @@ def advance(
     was refused.
     """
     from dagster_adjunct.assets.advancing.advance import advance_dataset
+    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for, systems_of
     from dagster_adjunct.orchestration.step.advancing import advance_together
     from dagster_adjunct.orchestration.step.run import apply_startpoints
@@ -66,12 +68,11 @@ def advance(
     with session_scope(master=master, lake_url=lake.url) as spark:
         if partition is None:
             shown = bootstraps_shown(json_output)
-            asked = apply_startpoints(
-                lake, systems_for(app, lake), app, spark, by=person, only={each.name for each in unit}
-            )
-            asked.raise_failed()
-            reports = list(asked.reports)
-            reports += advance_together(lake, systems, unit, spark, by=person, on_stage=shown)
+            runtime = Runtime(lake, systems_for(app, lake), spark, by=person)
+            applied = apply_startpoints(runtime, app, only={each.name for each in unit})
+            applied.raise_failed()
+            reports = list(applied.reports)
+            reports += advance_together(replace(runtime, systems=systems), unit, on_stage=shown)
         else:
             _check_partitions(unit)
             reports = [
@@ -103,12 +104,13 @@ def advance_all(
 ) -> tuple[list[AdvanceReport], list[str]]:
     """Bring the datasets of an application up to date; their reports, and the names of those made by partitions."""
     from dagster_adjunct.orchestration.application.advance_units import made_by_partition
+    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
     from dagster_adjunct.orchestration.step.run import advance_datasets
 
     systems = systems_for(app, lake)
-    reports = advance_datasets(lake, systems, app, spark, by=by, on_report=on_report, on_stage=on_stage)
-    return reports, [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
+    advanced = advance_datasets(Runtime(lake, systems, spark, by), app, on_report=on_report, on_stage=on_stage)
+    return list(advanced.reports), [dataset.name for dataset in app.datasets if made_by_partition(dataset)]
 
 
 def bootstraps_shown(json_output: bool) -> OnStage:

@@ -27,15 +27,13 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.startpoint import resolve_startpoint_to_offset
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-    from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
@@ -49,12 +47,13 @@ class DatasetOutcome:
 
     `failed` are the datasets that refused theirs or could not follow them, by name: these requests stay, and the
     dataset should not advance before somebody has looked. `unresolved` are requests without an offset that say to go on
-    without them; they stay too.
+    without them; they stay too. `fan_out` is what was fanned out for this, to all tasks; None where nothing had to be.
     """
 
     reports: tuple[AdvanceReport, ...] = ()
     failed: Mapping[str, AdjunctError] = field(default_factory=dict)
     unresolved: tuple[Unresolved, ...] = ()
+    fan_out: FanOut | None = None
 
     def raise_failed(self) -> None:
         """Raise the first error, if there is one, with the others as its notes."""
@@ -86,14 +85,11 @@ def named_only(app: Application) -> frozenset[str]:
 
 
 def apply_dataset_startpoints(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
+    runtime: Runtime,
     app: Application,
     startpoints: StartpointManager,
     handed: FanOut,
-    spark: Callable[[], SparkSession],
     *,
-    by: str,
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
@@ -114,7 +110,7 @@ def apply_dataset_startpoints(
         if task in handed.held:
             failed[dataset.name] = _unreadable(dataset.name, task, handed)
             continue
-        requests, without = _resolvable(systems, handed.tasks.get(task, {}))
+        requests, without = _resolvable(runtime.systems, handed.tasks.get(task, {}))
         unresolved += without
         for each in without:
             _log.warning(
@@ -123,7 +119,7 @@ def apply_dataset_startpoints(
         if not requests:
             continue
         try:
-            reports.append(_apply(lake, systems, dataset, requests, spark, by))
+            reports.append(_apply(runtime, dataset, requests))
         except AdjunctError as error:
             failed[dataset.name] = error
         else:
@@ -132,14 +128,7 @@ def apply_dataset_startpoints(
     return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
 
 
-def _apply(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
-    dataset: AdjunctDataset,
-    requests: Requests,
-    spark: Callable[[], SparkSession],
-    by: str,
-) -> AdvanceReport:
+def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
     bounded = [ssp for ssp, request in requests.items() if request.until is not None]
     if bounded:
         raise DatasetError(
@@ -149,13 +138,13 @@ def _apply(
             dataset=dataset.name,
         )
     return rewind_dataset(
-        lake,
-        systems,
+        runtime.lake,
+        runtime.systems,
         dataset,
-        spark,
+        runtime.spark,
         positions={ssp: positioned(request) for ssp, request in requests.items()},
         reason="; ".join(dict.fromkeys(f"{each.reason} (asked for by {each.by})" for each in requests.values())),
-        by=by,
+        by=runtime.by,
         force={ssp for ssp, request in requests.items() if request.force},
     )
 

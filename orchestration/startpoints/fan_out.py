@@ -6,7 +6,7 @@ Plain values in, plain values out; `startpoints.py` reads and writes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, Target, newer
 from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable
@@ -76,6 +76,15 @@ class FanOut:
     held: Mapping[str, frozenset[SystemStreamPartition]] = field(default_factory=dict)
     behind: tuple[StartpointRequest, ...] = ()
     left_alone: tuple[StartpointRequest, ...] = ()
+
+    def without_taken_back(self, handed: Mapping[str, Requests]) -> FanOut:
+        """Return it with what is still `handed` to the tasks, a while later: the rest was taken back or replaced."""
+        ids = {(task, ssp): request.id for task, held in handed.items() for ssp, request in held.items()}
+        tasks = {
+            task: {ssp: request for ssp, request in requests.items() if ids.get((task, ssp)) == request.id}
+            for task, requests in self.tasks.items()
+        }
+        return replace(self, tasks=tasks)
 
     def gone(self) -> list[str]:
         """Return in words what was deleted and will not be applied, a line each."""

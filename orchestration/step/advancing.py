@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -24,20 +24,17 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage
+    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 # More at once would share the same cores, and hold more of the cluster's memory.
 _AT_ONCE = 4
 
 
 def advance_units(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
+    runtime: Runtime,
     units: Sequence[Unit],
-    spark: Callable[[], SparkSession],
     *,
-    by: str,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore,
 ) -> list[AdvanceReport]:
@@ -50,14 +47,14 @@ def advance_units(
 
     def session() -> SparkSession:
         with starting:
-            return spark()
+            return runtime.spark()
 
     def tell(event: StageEvent) -> None:
         with telling:
             on_stage(event)
 
     def advance(unit: Unit) -> list[AdvanceReport]:
-        return advance_together(lake, systems, unit, session, by=by, on_stage=tell)
+        return advance_together(replace(runtime, spark=session), unit, on_stage=tell)
 
     reports: list[AdvanceReport] = []
     errors: list[Exception] = []
@@ -81,12 +78,9 @@ def advance_units(
 
 
 def follow_meanwhile(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
+    runtime: Runtime,
     datasets: Iterable[AdjunctDataset],
-    spark: Callable[[], SparkSession],
     *,
-    by: str,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore,
 ) -> None:
@@ -98,19 +92,13 @@ def follow_meanwhile(
     for dataset in datasets:
         if dataset.kind == "unbounded" and not dataset.bootstrap and advances_alone(dataset):
             with suppress(CommitConflictError):
-                for report in advance_together(lake, systems, [dataset], spark, by=by, on_stage=on_stage):
+                for report in advance_together(runtime, [dataset], on_stage=on_stage):
                     if report.changed:
                         on_report(report)
 
 
 def advance_together(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
-    unit: Sequence[AdjunctDataset],
-    spark: Callable[[], SparkSession],
-    *,
-    by: str,
-    on_stage: OnStage = ignore,
+    runtime: Runtime, unit: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore
 ) -> list[AdvanceReport]:
     """Bring one dataset, or the members of one version set, up to date with their input; a report for each.
 
@@ -119,6 +107,7 @@ def advance_together(
     from dagster_adjunct.assets.advancing.advance import advance_dataset
     from dagster_adjunct.assets.bounded.advance import advance_version_set
 
+    lake, systems, spark, by = runtime.lake, runtime.systems, runtime.spark, runtime.by
     if unit[0].version_set is not None:
         reports = advance_version_set(lake, systems, unit, spark, by=by, on_stage=on_stage)
     else:

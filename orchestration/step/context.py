@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.planner import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.orchestration.step.report import StepEvent
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
@@ -18,23 +20,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a step works with. `run` names who commits; `spark` starts the session when first called.
+    """What a step works with; its run, named in commits, is the runtime's `by`.
 
+    `fan_out` is what this run has fanned out already, for its datasets; None where the step has to do so.
     `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
     by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
     It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
     """
 
-    lake: Lake
-    systems: Mapping[str, StreamSystem]
+    runtime: Runtime
     app: Application
     plan: ExecutionPlan
-    spark: Callable[[], SparkSession]
-    run: str
     on_event: Callable[[StepEvent], None] = lambda event: None
     max_batches: int | None = None
+    fan_out: FanOut | None = None
     between_batches: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
+
+    @property
+    def lake(self) -> Lake:
+        return self.runtime.lake
+
+    @property
+    def systems(self) -> Mapping[str, StreamSystem]:
+        return self.runtime.systems
+
+    @property
+    def spark(self) -> Callable[[], SparkSession]:
+        return self.runtime.spark
+
+    @property
+    def run(self) -> str:
+        return self.runtime.by
 
     def check(self) -> None:
         """Raise where the run may not go on."""

@@ -102,10 +102,13 @@ def _taken_over(step: OpenedStep, run: StepRun, intent: Intent) -> Intent:
 
 
 def _start(step: OpenedStep, run: StepRun) -> StepRun:
-    """Fan out and resolve startpoints, and store every position before anything is read from it."""
+    """Resolve what is fanned out, once a run, and store every position before anything is read from it."""
     context, logged = step.context, run.logged
     state = logged.state
-    fan_out = fan_out_requests(step.startpoints, context.systems, context.app, context.plan, state.offsets)
+    if context.fan_out is None:
+        fan_out = fan_out_requests(step.startpoints, context.systems, context.app, context.plan, state.offsets)
+    else:
+        fan_out = context.fan_out.without_taken_back(step.startpoints.get_fan_outs())
     start = start_of_run(context.systems, context.app, step.tasks, fan_out, state, context.lake.now())
     if start.state != state:
         logged = step.log.move(logged, start.state, by=context.run, note="; ".join(start.carried) or None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.orchestration.application.advance_units import advances_alone, units_of
 from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
+from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.log import application_state
 from dagster_adjunct.orchestration.batchlog.run_lease import WAIT, Claim, RunLease, checked_wait
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -52,49 +55,60 @@ class RunReport:
         return {"datasets": [report.to_json() for report in self.datasets], "step": self.step.to_json()}
 
 
+@dataclass(frozen=True, slots=True)
+class AdvancedDatasets:
+    """What came of bringing the datasets of an application up to date.
+
+    `fan_out` is what was fanned out for that, to all tasks of the application; None where nothing had to be.
+    """
+
+    reports: tuple[AdvanceReport, ...]
+    fan_out: FanOut | None = None
+
+
 def apply_startpoints(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
+    runtime: Runtime,
     app: Application,
-    spark: Callable[[], SparkSession],
+    plan: ExecutionPlan | None = None,
     *,
-    by: str,
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
-    """Bring the datasets of an application, or `only` these, to where startpoints want them; most often nowhere."""
+    """Bring the datasets of an application, or `only` these, to where startpoints want them; most often nowhere.
+
+    `plan` is the application's, where its run has one already.
+    """
+    lake, systems = runtime.lake, runtime.systems
     startpoints = startpoints_of(lake, app)
     if not followed(app, only) or not startpoints.has_any():
         return DatasetOutcome()
-    planned = plan_application(app, systems) if app.inputs else None
-    handed = fan_out_requests(startpoints, systems, app, planned, application_state(lake, app.name).offsets)
+    if plan is None and app.inputs:
+        plan = plan_application(app, systems)
+    handed = fan_out_requests(startpoints, systems, app, plan, application_state(lake, app.name).offsets)
     if handed.left_alone:
         _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(handed.left_alone))
-    return apply_dataset_startpoints(
-        lake, systems, app, startpoints, handed, spark, by=by, only=only, on_report=on_report
-    )
+    outcome = apply_dataset_startpoints(runtime, app, startpoints, handed, only=only, on_report=on_report)
+    return replace(outcome, fan_out=handed)
 
 
 def advance_datasets(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
+    runtime: Runtime,
     app: Application,
-    spark: Callable[[], SparkSession],
+    plan: ExecutionPlan | None = None,
     *,
-    by: str,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore,
-) -> list[AdvanceReport]:
+) -> AdvancedDatasets:
     """Bring the datasets of an application up to date, several at once: first to where startpoints want them.
 
     One that fails keeps no other from advancing; the first error is raised in the end.
     """
-    asked = apply_startpoints(lake, systems, app, spark, by=by, on_report=on_report)
-    able = [dataset for dataset in app.datasets if advances_alone(dataset) and dataset.name not in asked.failed]
+    applied = apply_startpoints(runtime, app, plan, on_report=on_report)
+    able = [dataset for dataset in app.datasets if advances_alone(dataset) and dataset.name not in applied.failed]
     units = units_of(able, f"application {app.name!r}")
-    reports = advance_units(lake, systems, units, spark, by=by, on_report=on_report, on_stage=on_stage)
-    asked.raise_failed()
-    return [*asked.reports, *reports]
+    reports = advance_units(runtime, units, on_report=on_report, on_stage=on_stage)
+    applied.raise_failed()
+    return AdvancedDatasets((*applied.reports, *reports), applied.fan_out)
 
 
 @unwrapped()
@@ -123,7 +137,7 @@ def run_application(
     Raises what planning, datasets and step raise, and RunLeaseLostError; whatever was
     committed before stays, and the next run goes on from it. A dataset that fails keeps no other from advancing.
     """
-    session = starter_of(spark)
+    runtime = Runtime(lake, systems, starter_of(spark), by=run)
     if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
         plan_application(app, systems)
 
@@ -133,8 +147,9 @@ def run_application(
 
     claim = Claim(wait=checked_wait(wait), take_over=take_over, say=say)
     with RunLease(lake, app.name, run, claim) as lease:
-        planned = plan_application(app, systems)  # over the streams as they are now, not before a wait
-        datasets = advance_datasets(lake, systems, app, session, by=run, on_report=on_event, on_stage=on_stage)
+        plan = plan_application(app, systems)  # over the streams as they are now, not before a wait
+        advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
+        datasets = [*advanced.reports]
         remember_tables(lake, app, by=run)
 
         def heard(report: AdvanceReport) -> None:
@@ -142,8 +157,8 @@ def run_application(
             datasets.append(report)
 
         def follow() -> None:
-            follow_meanwhile(lake, systems, app.datasets, session, by=run, on_report=heard, on_stage=on_stage)
+            follow_meanwhile(runtime, app.datasets, on_report=heard, on_stage=on_stage)
 
-        context = StepContext(lake, systems, app, planned, session, run, on_event, max_batches, follow, lease.check)
+        context = StepContext(runtime, app, plan, on_event, max_batches, advanced.fan_out, follow, lease.check)
         step = run_step(context)
     return RunReport(tuple(datasets), step)

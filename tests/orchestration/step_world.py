@@ -13,6 +13,7 @@ import pyarrow as pa
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.context import StepContext
@@ -83,7 +84,7 @@ class StepWorld:
         max_batches: int | None = None,
     ) -> StepContext:
         planned = plan_application(app, self.systems)
-        return StepContext(self.lake, self.systems, app, planned, self.spark, run, on_event, max_batches)
+        return StepContext(Runtime(self.lake, self.systems, self.spark, by=run), app, planned, on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         """Bring the application's datasets up to date and run its step."""

@@ -16,6 +16,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step import batch as batch_module
@@ -103,7 +104,8 @@ class Trips:
         def heard(event: StepEvent) -> None:
             self.events.append(event.what)
 
-        context = StepContext(lake or self.world.lake, self.world.systems, app, planned, no_session, "me", heard)
+        runtime = Runtime(lake or self.world.lake, self.world.systems, no_session, by="me")
+        context = StepContext(runtime, app, planned, heard)
         return run_step(dataclasses.replace(context, still_ours=still_ours))
 
     def held(self) -> set[tuple[str, str]]:

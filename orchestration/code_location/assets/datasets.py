@@ -1,7 +1,7 @@
 """The assets of datasets: materialising one publishes what has been delivered, and reports what is served then."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -113,6 +113,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
+        from dagster_adjunct.orchestration.application.runtime import Runtime
         from dagster_adjunct.orchestration.planner.lake_catalog import systems_for, systems_of
         from dagster_adjunct.orchestration.step.advancing import advance_together
         from dagster_adjunct.orchestration.step.run import apply_startpoints
@@ -125,24 +126,15 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
             if context.selected_asset_keys:
                 observe(context, lake, systems, {name: key for each in unit for name, key in each.streams.items()})
                 with unfinished_reported(context, lake, systems, [(each.dataset, each.key) for each in unit]):
+                    runtime = Runtime(lake, systems, lambda: adjunct_spark.spark_session, by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
-                            lake,
-                            systems_for(app, lake),
+                            replace(runtime, systems=systems_for(app, lake)),
                             app,
-                            lambda: adjunct_spark.spark_session,
-                            by=context.run.run_id,
                             only=set(keys),
                             on_report=lambda report: context.log.info(report.summary()),
                         ).raise_failed()
-                    done = advance_together(
-                        lake,
-                        systems,
-                        datasets,
-                        lambda: adjunct_spark.spark_session,
-                        by=context.run.run_id,
-                        on_stage=lambda event: context.log.info(event.summary()),
-                    )
+                    done = advance_together(runtime, datasets, on_stage=lambda event: context.log.info(event.summary()))
                 reports = {report.dataset: report for report in done}
             results = [
                 result

@@ -101,6 +101,7 @@ def outputs_asset(
         context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent | AssetCheckResult]:
         from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
+        from dagster_adjunct.orchestration.application.runtime import Runtime
         from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
         from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
         from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
@@ -130,9 +131,8 @@ def outputs_asset(
             waiting = tell_left_out(context, lake, systems, app)
             observe(context, lake, systems, inputs)
             report_datasets(lake)
-            follow = partial(
-                follow_meanwhile, lake, systems, app.datasets, spark, by=run, on_report=lambda done: say(done.summary())
-            )
+            runtime = Runtime(lake, systems, spark, by=run)
+            follow = partial(follow_meanwhile, runtime, app.datasets, on_report=lambda done: say(done.summary()))
             claim = Claim(
                 wait=checked_wait(config.wait_seconds),
                 take_over=config.take_over,
@@ -144,17 +144,7 @@ def outputs_asset(
                 planned = plan_application(app, systems)
                 remember_tables(lake, app, by=run)
                 report = run_step(
-                    StepContext(
-                        lake,
-                        systems,
-                        app,
-                        planned,
-                        spark,
-                        run,
-                        log,
-                        between_batches=follow,
-                        still_ours=lease.check,
-                    )
+                    StepContext(runtime, app, planned, log, between_batches=follow, still_ours=lease.check)
                 )
             if report.batches > 1:
                 report_datasets(lake)

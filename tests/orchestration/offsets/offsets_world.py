@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner import Task
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
@@ -199,7 +200,8 @@ class OffsetsWorld:
             plan = replace(plan, tasks=made)
         lake = self.faulty(faults)
         self.store = cast(FaultyStore, lake.store)
-        return StepContext(lake, self.systems(lake), app, plan, no_spark, f"run-{self.runs}", on_event, max_batches)
+        runtime = Runtime(lake, self.systems(lake), no_spark, by=f"run-{self.runs}")
+        return StepContext(runtime, app, plan, on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         context = self.context(app, **options)

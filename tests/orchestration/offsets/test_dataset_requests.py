@@ -11,6 +11,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.reapply import Rewinding
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
@@ -99,13 +100,10 @@ def apply(
     world: World, app: Application, startpoints: StartpointManager, *, lake: Lake | None = None, **options: Any
 ) -> DatasetOutcome:
     return apply_dataset_startpoints(
-        lake or world.lake,
-        world.systems,
+        Runtime(lake or world.lake, world.systems, no_session, by="run 1"),
         app,
         startpoints,
         FanOut(startpoints.get_fan_outs()),
-        no_session,
-        by="run 1",
         **options,
     )
 
@@ -284,7 +282,8 @@ def test_a_dataset_that_was_handed_what_can_not_be_read_fails_alone_and_stays_as
     startpoints = manager(world)
     startpoints.write_startpoints([request("two", 0, StartpointSpecific(offset="0"))])
     handed = startpoints.fan_out(dataset_tasks(app, world.systems), named_only=named_only(app))
-    outcome = apply_dataset_startpoints(world.lake, world.systems, app, startpoints, handed, no_session, by="run 1")
+    runtime = Runtime(world.lake, world.systems, no_session, by="run 1")
+    outcome = apply_dataset_startpoints(runtime, app, startpoints, handed)
     assert [report.dataset for report in outcome.reports] == ["two"]
     with pytest.raises(MalformedDocumentError, match=r"dataset 'one' was handed a startpoint .*version 2"):
         outcome.raise_failed()

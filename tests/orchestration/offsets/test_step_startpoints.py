@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -389,3 +391,17 @@ def test_the_reported_state_is_the_stored_one_with_its_note(world: OffsetsWorld)
     report = world.run(app)
     assert report.state.note == "positions moved, nothing to read there yet"
     assert report.state == world.state(app)
+
+
+def test_what_a_run_has_fanned_out_for_its_datasets_is_not_fanned_out_again(world: OffsetsWorld) -> None:
+    app = reader()
+    world.run(app)
+    world.ask(app, [S0, S1], StartpointOldest)
+    context = world.context(app)
+    fan_out = world.startpoints(app).fan_out(task_partitions(context.plan), complete=True)
+    # While the datasets advance, one is taken back, and one is asked for anew: that waits for the next run.
+    world.startpoints(app).remove_fan_outs({T0: {S0: fan_out.tasks[T0][S0].id}})
+    world.ask(app, S0, StartpointSpecific, offset="@2")
+    run_step(replace(context, fan_out=fan_out))
+    assert world.output.batches[2].read() == {S1: ("@0", "@3")}
+    assert world.reads(app) == [{S0: ("@2", "@3")}]
