@@ -1,31 +1,34 @@
-# Two commands matter: `make demo` and `make test`. Both set everything up by themselves.
+# Two commands matter: `make demo` and `make test`. Both set everything up by themselves. `make help` lists the others.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two processes: half of the suite waits for JVMs and servers to start. PYTEST_ARGS="-n 0" runs it in one.
-PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder --timings
 
-.PHONY: demo test test-long unit lint types layers ui bench servers java clean
+.PHONY: demo test test-fast test-long unit lint types layers ui bench servers classes java clean help
 
 demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no server and no account
 	@$(BIN)/adjunct demo
 
 test: java $(READY) lint types layers servers unit  ## Everything that must hold
 
-unit: java $(READY)
+test-fast: $(READY)  ## What needs neither Java nor a server, in less than two minutes
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not server and not slow and not long"
+
+unit: java $(READY) classes  ## All tests but the long ones, with seconds by suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-long: java $(READY) servers  ## Variants that `make test` leaves out, because another test shows the same
+test-long: java $(READY) classes servers  ## Variants that `make test` leaves out, because another test shows the same
 	@$(BIN)/python -m pytest -m long
 
-lint: $(READY)
+lint: $(READY)  ## Format and lint
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
 
-types: $(READY)
+types: $(READY)  ## Static types
 	@$(BIN)/mypy
 
-layers: $(READY)
+layers: $(READY)  ## What may import what
 	@$(BIN)/lint-imports
 
 ui: java $(READY)  ## The Dagster UI over the lake and the runs of `make demo`
@@ -36,6 +39,9 @@ bench: java $(READY)  ## Speed against bare baselines, as ratios
 
 servers: $(READY)  ## Real servers for the tests, where this machine can have them
 	@sh .ci/install-servers.sh
+
+classes: java $(READY)  ## An archive of Spark's classes, with which the tests' JVMs start in half the time
+	@$(BIN)/python -m tests.java_classes
 
 java:
 	@command -v java >/dev/null 2>&1 || { echo "Adjunct needs Java 17 or newer and found none: install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17)."; exit 1; }
@@ -50,5 +56,8 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
-clean:
+help:  ## This list
+	@sed -nE 's/^([a-z-]+):.*##  *(.*)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
+
+clean:  ## Remove what all this has made, the environment included
 	rm -rf $(VENV) .adjunct .cache build *.egg-info

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,15 @@ import pytest
 
 # Arguments are checked from here on, as they are for users: whichever tests a process runs, in whatever order.
 import dagster_adjunct._api  # noqa: F401
+from tests.java_classes import hurry_sparks_jvms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # A test process may be told a width of its own, which would win over the one that a test gives to a command.
 os.environ.pop("COLUMNS", None)
+
+hurry_sparks_jvms()
 
 # Those that others import come first, or pytest could not rewrite their assertions.
 pytest_plugins = [
@@ -25,13 +27,23 @@ pytest_plugins = [
     "tests.servers.postgres",
     "tests.servers.registry",
     "tests.servers.spark_cluster",
+    "tests.scheduling",
+    "tests.timings",
 ]
 
+_SERVERS = "kafka logical_server moto_s3 postgres_server registry_url s3_server spark_cluster versitygw"
+_MARKED = {"spark": {"spark", "main_job"}, "server": set(_SERVERS.split())}
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no process of several is left with one of them at the end."""
-    marks = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -marks[item.path])
+    """Mark what asks for a session or a server, so that `make test-fast` leaves it out though nobody has marked it."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        asked = {*getattr(item, "fixturenames", ()), *(value for value in parameters if isinstance(value, str))}
+        for mark, fixtures in _MARKED.items():
+            if asked & fixtures:
+                item.add_marker(mark)
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +51,9 @@ def spark() -> Iterator[SparkSession]:
     """One session for all tests of a run: starting it takes 6-10 s."""
     from dagster_adjunct.resources.spark.session import new_session
 
-    # A JVM that lives for some minutes would spend much of them on compiling what it then hardly uses.
-    compile_less = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    settings = {"spark.sql.shuffle.partitions": "4", "spark.driver.extraJavaOptions": compile_less}
-    session = new_session(settings, master="local[2]")
+    # Hardly a query is run twice, and none over many rows: compiling each takes longer than interpreting it. Sessions
+    # that examples, pages and runs start are as they are for users.
+    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    session = new_session({"spark.sql.shuffle.partitions": "4", **interpreted}, master="local[2]")
     yield session
     session.stop()

@@ -27,8 +27,6 @@ LONGEST = 300
 _FENCE = re.compile(r"^(?P<indent>\s*)```(?P<language>\S*)\s*$")
 _NOT_RUN = re.compile(r"^<!-- not run\b.*: .+ -->$")
 _FILE = re.compile(r"^# (?P<name>[\w.-]+\.\w+)$")
-# A JVM that lives for some seconds spends a third of its time on compiling what it then hardly uses.
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SESSION = """
 import contextlib, io, json, os, sys, traceback
 sys.path.insert(0, "")
@@ -104,7 +102,6 @@ class PageReader:
             **kept,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")]),
             "ADJUNCT_SPARK_MASTER": "local[2]",
-            "JAVA_TOOL_OPTIONS": _SHORT_LIVED,
             "COLUMNS": "100",
         }
 

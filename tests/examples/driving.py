@@ -18,8 +18,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "ADJUNCT_TEST_PROCESS"
 LONGEST = 1000
-# A JVM that lives for a minute spends a third of its time on compiling what it then hardly uses.
-_SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ def drive(lake: str, state: Path, *options: str, env: Mapping[str, str] | None =
         "ADJUNCT_DEMO_SQLITE": str(state),
         "ADJUNCT_STRICT_PLANS": "1",
         _MARK: mark,
-        **_SHORT_LIVED,
         **(env or {}),
     }
     command = [sys.executable, "-m", "tests.examples.drive", lake, *options]

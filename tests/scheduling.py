@@ -1,0 +1,52 @@
+"""Which tests go to a process together where a run has several (`-n 2 --dist loadfile`), and which go first.
+
+A file stays together, since its tests may share a server or a lake. Two kinds do not go by file: pages and runs of the
+main job, which share nothing and take up to two minutes each, are given out one at a time; and the files that look at
+the finished main job are one bundle, or one process would wait for the other to run it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+ONE_AT_A_TIME = (
+    "tests/test_docs.py",
+    "tests/assets/test_unbounded_postgres.py",
+    "tests/examples/test_main_job_elsewhere.py",
+    "tests/examples/test_main_job_killed.py",
+    "tests/examples/test_postgres_walkthrough.py",
+)
+THE_MAIN_JOB = (
+    "tests/examples/test_main_job.py",
+    "tests/examples/test_main_job_commands.py",
+    "tests/examples/test_documented_lookups.py",
+)
+
+
+def bundle(nodeid: str) -> str:
+    """Return the name of what this test stays together with."""
+    file = nodeid.partition("::")[0]
+    if file in THE_MAIN_JOB:
+        return "the main job"
+    return nodeid if file in ONE_AT_A_TIME else file
+
+
+class Bundles(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives out bundles in the order in which their tests were collected."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return bundle(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Bundles | None:
+    return Bundles(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the bundles that take longest, so that no process is left with one of them at the end."""
+    slow = dict.fromkeys(bundle(item.nodeid) for item in items if item.get_closest_marker("slow"))
+    first = {name: number for number, name in enumerate(sorted(slow, key=lambda name: "/examples/" not in name))}
+    items.sort(key=lambda item: first.get(bundle(item.nodeid), len(first)))
