@@ -168,7 +168,7 @@ class _Rewriting:
     def _after(
         self, manifest: UnboundedManifest, version: SealedVersion, number: int, commit_id: str
     ) -> UnboundedManifest:
-        new = [self.made[each.folder][1] for each in version.generations if each.files]
+        new = [self.made[generation.folder][1] for generation in version.generations if generation.files]
         slim = tuple(without_large_footers(generation) for generation in new)
         facts = {
             "id": f"v{number:06d}-{commit_id}",

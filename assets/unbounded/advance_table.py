@@ -18,7 +18,7 @@ from dagster_adjunct.assets.unbounded.committing import Advance, Progress, confi
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.evolve_columns import evolve
 from dagster_adjunct.assets.unbounded.recovery import Plan, decide
-from dagster_adjunct.assets.unbounded.table_state import Seen, look
+from dagster_adjunct.assets.unbounded.table_state import look
 from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.resources.errors import DatasetError
 
@@ -49,18 +49,18 @@ def advance_unbounded(
     with stages("collect"):
         seen = look(context, spec)
         plan = decide(seen, rebuild=rebuild)
-    return carry_out(Advance(context, seen.source, seen.at, plan.decision, stages), seen, plan)
+    return carry_out(Advance(context, seen, plan.decision, stages), plan)
 
 
-def carry_out(advance: Advance, seen: Seen, plan: Plan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
+def carry_out(advance: Advance, plan: Plan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
     """Do what was decided, and apply what has come.
 
     A new table is begun in answer to the startpoints in `applied`, which are ids by partition.
     """
     if plan.first == "begin":
-        progress = begin_table(advance, seen, carried(advance, seen), applied)
+        progress = begin_table(advance, _carried_over(advance), applied)
     else:
-        progress = taken_up(advance, seen, plan)
+        progress = taken_up(advance, plan)
     if plan.first == "leave":
         return report_of(advance, keep_decision(advance, progress), "stale")
     progress, action = apply_changes(advance, progress)
@@ -71,19 +71,12 @@ def carry_out(advance: Advance, seen: Seen, plan: Plan, *, applied: Mapping[str,
     return report_of(advance, progress, action)
 
 
-def taken_up(advance: Advance, seen: Seen, plan: Plan) -> Progress:
+def taken_up(advance: Advance, plan: Plan) -> Progress:
     """Return where the table that was seen goes on, with the columns that are declared now."""
+    seen = advance.seen
     assert seen.manifest is not None, "a table that is not there is begun"
-    progress = Progress(carried(advance, seen), seen.manifest, seen.ends)
+    progress = Progress(_carried_over(advance), seen.manifest, seen.ends)
     return evolve(advance, progress) if plan.first == "evolve" else progress
-
-
-def carried(advance: Advance, seen: Seen) -> Commit | None:
-    """Return the current commit, once one says that the table goes on in its stream as that was repartitioned."""
-    if not seen.carried:
-        return seen.commit
-    assert seen.manifest is not None
-    return advance.log.commit(seen.commit, seen.manifest, by=advance.context.by)
 
 
 def compact(advance: Advance, progress: Progress) -> Progress:
@@ -94,3 +87,11 @@ def compact(advance: Advance, progress: Progress) -> Progress:
     with advance.stages("compact"):
         compacted = compact_due(advance.context, advance.spec.name, policy)
     return progress if compacted is None else progress.after(*compacted)
+
+
+def _carried_over(advance: Advance) -> Commit | None:
+    """Return the current commit, once one says that the table goes on in its stream as that was repartitioned."""
+    seen = advance.seen
+    if not seen.carried or seen.manifest is None:
+        return seen.commit
+    return advance.log.commit(seen.commit, seen.manifest, by=advance.context.by)

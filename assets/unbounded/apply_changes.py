@@ -137,7 +137,7 @@ def _after(advance: Advance, progress: Progress, written: _Written) -> Unbounded
         stream=source.info.identity,
         counters=add(manifest.counters, written.counters),
         quarantining=None,
-        confirmed_at=advance.looked if offsets == as_stored(progress.ends) else manifest.confirmed_at,
+        confirmed_at=advance.seen.at if offsets == as_stored(progress.ends) else manifest.confirmed_at,
         decision=advance.decision,
         next_generation=manifest.next_generation + (1 if generation.files or running else 0),
         change=Change(action="bootstrap" if running else "apply"),

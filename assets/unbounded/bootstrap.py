@@ -25,7 +25,6 @@ from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.committing import Advance
     from dagster_adjunct.assets.unbounded.input_order import Offsets
-    from dagster_adjunct.assets.unbounded.table_state import Seen
     from dagster_adjunct.assets.versions.log import Attempt
     from dagster_adjunct.resources.bucketing.files import Generation
     from dagster_adjunct.resources.objects.commit import Commit
@@ -33,12 +32,13 @@ if TYPE_CHECKING:
 _NOT_BEGUN = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
 
 
-def begin_table(advance: Advance, seen: Seen, commit: Commit | None, applied: Mapping[str, str]) -> Progress:
+def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, str]) -> Progress:
     """Commit where a new table begins, in answer to the startpoints in `applied` (ids by partition).
 
     `commit` is the current one. Raises CommitConflictError where another writer was first, and what the loading of a
     bulk snapshot raises.
     """
+    seen = advance.seen
     first = seen.manifest or UnboundedManifest(
         name=seen.spec.name,
         declaration=seen.source.declaration,
@@ -48,21 +48,19 @@ def begin_table(advance: Advance, seen: Seen, commit: Commit | None, applied: Ma
     attempt = advance.log.attempt()
     before = Progress(commit, first, seen.ends)
     begin = _bootstrapping if advance.decision.action == "bootstrap" else _created
-    before, after = begin(advance, seen, before, attempt)
+    before, after = begin(advance, before, attempt)
     after = after.after(applied=first.with_applied(applied))
     progress = commit_manifest(advance, before, after, commit_id=attempt.id)
     forget_attempt(advance.context.lake, seen.spec.name, attempt.id)
     return progress
 
 
-def _bootstrapping(
-    advance: Advance, seen: Seen, before: Progress, attempt: Attempt
-) -> tuple[Progress, UnboundedManifest]:
+def _bootstrapping(advance: Advance, before: Progress, attempt: Attempt) -> tuple[Progress, UnboundedManifest]:
     """Return the manifest of a bootstrap that begins beside what is served, and the progress once a snapshot is loaded.
 
     The target are the ends of the stream after the snapshot was loaded.
     """
-    source, first = seen.source, before.manifest
+    seen, source, first = advance.seen, advance.source, before.manifest
     start: Offsets = source.system.oldest(source.ssps)
     number = first.next_generation
     building: tuple[Generation, ...] = ()
@@ -90,9 +88,9 @@ def _bootstrapping(
     return before, after
 
 
-def _created(advance: Advance, seen: Seen, before: Progress, attempt: Attempt) -> tuple[Progress, UnboundedManifest]:
+def _created(advance: Advance, before: Progress, attempt: Attempt) -> tuple[Progress, UnboundedManifest]:
     """Return the manifest of an empty table that goes on from where the one before it, if any, has read."""
-    source, first = seen.source, before.manifest
+    seen, source, first = advance.seen, advance.source, before.manifest
     known = {} if seen.manifest is None else by_partition(seen.manifest.offsets)
     start = as_stored(last_offsets(source, known, source.system.oldest(source.ssps), seen.ends))
     bootstrap = Bootstrap(

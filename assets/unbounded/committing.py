@@ -11,14 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.sources.opening import as_stored
-from dagster_adjunct.assets.unbounded.table_state import max_age_of
+from dagster_adjunct.assets.unbounded.table_state import Seen, max_age_of
 from dagster_adjunct.assets.versions.followed_table import Bootstrap, Decision
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opening import Source
     from dagster_adjunct.assets.unbounded.input_order import Offsets
@@ -32,18 +30,22 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What stays the same during one advance. `looked` is when the stream was looked at, before `decision`."""
+    """What stays the same during one advance: what was seen before it, and what was decided on that."""
 
     context: WriteContext
-    source: Source
-    looked: datetime
+    seen: Seen
     decision: Decision
     stages: Stages
 
     @property
+    def source(self) -> Source:
+        """The input stream, as it was opened."""
+        return self.seen.source
+
+    @property
     def spec(self) -> AdjunctDataset:
         """The declaration."""
-        return self.source.spec
+        return self.seen.spec
 
     @property
     def log(self) -> DatasetLog:
@@ -129,7 +131,7 @@ def keep_decision(advance: Advance, progress: Progress) -> Progress:
 
 def confirm(advance: Advance, progress: Progress) -> Progress:
     """Commit that the table was found caught up, where its age counts, and not at each look."""
-    limit, confirmed, now = max_age_of(advance.source), progress.manifest.confirmed_at, advance.looked
+    limit, confirmed, now = max_age_of(advance.source), progress.manifest.confirmed_at, advance.seen.at
     if progress.manifest.offsets != as_stored(progress.ends):
         return progress  # changes of a transaction that has not ended wait
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):

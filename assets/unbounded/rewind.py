@@ -113,14 +113,16 @@ def _rewind(
         if rebuilt:
             _check(rewind)
         plan = decide(seen, rebuild=reason, forced=forced) if rebuilt else decide(seen)
-    advance = Advance(context, seen.source, seen.at, plan.decision, stages)
+    advance = Advance(context, seen, plan.decision, stages)
     if rebuilt:
-        return carry_out(advance, seen, plan, applied=ids)
+        return carry_out(advance, plan, applied=ids)
     if seen.manifest is None or plan.decision.action != "continue":
         _check(rewind)
         raise _not_valid(spec, plan.decision)
-    progress = taken_up(advance, seen, plan)
-    progress, rewind = _after_what_was_begun(advance, seen, progress, rewind, positions, force)
+    progress = taken_up(advance, plan)
+    if progress.running or progress.manifest.quarantining is not None:
+        progress = _ended_what_was_begun(advance, progress)
+        rewind = decide_rewind(replace(seen, manifest=progress.manifest), positions, force)
     _check(rewind)
     rewinding = Rewinding(rewind, ids, reason, forced)
     version = progress.manifest.version
@@ -133,12 +135,8 @@ def _rewind(
     return replace(report, note=note + (f", {skipped:,} passed over" if skipped else ""))
 
 
-def _after_what_was_begun(
-    advance: Advance, seen: Seen, progress: Progress, plan: RewindPlan, positions: Positions, force: Force
-) -> tuple[Progress, RewindPlan]:
-    """Return the plan for the table once a bootstrap, or ranges with dead letters, that were begun are ended."""
-    if not progress.running and progress.manifest.quarantining is None:
-        return progress, plan
+def _ended_what_was_begun(advance: Advance, progress: Progress) -> Progress:
+    """Return where the table is once a bootstrap, or ranges with dead letters, that were begun are ended."""
     progress, action = apply_changes(advance, progress)
     if action == "waiting":
         raise DatasetError(
@@ -147,14 +145,14 @@ def _after_what_was_begun(
             "Advance it until it is bootstrapped, then ask again.",
             dataset=advance.spec.name,
         )
-    return progress, decide_rewind(replace(seen, manifest=progress.manifest), positions, force)
+    return progress
 
 
 def _applied_before(context: WriteContext, seen: Seen, stages: Stages) -> AdvanceReport:
     assert seen.manifest is not None
     reason = "its startpoints were applied already"
     decision = Decision(action="continue", store="valid", reason=reason, at=seen.at)
-    advance = Advance(context, seen.source, seen.at, decision, stages)
+    advance = Advance(context, seen, decision, stages)
     return replace(report_of(advance, Progress(seen.commit, seen.manifest, seen.ends), "up-to-date"), note=reason)
 
 
