@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from benchmarks.datasets import BUCKETS, CHANGES, CHUNK, SCHEMA, rows
 from benchmarks.environments import Environment
 from benchmarks.timing import Measured, show
-from dagster_adjunct import LakeStreams, advance_dataset, open_lake, session_scope, unbounded_dataset
-from dagster_adjunct.reading import DatasetStore
+from dagster_adjunct import LakeStreams, advance_dataset, open_dataset, open_lake, session_scope, unbounded_dataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +63,7 @@ def run(rounds: int, count: int = 3_000_000) -> None:
             if number:
                 for name, each in took.items():
                     seconds[name].append(each)
-        frame = DatasetStore(lake, "target").require_current().frame(spark)
+        frame = open_dataset(lake, "target").frame(spark)
         ours = frame.selectExpr("count(*) n", "sum(c) c").collect()[0]
         for peer in ("iceberg", "delta"):
             found = ask(f"sum {peer}")

@@ -7,8 +7,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import alternate, show
-from dagster_adjunct import LakeStreams, Schema, advance_dataset, open_lake, session_scope, unbounded_dataset
-from dagster_adjunct.reading import DatasetStore
+from dagster_adjunct import (
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    open_dataset,
+    open_lake,
+    session_scope,
+    unbounded_dataset,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,8 +53,7 @@ def run(rounds: int, count: int = 3_000_000, records: int = 500_000) -> None:
         streams.create("facts", schema=STREAM, key=["k"], partitions=BUCKETS)
         streams.append("facts", facts(chance.integers(0, count, records)), producer="facts", sequence=1)
 
-        store = DatasetStore(lake, "table")
-        base, merged = store.version(first), store.require_current()
+        base, merged = open_dataset(lake, "table", version=first), open_dataset(lake, "table")
         print(f"read: {count:,} rows x {len(TABLE.names)} text columns, {DELTAS} deltas of {CHANGES:,}")
         for _ in range(2):  # both warm
             rows = {whole(view.frame(spark)) for view in (base, merged)}

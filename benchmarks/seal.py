@@ -13,8 +13,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import alternate, show
-from dagster_adjunct import LakeStreams, Schema, StageEvent, advance_dataset, bounded_dataset, open_lake, session_scope
-from dagster_adjunct.reading import DatasetStore
+from dagster_adjunct import (
+    LakeStreams,
+    Schema,
+    StageEvent,
+    advance_dataset,
+    bounded_dataset,
+    open_dataset,
+    open_lake,
+    session_scope,
+)
 from dagster_adjunct.resources.objects import lake_in
 from dagster_adjunct.resources.objects.faulty import FaultyStore
 from tests.servers.s3 import serve_versitygw, versitygw_binary
@@ -131,7 +139,7 @@ def _switch(what: str, store: FaultyStore, session: Callable[[], SparkSession], 
         # What the advance does after the switch (looking for a next version) is not on the readers' way.
         switched = next(i for i, (_, key) in enumerate(store.requests) if i >= before and key.endswith("/CURRENT"))
         after = time.perf_counter()
-        reader = reader or DatasetStore(lake, "switched").open()
+        reader = reader or open_dataset(lake, "switched")
         asked = len(store.requests)
         reader.refresh()
         assert reader.version == report.version, (reader.version, report.version)

@@ -14,19 +14,18 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.seal import SCHEMA, rows
-from dagster_adjunct import Lake, open_lake
+from dagster_adjunct import Lake, open_dataset, open_lake
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, layout_of
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
-from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects import lake_in
 from dagster_adjunct.resources.objects.faulty import FaultyStore
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.reading import Dataset
 
 ROWS = 3_000_000
 BUCKETS = 8
@@ -34,8 +33,8 @@ GETS = 100_000
 QUERIES = 100
 _COLD = """
 import sys
-from dagster_adjunct import DatasetStore, open_lake
-with DatasetStore(open_lake(sys.argv[1]), "served").open() as served:
+from dagster_adjunct import open_dataset, open_lake
+with open_dataset(open_lake(sys.argv[1]), "served") as served:
     assert served.get(sys.argv[2]) is not None
 """
 
@@ -44,19 +43,16 @@ def run(rounds: int) -> None:
     with TemporaryDirectory() as folder:
         lake = open_lake(Path(folder) / "lake")
         publish(lake)
-        store = DatasetStore(lake, "served")
         chance = random.Random(7)
         keys = [f"key-{chance.randrange(ROWS)}" for _ in range(GETS)]
 
         print(f"serving: {ROWS // 1_000_000}M rows x {len(SCHEMA.fields)} columns in {BUCKETS} buckets, random keys")
-        with store.open() as served:
+        with open_dataset(lake, "served") as served:
             began = time.perf_counter()
             for key in keys[:5000]:  # some of each row group
                 served.get(key)
             print(f"  every row group read and decoded: {time.perf_counter() - began:.2f} s")
-            view = store.current()
-            assert view is not None
-            query = duckdb_query(lake, view)
+            query = duckdb_query(lake, served)
             query(keys[0])
             ours, theirs = [], []
             for _ in range(rounds):  # in turns, so that a slow moment of the machine hits both
@@ -67,9 +63,7 @@ def run(rounds: int) -> None:
         print(f"  get / DuckDB = {median(ours) / median(theirs):,.0f} (goal: at least 20)")
 
         counting = FaultyStore(lake.store)
-        reader = DatasetStore(lake_in(counting), "served")
-        counting.requests.clear()
-        with reader.open() as served:
+        with open_dataset(lake_in(counting), "served") as served:
             assert served.get(keys[0]) is not None
             requests = [request for request, _ in counting.requests]
         print(f"  first get of a reader: {len(requests)} requests, {', '.join(requests)} (goal: at most 3)")
@@ -85,13 +79,13 @@ def rate(get: Callable[[str], object], keys: Sequence[str]) -> float:
     return len(keys) / (time.perf_counter() - began)
 
 
-def duckdb_query(lake: Lake, view: VersionReader) -> Callable[[str], Any]:
+def duckdb_query(lake: Lake, served: Dataset) -> Callable[[str], Any]:
     """Return a prepared point query in one connection, over the version's files, whose footers DuckDB may keep."""
     import duckdb
 
     connection = duckdb.connect()
     connection.execute("SET parquet_metadata_cache = true")
-    files = [f"{lake.url}/{made.folder}/{file.name}" for made in view.sealed.generations for file in made.files]
+    files = [f"{lake.url}/{made.folder}/{file.name}" for made in served.sealed.generations for file in made.files]
     connection.execute(f"CREATE VIEW served AS SELECT * FROM read_parquet({files!r})")
     connection.execute("PREPARE entry AS SELECT * FROM served WHERE k = $1")
     return lambda key: connection.execute(f"EXECUTE entry('{key}')").fetchone()

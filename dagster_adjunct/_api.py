@@ -9,10 +9,10 @@ from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.advancing.manager import AdjunctDatasetManager
 from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.bounded.version_set import current_versions
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
-from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
+from dagster_adjunct.assets.reading.dataset import current_versions, open_dataset
+from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.versions.report import AdvanceReport, StageEvent
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.orchestration.application.application import Application

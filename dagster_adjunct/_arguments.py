@@ -33,14 +33,14 @@ def guard(names: MutableMapping[str, Any], exported: Sequence[str]) -> None:
     for name in exported:
         found = names[name]
         if inspect.isclass(found):
-            _guard_class(found)
+            _guard_class(found, names)
         elif isinstance(found, FunctionType):
             checked = _checked(found, name)
             checked.__module__ = str(names["__name__"])  # where a pickle finds it again
             names[name] = checked
 
 
-def _guard_class(cls: type[Any]) -> None:
+def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
     if issubclass(cls, enum.Enum):
         cls._missing_ = classmethod(_no_member)  # type: ignore[assignment]
     elif getattr(cls, "_is_protocol", False) or inspect.isabstract(cls):
@@ -57,7 +57,8 @@ def _guard_class(cls: type[Any]) -> None:
             elif name.startswith("_"):
                 continue
             else:
-                said = f"{owner.__name__}.{name}"
+                # A base that users do not know is a part of the class that they do.
+                said = f"{(owner if owner.__name__ in names else cls).__name__}.{name}"
             if not isinstance(function, FunctionType) or hasattr(function, _MARK):
                 continue
             checked: Any = _checked(function, said, skip=0 if isinstance(member, staticmethod) else 1)

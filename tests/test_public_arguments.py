@@ -96,13 +96,23 @@ def _is_ours(member: Any) -> bool:
     return module.split(".", maxsplit=1)[0] == "dagster_adjunct"
 
 
+def _opened() -> Any:
+    """A dataset that exists and waits for its first version, in a lake of its own."""
+    lake = public.open_lake("memory://public-arguments-of-a-dataset")
+    streams = public.LakeStreams(lake)
+    streams.create("s", schema=public.Schema.of(k="string"), key=["k"], partitions=2)
+    declared = public.bounded_dataset("d", input="lake.s", key="k", partitions=2)
+    public.advance_dataset(lake, {"lake": streams}, declared, _no_spark, by="ada")
+    return public.open_dataset(lake, declared)
+
+
 def _objects(known: dict[str, Any]) -> dict[str, Any]:
     """One object of each public class whose methods users call and that needs neither Spark nor a server."""
     lake, app = known["lake"], public.Application("shop")
     return {
         "Application": app,
         "MessageStream": app.input_stream("lake.s"),
-        "DatasetStore": public.DatasetStore(lake, known["dataset"]),
+        "Dataset": _opened(),
         "LakeStreams": public.LakeStreams(lake),
         "Lake": lake,
         "Schema": known["schema"],
@@ -216,10 +226,10 @@ def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object
         call()
 
 
-def test_an_operation_is_refused_before_it_begins(known: dict[str, Any]) -> None:
-    store = public.DatasetStore(known["lake"], "d")
-    with pytest.raises(ConfigurationError, match=r"StoredVersions.pin: reason is None: expected a text"):
-        store.pin("v1", reason=None, by="ada")  # type: ignore[arg-type]
+def test_an_operation_is_refused_before_it_begins() -> None:
+    opened = _opened()
+    with pytest.raises(ConfigurationError, match=r"Dataset.pin: reason is None: expected a text"):
+        opened.pin("v1", reason=None, by="ada")  # type: ignore[arg-type]
 
 
 def test_a_list_of_columns_is_no_text_and_a_truth_is_no_number() -> None:

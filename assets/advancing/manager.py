@@ -7,24 +7,22 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.advancing.advance import advance_dataset
 from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded.recovery import recover
 from dagster_adjunct.assets.unbounded.table_state import look
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
-from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
 from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.assets.writing.write_context import WriteContext
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -51,6 +49,7 @@ class AdjunctDatasetManager:
             for name, dataset in self._datasets.items()
             if not dataset.following.persistent
         }
+        self._read: dict[str, Dataset] = {}
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Return, by stream ("lake.weather"), the names of the datasets that it feeds.
@@ -99,10 +98,11 @@ class AdjunctDatasetManager:
                 reports |= {report.dataset: report for report in done}
         return reports
 
-    def view(self, dataset: str) -> VersionReader | TransientVersion | None:
-        """Return what a dataset holds now, None before there is anything.
+    def frame(self, dataset: str, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return what a dataset holds now; it can be read until this is asked for again, or `release`.
 
-        A view of a dataset that lives for one run can be read until the next `process` of its stream.
+        That of a dataset that lives for one run can be read until the next `process` of its stream. Raises
+        DatasetNotFoundError and NoSealedVersionError before there is anything. `open_dataset` reads by key.
         """
         if dataset not in self._datasets:
             raise ConfigurationError(
@@ -110,8 +110,20 @@ class AdjunctDatasetManager:
                 "Correct the name, or give the dataset to the manager.",
             )
         if dataset in self._transient:
-            return self._transient[dataset].view
-        return StoredVersions(self._lake, self._datasets[dataset]).current()
+            version = self._transient[dataset].view
+            if version is None:
+                raise NoSealedVersionError(
+                    f"dataset {dataset!r} has no version to read yet: nothing has been read of its stream.",
+                    f"Process {self._datasets[dataset].stream} first.",
+                )
+            return version.frame(spark)
+        before = self._read.get(dataset)
+        self._read[dataset] = opened = open_dataset(self._lake, self._datasets[dataset])
+        try:
+            return opened.frame(spark)
+        finally:
+            if before is not None:
+                before.close()
 
     def reset_at_start(self) -> set[SystemStreamPartition]:
         """Return the partitions that are read again from their beginning when a run starts now.
@@ -132,9 +144,12 @@ class AdjunctDatasetManager:
         return ssps
 
     def release(self) -> None:
-        """Give back the memory of the datasets that live for one run."""
+        """Give back the memory of the datasets that live for one run, and let go of versions that were read."""
         for table in self._transient.values():
             table.release()
+        for opened in self._read.values():
+            opened.close()
+        self._read.clear()
 
 
 def _no_session() -> NoReturn:

@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.log import DatasetLog, members_of, redirect_of, set_log
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.commit import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
@@ -72,19 +69,3 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         except CommitConflictError:
             continue  # the dataset moved on in between: fence what it is now
         return manifest
-
-
-def current_versions(lake: Lake, specs: Sequence[AdjunctDataset | str]) -> dict[str, VersionReader | None]:
-    """Return the version that each dataset serves now; members of one version set from one snapshot of it."""
-    found: dict[str, VersionReader | None] = {}
-    for spec in specs:
-        name = spec if isinstance(spec, str) else spec.name
-        if name in found:
-            continue
-        store = StoredVersions(lake, spec)
-        snapshot = store.log.read_all()[1]
-        for other in specs:
-            member = other if isinstance(other, str) else other.name
-            if member == name or (member in snapshot and member not in found):
-                found[member] = StoredVersions(lake, other).view_of(snapshot.get(member))
-    return found

@@ -1,15 +1,17 @@
 """A version, or a stream at one moment, handed to other engines as it lies in the lake: nothing is copied.
 
-What is handed over does not follow the dataset or stream, and nothing here keeps it from being deleted. Pin a version
-or hold a lease while others read, or register it in an Iceberg catalogue, which holds it (`iceberg.py`).
+What is handed over does not follow the dataset or stream. An open dataset holds the version that was handed over until
+it is closed; an Iceberg catalogue holds what is registered in it (`iceberg.py`). Nothing holds a stream's files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.exchange.stream_view import StreamView, arrow_filter, polars_filter, sql_filter
+from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.arrow_fs import arrow_filesystem, location
@@ -24,8 +26,15 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.reading.version_reader import VersionReader
 
+T = TypeVar("T")
 
-def parquet_files(view: VersionReader | StreamView) -> list[str]:
+
+def lent(view: Dataset | VersionReader | StreamView, hand_over: Callable[[VersionReader | StreamView], T]) -> T:
+    """Return what `hand_over` makes of a view; the version of an open dataset stays held until that is closed."""
+    return view.lend(hand_over) if isinstance(view, Dataset) else hand_over(view)
+
+
+def parquet_files(view: Dataset | VersionReader | StreamView) -> list[str]:
     """Return where the Parquet files are: paths for a lake in a folder, s3:// addresses on S3.
 
     Their rows are all entries of a version, each once, or all records of a stream. Those of a change stream's table
@@ -33,6 +42,10 @@ def parquet_files(view: VersionReader | StreamView) -> list[str]:
     Raises DatasetError for a version whose files have to be merged first and for a stream of which records are
     replaced, and ConfigurationError for a lake in memory.
     """
+    return lent(view, _files)
+
+
+def _files(view: VersionReader | StreamView) -> list[str]:
     if isinstance(view, StreamView) and view.replaced:
         raise DatasetError(
             f"stream {view.stream!r}: its files hold records that a replay has replaced, and files can't tell.",
@@ -46,15 +59,19 @@ def _paths(view: VersionReader | StreamView) -> list[str]:
     return [location(stored.store, stored.key) for stored in whole_files(view)]
 
 
-def pyarrow_dataset(view: VersionReader | StreamView) -> pyarrow.dataset.Dataset:
+def pyarrow_dataset(view: Dataset | VersionReader | StreamView) -> pyarrow.dataset.Dataset:
     """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
 
     Those of a stream are followed by `__tombstone` and `__epoch` (null for 0). Where records of it are replaced they
     are left out, and the columns that tell it follow. No file is opened before it is read. Raises as `parquet_files`
     does, but not for what is replaced.
     """
-    found = _whole_dataset(view)
-    return found.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else found
+    return lent(view, _dataset)
+
+
+def _dataset(view: VersionReader | StreamView) -> pyarrow.dataset.Dataset:
+    whole = _whole_dataset(view)
+    return whole.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else whole
 
 
 def _whole_dataset(view: VersionReader | StreamView) -> pyarrow.dataset.FileSystemDataset:
@@ -74,13 +91,17 @@ def _whole_dataset(view: VersionReader | StreamView) -> pyarrow.dataset.FileSyst
     return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
 
-def duckdb_view(connection: duckdb.DuckDBPyConnection, view: VersionReader | StreamView, name: str) -> None:
+def duckdb_view(connection: duckdb.DuckDBPyConnection, view: Dataset | VersionReader | StreamView, name: str) -> None:
     """Create, or replace, a view of this name over the version or stream; it lives as long as the connection.
 
     Over a version's files in a folder DuckDB reads them itself. On S3, and for a stream, they are read through
     pyarrow, so that no extension has to be installed and the lake's own settings hold. Raises as `parquet_files`
     does, but leaves out what is replaced.
     """
+    lent(view, lambda held: _create_view(connection, held, name))
+
+
+def _create_view(connection: duckdb.DuckDBPyConnection, view: VersionReader | StreamView, name: str) -> None:
     files, where = _paths(view), "true"
     if (
         files
@@ -102,22 +123,26 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: VersionReader | Str
     connection.execute(f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS {query}")
 
 
-def polars_frame(view: VersionReader | StreamView) -> polars.LazyFrame:
+def polars_frame(view: Dataset | VersionReader | StreamView) -> polars.LazyFrame:
     """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 
     Over a version's files in a folder Polars reads them itself; on S3, and for a stream, through pyarrow. Raises as
     `duckdb_view` does, and ConfigurationError where Polars is not installed.
     """
     polars = engine("polars", extra="polars")
+    return lent(view, lambda held: _lazy_frame(polars, held))
+
+
+def _lazy_frame(polars: Any, view: VersionReader | StreamView) -> polars.LazyFrame:
     if isinstance(view, StreamView):
         records = polars_filter(view, polars.scan_pyarrow_dataset(_whole_dataset(view)))
         records = records.with_columns(polars.col(EPOCH).fill_null(0))
         return records.select(list(view.columns))
-    files = parquet_files(view)
+    files = _files(view)
     if files and not files[0].startswith("s3://") and _has_all_columns(view):
         frame = polars.scan_parquet(files, glob=False, hive_partitioning=False).select(view.schema.names)
     else:
-        frame = polars.scan_pyarrow_dataset(pyarrow_dataset(view))
+        frame = polars.scan_pyarrow_dataset(_dataset(view))
     return frame  # type: ignore[no-any-return]
 
 

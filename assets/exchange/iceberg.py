@@ -15,6 +15,7 @@ from dagster_adjunct.assets.exchange.handover import (
     arrow_schema_of,
     columns_of,
     engine,
+    lent,
     parquet_files,
     whole_files,
 )
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import SparkSession
 
+    from dagster_adjunct.assets.reading.dataset import Dataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.lake import Lake
 
@@ -101,7 +103,11 @@ class IcebergSnapshot:
 
 
 def register_in_iceberg(
-    view: VersionReader | StreamView, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
+    view: Dataset | VersionReader | StreamView,
+    catalog: Catalog,
+    identifier: str,
+    *,
+    properties: Mapping[str, str] | None = None,
 ) -> IcebergSnapshot:
     """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
 
@@ -115,6 +121,12 @@ def register_in_iceberg(
     changed the table meanwhile; ConfigurationError where PyIceberg is not installed.
     """
     engine("pyiceberg.table", extra="iceberg")
+    return lent(view, lambda held: _register(held, catalog, identifier, dict(properties or {})))
+
+
+def _register(
+    view: VersionReader | StreamView, catalog: Catalog, identifier: str, properties: dict[str, str]
+) -> IcebergSnapshot:
     lake = lake_in(view.store)
     if not isinstance(view, StreamView):
         _check_sealed(view, lake)
@@ -128,7 +140,7 @@ def register_in_iceberg(
         current is None or current.summary is None or current.summary.additional_properties.get(VERSION) != view.version
     )
     if new:
-        _commit(view, table, identifier, paths, dict(properties or {}))
+        _commit(view, table, identifier, paths, properties)
     snapshot = table.current_snapshot()
     assert snapshot is not None
     _let_go(lake, view.dataset, holder, {view.version, *_versions(table)})
@@ -145,17 +157,18 @@ def publish_to_iceberg(
     NoSealedVersionError while nothing is served.
     """
     spark = starter_of(spark)
-    from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 
-    catalog, store = table.open(), open_dataset(lake, dataset)
-    for _ in range(_COMPACTIONS):
-        view = store.require_current()
-        if len(view.sealed.generations) == 1:
-            break
-        compact_dataset(lake, dataset, spark, by=by, level="major")
-    # Changes that are committed faster than they are compacted are refused by name.
-    return register_in_iceberg(view, catalog, table.identifier)
+    catalog = table.open()
+    with open_dataset(lake, dataset) as opened:
+        for _ in range(_COMPACTIONS):
+            if len(opened.sealed.generations) == 1:
+                break
+            compact_dataset(lake, dataset, spark, by=by, level="major")
+            opened.refresh()
+        # Changes that are committed faster than they are compacted are refused by name.
+        return register_in_iceberg(opened, catalog, table.identifier)
 
 
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:

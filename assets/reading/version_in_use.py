@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Held:
     """One version that is read, by how many calls, and the lease that keeps it from being discarded."""
 
-    view: VersionReader
+    reader: VersionReader
     lease: Lease | None = None
     users: int = 0
 
@@ -34,11 +34,14 @@ class Holding:
     A lease is given back when its version has been replaced and the last call has left it.
     """
 
-    def __init__(self, lake: Lake, name: str, view: VersionReader, *, leases: bool, holder: str) -> None:
+    def __init__(
+        self, lake: Lake, name: str, first: VersionReader | AdjunctError, *, leases: bool, holder: str
+    ) -> None:
+        """Begin with `first`, or with the error that calls raise while there is nothing to read."""
         self._lake, self._name = lake, name
-        self._leases, self._holder = leases, holder
-        self._held: Held | None = Held(view)
-        self._ended: AdjunctError | None = None
+        self.leases, self._holder = leases, holder
+        self._held: Held | None = None if isinstance(first, AdjunctError) else Held(first)
+        self._ended: AdjunctError | None = first if isinstance(first, AdjunctError) else None
         self._lock = threading.Lock()  # never held over a request
         self.moving = threading.RLock()
 
@@ -60,7 +63,7 @@ class Holding:
 
         Raises VersionDiscardedError where it was discarded before it could be leased.
         """
-        leased = leased and self._leases
+        leased = leased and self.leases
         while True:
             with self._lock:
                 held = self.require()
@@ -69,7 +72,7 @@ class Holding:
                     return held
             with self.moving:
                 if held is self._held and not held.leased:
-                    held.lease = self._acquire(held.view.version)
+                    held.lease = self._acquire(held.reader.version)
 
     def leave(self, held: Held) -> None:
         """End a call."""
@@ -79,11 +82,11 @@ class Holding:
         if idle:
             _let_go(held)
 
-    def move_to(self, view: VersionReader) -> None:
+    def move_to(self, reader: VersionReader) -> None:
         """Let calls that begin from now on read this version; it is leased first if the one before was."""
         with self.moving:
             leased = self._held is not None and self._held.lease is not None
-            self._replace(Held(view, self._acquire(view.version) if leased else None), None)
+            self._replace(Held(reader, self._acquire(reader.version) if leased else None), None)
 
     def end(self, why: AdjunctError) -> None:
         """Let calls that begin from now on raise this error."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
 from dagster_adjunct.assets.reading.key_ranges import key_range
-from dagster_adjunct.assets.reading.keys import coerce_key, key_from_text
+from dagster_adjunct.assets.reading.keys import coerce_key
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.hashing import bucketer
 from dagster_adjunct.resources.schemas.columns import column
@@ -74,6 +74,10 @@ class VersionReader:
     def rows(self) -> int | None:
         """The number of entries; None where deltas have to be merged to know it."""
         return self.sealed.rows
+
+    def with_cache(self, cache: FileCache) -> VersionReader:
+        """Return a reader of the same version that keeps what it decodes in `cache`."""
+        return VersionReader(self._store, self.dataset, self.sealed, cache)
 
     # -- by Spark
 
@@ -140,10 +144,6 @@ class VersionReader:
         value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
         """
         return self._find(self._stored(key))
-
-    def get_text(self, texts: list[str]) -> Entry | None:
-        """Return the entry of a key given as texts, one a key column, as a command line has them."""
-        return self._find(self._stored(key_from_text(self._what, self._key, texts)))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
         """Return the entries of those keys that have one, under the keys as they were given."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from dagster_adjunct import LakeStreams, application_state, served_versions
-from dagster_adjunct.reading import DatasetStore
+from dagster_adjunct import LakeStreams, application_state, open_dataset, served_versions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,9 +43,8 @@ def _counters(state: Any) -> Table:
 def _versions(lake: Lake) -> Table:
     table = Table("dataset", "version", "entries", "batches", title="Dataset versions served", title_justify="left")
     for dataset, versions in served_versions(lake, "flight-delays").items():
-        store = DatasetStore(lake, dataset)
         for version, batches in versions.items():
-            rows = store.version(version).rows
+            rows = open_dataset(lake, dataset, version=version).rows
             entries = "merged when read" if rows is None else f"{rows:,}"
             table.add_row(dataset, version, entries, f"{batches[0]} to {batches[-1]}")
     return table

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 
-from dagster_adjunct import LakeStreams, advance_dataset, open_lake, session_scope, unbounded_dataset
+from dagster_adjunct import (
+    Lake,
+    LakeStreams,
+    advance_dataset,
+    list_datasets,
+    open_dataset,
+    open_lake,
+    session_scope,
+    unbounded_dataset,
+)
 from dagster_adjunct.changes import DebeziumEnvelope
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.examples.postgres_changes.slot import Slot
-from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.sources import ParquetSnapshot
 from dagster_adjunct.upkeep import rebuild_dataset
 
@@ -44,9 +53,7 @@ def main() -> None:
     capture = TableCapture(slot, lake, "accounts", COLUMNS, key=("id",), ends="accounts-ends")
     taken = capture.start_with_snapshot(SNAPSHOT)
     print("captured", capture.read())  # noqa: T201
-    store = DatasetStore(lake, accounts)
-    manifest = store.manifest()
-    older = manifest is not None and manifest.bootstrap is not None and manifest.bootstrap.started_at < taken
+    older = bootstrapped_before(lake, taken)
     with session_scope(lake_url=lake.url) as spark:
         systems = {"lake": LakeStreams(lake)}
         if older:
@@ -55,7 +62,16 @@ def main() -> None:
         else:
             report = advance_dataset(lake, systems, accounts, spark, by="walk-through")
         print(report.action, report.counters.get("loaded", 0), report.counters.get("read", 0))  # noqa: T201
-        store.require_current().frame(spark()).orderBy("id").show()
+        with open_dataset(lake, accounts) as served:
+            served.frame(spark()).orderBy("id").show()
+
+
+def bootstrapped_before(lake: Lake, snapshot: datetime) -> bool:
+    """Whether the dataset is there, and was bootstrapped from an earlier snapshot than this one."""
+    if accounts.name not in list_datasets(lake):
+        return False
+    bootstrap = open_dataset(lake, accounts).describe()["bootstrap"]
+    return bootstrap is not None and datetime.fromisoformat(bootstrap["started_at"]) < snapshot
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from dagster_adjunct.orchestration.cli.output import (
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.reading.dataset import Dataset
+    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @click.group()
@@ -44,14 +44,15 @@ for command in (advance, *followed.COMMANDS, *versions.COMMANDS, *upkeep.COMMAND
 @as_json
 def list_all(lake_url: str | None, json_output: bool) -> None:
     """List the datasets with the version that each serves."""
-    from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
+    from dagster_adjunct.assets.reading.dataset_names import list_datasets
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
     found: list[dict[str, Any]] = []
     for name in list_datasets(lake):
         try:
-            found.append(open_dataset(lake, name).describe())
+            found.append(stored_versions(lake, name).describe())
         except MalformedDocumentError as error:
             found.append({"name": name, "unreadable": str(error)})
     if json_output:
@@ -85,14 +86,14 @@ _as_of = click.option(
 @as_json
 def show(name: str, version: str | None, as_of: str | None, lake_url: str | None, json_output: bool) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION: that version."""
-    from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
-    store = open_dataset(lake, name)
+    store = stored_versions(lake, name)
     if version is not None or as_of is not None:
-        versions.show_version(store, _chosen(store, version, as_of).version, json_output=json_output)
+        versions.show_version(store, _opened(lake, name, version, as_of).version, json_output=json_output)
         return
     facts = store.describe()
     manifest = store.require_manifest()
@@ -132,14 +133,22 @@ def get(
     name: str, key: tuple[str, ...], version: str | None, as_of: str | None, lake_url: str | None, json_output: bool
 ) -> None:
     """Look entries up: one KEY an entry; with a key of several columns, that many KEYs an entry, in its order."""
-    view = _view(lake_url, name, version, as_of)
-    found = [(each, view.get_text(each)) for each in entry_keys(name, view.sealed.key, key)]
+    from dagster_adjunct.assets.reading.keys import key_from_text
+    from dagster_adjunct.resources.objects import open_lake
+
+    with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
+        fields = [opened.schema.field(column) for column in opened.sealed.key]
+        what = f"dataset {name!r}, version {opened.version}"
+        texts_of_keys = entry_keys(name, opened.sealed.key, key)
+        keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
+        entries = opened.get_all(keys)
+        read = opened.version
+    found = [(texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)]
     if json_output:
-        show_json([{"key": each, "version": view.version, "entry": entry} for each, entry in found])
+        show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in found])
         return
-    for each, entry in found:
-        title = f"{name} {', '.join(each)} (version {view.version})"
-        show_record(title, entry, "no entry")
+    for texts, entry in found:
+        show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
 
 
 @dataset.command()
@@ -164,25 +173,27 @@ def items(
     json_output: bool,
 ) -> None:
     """List entries in the order of their keys: all, those that begin with a prefix, or a range."""
-    view = _view(lake_url, name, version, as_of)
-    if prefix and (start or end):
-        raise ConfigurationError("both --prefix and a range are given.", "Give --prefix, or --from and --to.")
-    fields = [view.schema.field(column) for column in view.sealed.key]
-    leading: Any = leading_values(name, fields, prefix)
-    if len(prefix) == 1 and isinstance(leading[0], str):
-        leading = leading[0]  # a text that the first column begins with, not the whole of it
-    found = view.items(
-        leading if prefix else None,
-        start=leading_values(name, fields, start) if start else None,
-        end=leading_values(name, fields, end) if end else None,
-    )
-    entries = [entry for _, entry in islice(found, limit)]
+    from dagster_adjunct.resources.objects import open_lake
+
+    with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
+        fields = [opened.schema.field(column) for column in opened.sealed.key]
+        if prefix and (start or end):
+            raise ConfigurationError("both --prefix and a range are given.", "Give --prefix, or --from and --to.")
+        leading: Any = leading_values(name, fields, prefix)
+        if len(prefix) == 1 and isinstance(leading[0], str):
+            leading = leading[0]  # a text that the first column begins with, not the whole of it
+        found = opened.items(
+            leading if prefix else None,
+            start=leading_values(name, fields, start) if start else None,
+            end=leading_values(name, fields, end) if end else None,
+        )
+        entries = [entry for _, entry in islice(found, limit)]
+        read, columns = opened.version, list(opened.schema.names)
     if json_output:
-        show_json({"dataset": name, "version": view.version, "entries": entries})
+        show_json({"dataset": name, "version": read, "entries": entries})
         return
-    columns = list(view.schema.names)
     rows = [[None if (v := entry[c]) is None else str(v) for c in columns] for entry in entries]
-    show_table(f"{name} (version {view.version})", columns, rows, own=True)
+    show_table(f"{name} (version {read})", columns, rows, own=True)
 
 
 @dataset.command()
@@ -240,23 +251,21 @@ def repartition(
         show_line(f"  refused now, because of {reader}")
 
 
-def _view(lake_url: str | None, name: str, version: str | None, as_of: str | None) -> VersionReader:
-    from dagster_adjunct.assets.reading.stored_versions import open_dataset
-    from dagster_adjunct.resources.objects import open_lake
+def _opened(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
+    """Return the dataset at the version that is meant, the one served where nothing is said; nothing is written."""
+    from dagster_adjunct.assets.reading.dataset import open_dataset
 
-    return _chosen(open_dataset(open_lake(lake_url, create=False), name), version, as_of)
-
-
-def _chosen(store: StoredVersions, version: str | None, as_of: str | None) -> VersionReader:
-    """Return the version that is meant: the one served where nothing is said."""
     if version is not None and as_of is not None:
         raise ConfigurationError("both a version and --as-of are given.", "Give one of them.")
-    if as_of is None:
-        return store.require_current() if version is None else store.version(version)
+    return open_dataset(lake, name, version=version, as_of=None if as_of is None else _moment(as_of), lease=False)
+
+
+def _moment(as_of: str) -> datetime | int | str:
+    """Return a commit's number, a time, or what else may be a commit's id."""
     if as_of.isdecimal():
-        return store.as_of(commit=int(as_of))
+        return int(as_of)
     try:
         moment = datetime.fromisoformat(as_of)
     except ValueError:
-        return store.as_of(commit=as_of)
-    return store.as_of(zoned("--as-of", as_of, moment))
+        return as_of
+    return zoned("--as-of", as_of, moment)

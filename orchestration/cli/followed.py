@@ -35,12 +35,12 @@ _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cor
 @as_json
 def lag(name: str, lake_url: str | None, json_output: bool) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and how far its bootstrap is."""
-    from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
-    manifest = open_dataset(lake, name).require_manifest()
+    manifest = stored_versions(lake, name).require_manifest()
     if not isinstance(manifest, UnboundedManifest):
         raise ConfigurationError(
             f"dataset {name!r} is bounded: it arrives in versions and follows no stream.",

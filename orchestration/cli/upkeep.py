@@ -38,7 +38,8 @@ def discard(
 ) -> None:
     """Discard versions that the policy lets go, and what failed attempts left. For cron; safe beside readers."""
     from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
+    from dagster_adjunct.assets.reading.dataset_names import list_datasets
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.orchestration.upkeep.discarding import discard as discard_one
     from dagster_adjunct.resources.objects import open_lake
 
@@ -83,14 +84,14 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
 
     Ends with exit code 1 when one is not.
     """
-    from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.reading.verify import verify_version
     from dagster_adjunct.assets.versions.leases import check_not_doomed
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.errors import VersionDiscardedError
     from dagster_adjunct.resources.objects import open_lake
 
-    store = open_dataset(open_lake(lake_url, create=False), name)
+    store = stored_versions(open_lake(lake_url, create=False), name)
     if version is not None:
         views = [store.version(version)]
     elif isinstance(store.require_manifest(), UnboundedManifest):
@@ -147,14 +148,14 @@ def forget(
     still holds a key: repeat it then.
     """
     from dagster_adjunct.assets.reading.keys import key_from_text
-    from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.retention.erasing.erasure import forget as erase
     from dagster_adjunct.resources.objects import open_lake
     from dagster_adjunct.resources.schemas.schema import Field
 
     person = who(by)
     lake = open_lake(lake_url, create=False)
-    store = open_dataset(lake, name)
+    store = stored_versions(lake, name)
     declared = store.require_manifest().declaration
     if bool(key) == (keys_from is not None):
         raise ConfigurationError(

@@ -263,10 +263,7 @@ def abandon(name: str, version: str, reason: str, by: str | None, lake_url: str 
 @as_json
 def diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
     """Compare two versions: keys that were added, removed and changed, counted and sampled."""
-    from dagster_adjunct.assets.reading.diff import diff_versions
-
-    store = _store(lake_url, name)
-    found = diff_versions(store.version(old), store.version(new), sample=sample)
+    found = _store(lake_url, name).diff(old, new, sample=sample)
     if json_output:
         show_json(found.to_json())
         return
@@ -287,10 +284,10 @@ COMMANDS = (list_versions, history, pin, unpin, rollback, withdraw, force, drop,
 
 
 def _store(lake_url: str | None, name: str) -> StoredVersions:
-    from dagster_adjunct.assets.reading.stored_versions import open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.resources.objects import open_lake
 
-    return open_dataset(open_lake(lake_url, create=False), name)
+    return stored_versions(open_lake(lake_url, create=False), name)
 
 
 def _listed(manifest: DatasetManifest) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.version_set import current_versions
+from dagster_adjunct.assets.reading.served_together import current_readers
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.freshness import check_fresh
@@ -40,11 +40,13 @@ class BatchVersions:
         """Return the versions served now, those of a version set from one snapshot of it."""
         app = self._app
         stored = [dataset for dataset in app.datasets if dataset.following.persistent]
-        views = current_versions(self._lake, [each for each in stored if each.name not in app.max_staleness])
+        views = current_readers(
+            {each.name: self._datasets[each.name] for each in stored if each.name not in app.max_staleness}
+        )
         for name in (each.name for each in stored if each.name in app.max_staleness):
             # Version and offsets of one commit: what is found fresh is what the batch meets.
             self._manifests[name] = self._datasets[name].manifest()
-            views[name] = self._datasets[name].view_of(self._manifests[name])
+            views[name] = self._datasets[name].reader_of(self._manifests[name])
         for name, view in views.items():
             if view is not None:
                 self._views[(name, view.version)] = view

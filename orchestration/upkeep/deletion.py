@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.stored_versions import list_datasets
+from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.retention import deletion as datasets
 from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.orchestration.upkeep.readers import Readers, readers_of_dataset, readers_of_stream

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.stored_versions import list_datasets
+from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.unbounded.transient_version import is_transient

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_dataset
+from dagster_adjunct.assets.reading.dataset_names import list_datasets
+from dagster_adjunct.assets.reading.stored_versions import stored_versions
 from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
 from dagster_adjunct.assets.versions.leases import live_leases, store_now
 from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, list_applications
@@ -85,7 +86,7 @@ def followers_of(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], t
     unknown = []
     for dataset in list_datasets(lake):
         try:
-            manifest = open_dataset(lake, dataset).manifest()
+            manifest = stored_versions(lake, dataset).manifest()
         except MalformedDocumentError as error:
             unknown.append(f"dataset {dataset} may follow it: {error.problem}")
             continue

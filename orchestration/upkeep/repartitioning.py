@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.stored_versions import list_datasets
+from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.rebucketing.report import RebucketReport
 from dagster_adjunct.assets.rebucketing.table import repartition_table
 from dagster_adjunct.assets.rebucketing.versions import repartition_versions

@@ -16,7 +16,7 @@ from typing import Any
 # What readers import is imported here, once, for all that are forked from a process that has read this module.
 import pyarrow.parquet  # noqa: F401
 
-from dagster_adjunct.assets.reading.serving import ServedDataset
+from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.leases import Lease
@@ -77,14 +77,14 @@ def _by_opening(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
     """Open the dataset anew for each reading, as a script does."""
     last = 0
     while not stop.wait(pause):
-        with StoredVersions(lake, DATASET).open() as dataset:
+        with open_dataset(lake, DATASET) as dataset:
             last = _note(mine, started, last, *_whole(dataset))
 
 
 def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: Seen) -> None:
     """Keep it open and move on between two calls, as a service does; half of the readings are by key."""
     last = 0
-    with StoredVersions(lake, DATASET).open() as dataset:
+    with open_dataset(lake, DATASET) as dataset:
         while not stop.is_set():
             dataset.refresh()
             dataset.hold()
@@ -96,7 +96,7 @@ def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
             last = _note(mine, started, last, found, None)
 
 
-def _whole(dataset: ServedDataset) -> tuple[dict[Any, Any], None]:
+def _whole(dataset: Dataset) -> tuple[dict[Any, Any], None]:
     return dict(dataset.items()), None
 
 

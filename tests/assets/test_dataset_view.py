@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.keys import key_from_text
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
@@ -36,12 +38,12 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
     world = sealed(sparkling)
     code = (
         "import sys\n"
-        "from assets import open_dataset\n"
+        "from dagster_adjunct.assets.reading.dataset import open_dataset\n"
         "from dagster_adjunct.resources.objects import open_lake\n"
-        f"view = open_dataset(open_lake({world.lake.url!r}), 'planes').current()\n"
+        f"view = open_dataset(open_lake({world.lake.url!r}), 'planes')\n"
         "assert view.get('N7') == {'tailnum': 'N7', 'seats': 7}, view.get('N7')\n"
         "assert sorted(view.get_all(['N1', 'N2', 'X'])) == ['N1', 'N2']\n"
-        f"with open_dataset(open_lake({world.lake.url!r}), 'planes').open() as served, served.watch():\n"
+        f"with open_dataset(open_lake({world.lake.url!r}), 'planes') as served, served.watch():\n"
         "    assert dict(served.items('N7')) == {'N7': {'tailnum': 'N7', 'seats': 7}}\n"
         "assert not {'pyspark', 'py4j', 'boto3'} & set(sys.modules)\n"
     )
@@ -98,7 +100,7 @@ def test_keys_of_every_type_are_found_where_spark_put_them(sparkling: World) -> 
         assert found is not None
         assert found["v"] == v
         texts = [t.isoformat(), d.isoformat(), s, str(b), str(m), __import__("base64").b64encode(x).decode()]
-        assert view.get_text(texts) == found
+        assert view.get(key_from_text("typed", view._key, texts)) == found
     assert view.frame(world.spark()).count() == 25
 
 
@@ -154,7 +156,7 @@ def test_names_and_values_with_odd_characters_come_back_as_they_were(sparkling: 
     rows = [("a/b", "it's"), ("50%", 'q"'), ("ключ", "\\")]
     world.send("odd", rows, version="v1")
     world.advance(spec)
-    view = open_dataset(world.lake, "odd").current()
+    view = open_dataset(world.lake, "odd")
     assert sorted(map(tuple, view.frame(world.spark()).collect())) == sorted(rows)
     assert view.get("ключ") == {"the.key": "ключ", "a`b": "\\"}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.bounded.version_set import current_versions
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, Found, discard, plan_discard

@@ -13,8 +13,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.serving import ServedDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
@@ -56,9 +56,13 @@ class Planes:
         manifest = self.dataset().require_manifest()
         return max(manifest.versions, key=lambda ref: ref.number).id
 
-    def dataset(self, spec: AdjunctDataset | str = "planes") -> StoredVersions:
+    def dataset(self) -> StoredVersions:
         """Return the dataset as a process that starts now sees it: nothing is cached."""
-        return StoredVersions(self.world.lake, spec)
+        return StoredVersions(self.world.lake, "planes")
+
+    def open(self, spec: AdjunctDataset | str = "planes", **options: Any) -> Dataset:
+        """Return the same as users open it."""
+        return open_dataset(self.world.lake, spec, **options)
 
     def requests(self) -> list[str]:
         """Return the requests since the last look."""
@@ -91,7 +95,7 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
     return Planes(lake_in(store), store)
 
 
-def seats(served: ServedDataset) -> int:
+def seats(served: Dataset) -> int:
     entry = served.get("N007")
     assert entry is not None
     assert entry["tailnum"] == "N007"
@@ -103,7 +107,7 @@ def seats(served: ServedDataset) -> int:
 
 def test_entries_schema_and_facts_of_the_version_served(planes: Planes) -> None:
     first = planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         assert (served.name, served.version, served.rows, served.schema) == ("planes", first, COUNT, SCHEMA)
         assert served.get("N001") == {"tailnum": "N001", "seats": 1}
         assert served.get("X") is None
@@ -123,7 +127,7 @@ def test_entries_schema_and_facts_of_the_version_served(planes: Planes) -> None:
 def test_a_first_get_of_a_new_process_is_three_requests_and_a_warm_one_none(planes: Planes) -> None:
     planes.publish(1)
     planes.requests()
-    served = planes.dataset().open()
+    served = planes.open()
     assert seats(served) == 1
     assert planes.requests() == ["get", "get", "get_range"]
     served.hold()
@@ -140,7 +144,7 @@ def test_a_first_get_is_three_requests_on_s3(s3_server: S3Server, monkeypatch: p
     planes = Planes(lake_in(store), store)
     planes.publish(1)
     planes.requests()
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         assert seats(served) == 1
         assert planes.requests() == ["get", "get", "get_range"]
         assert [entry["seats"] for _, entry in served.items()] == [1] * COUNT
@@ -151,16 +155,16 @@ def test_a_first_get_is_three_requests_on_s3(s3_server: S3Server, monkeypatch: p
 
 def test_what_is_not_there_is_named(planes: Planes) -> None:
     with pytest.raises(DatasetNotFoundError, match="there is no dataset 'planes'"):
-        planes.dataset().open()
+        planes.open()
     planes.publish(1)
     with pytest.raises(DatasetError, match="no version 'v9'"):
-        planes.dataset().open(version="v9")
+        planes.open(version="v9")
 
 
 def test_a_cache_can_be_shared_by_readers(planes: Planes) -> None:
     planes.publish(1)
     cache = FileCache()
-    with planes.dataset().open(cache=cache) as one, planes.dataset().open(cache=cache) as other:
+    with planes.open(cache=cache) as one, planes.open(cache=cache) as other:
         assert seats(one) == 1
         planes.requests()
         assert seats(other) == 1
@@ -169,7 +173,7 @@ def test_a_cache_can_be_shared_by_readers(planes: Planes) -> None:
 
 def test_a_closed_reader_says_so(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         pass
     for call in (lambda: served.get("N007"), served.refresh, served.hold, served.items, lambda: served.version):
         with pytest.raises(DatasetError, match="the reader of dataset 'planes' is closed"):
@@ -182,7 +186,7 @@ def test_a_closed_reader_says_so(planes: Planes) -> None:
 
 def test_a_reader_moves_to_a_new_version_between_two_calls_and_only_when_asked_to(planes: Planes) -> None:
     first = planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         planes.requests()
         assert not served.refresh()
         assert planes.requests() == ["head"], "one request while nothing has changed"
@@ -198,7 +202,7 @@ def test_a_reader_moves_to_a_new_version_between_two_calls_and_only_when_asked_t
 
 def test_a_commit_that_serves_the_same_version_moves_nobody(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         planes.dataset().pin("v1", **WHY)
         assert not served.refresh()
         planes.publish(2)
@@ -210,7 +214,7 @@ def test_a_commit_that_serves_the_same_version_moves_nobody(planes: Planes) -> N
 
 def test_an_iteration_keeps_its_version_over_a_switch(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         begun, not_begun = served.items(), served.items()
         found = [next(begun) for _ in range(5)]
         planes.publish(2)
@@ -223,7 +227,7 @@ def test_an_iteration_keeps_its_version_over_a_switch(planes: Planes) -> None:
 def test_a_fixed_version_stays_whatever_is_served(planes: Planes) -> None:
     first = planes.publish(1)
     planes.publish(2)
-    with planes.dataset().open(version="v1") as served:
+    with planes.open(version="v1") as served:
         assert not served.refresh()
         assert (served.version, seats(served)) == (first, 1)
         planes.dataset().withdraw("v1", **WHY)
@@ -235,7 +239,7 @@ def test_a_fixed_version_stays_whatever_is_served(planes: Planes) -> None:
 
 def test_nothing_is_read_once_the_only_version_is_withdrawn(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         assert seats(served) == 1
         planes.dataset().withdraw("v1", **WHY)
         with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
@@ -249,7 +253,7 @@ def test_nothing_is_read_once_the_only_version_is_withdrawn(planes: Planes) -> N
 
 def test_a_refresh_that_fails_leaves_the_reader_where_it_is(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         planes.publish(2)
         planes.store.requests.clear()
         planes.store.plan = (Fault("get", 2, "throttle"),)
@@ -273,7 +277,7 @@ def eventually(met: Callable[[], Any]) -> None:
 
 def test_a_watch_moves_the_reader_and_shows_its_errors_until_it_is_stopped(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         with served.watch(interval=0.01) as watch:
             assert served.watch() is watch
             planes.publish(2)
@@ -292,7 +296,7 @@ def test_a_watch_moves_the_reader_and_shows_its_errors_until_it_is_stopped(plane
         assert seats(served) == 3
         with served.watch(interval=0.01):
             eventually(lambda: seats(served) == 4)
-    with pytest.raises(ConfigurationError, match="every 0 seconds"), planes.dataset().open() as served:
+    with pytest.raises(ConfigurationError, match="every 0 seconds"), planes.open() as served:
         served.watch(interval=0)
 
 
@@ -301,7 +305,7 @@ def test_threads_see_whole_versions_that_never_go_back(planes: Planes) -> None:
     keys = [f"N{n:03d}" for n in range(COUNT)]
     seen: list[list[set[int]]] = [[] for _ in range(4)]
     ended = threading.Event()
-    with planes.dataset().open() as served, served.watch(interval=0.002):
+    with planes.open() as served, served.watch(interval=0.002):
 
         def read(mine: list[set[int]]) -> None:
             while not ended.is_set():
@@ -329,7 +333,7 @@ def test_threads_see_whole_versions_that_never_go_back(planes: Planes) -> None:
 
 def test_the_lease_is_taken_before_the_second_answer_and_given_back_in_the_end(planes: Planes) -> None:
     first = planes.publish(1)
-    with planes.dataset().open(holder="the web shop") as served:
+    with planes.open(holder="the web shop") as served:
         assert seats(served) == 1
         assert planes.leased() == []
         assert seats(served) == 1
@@ -340,7 +344,7 @@ def test_the_lease_is_taken_before_the_second_answer_and_given_back_in_the_end(p
 
 def test_a_leased_version_is_not_discarded_until_the_reader_and_its_iterations_have_moved_on(planes: Planes) -> None:
     first = planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         running = served.items()
         next(running)
         second = planes.publish(2)
@@ -362,12 +366,12 @@ def test_a_leased_version_is_not_discarded_until_the_reader_and_its_iterations_h
 
 def test_without_leases_nothing_is_written_and_a_discarded_version_gives_way(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open(lease=False) as served:
+    with planes.open(lease=False) as served:
         planes.requests()
         assert (seats(served), seats(served), len(list(served.items()))) == (1, 1, COUNT)
         served.hold()
         assert {*planes.requests()} == {"get_range"}
-    with planes.dataset().open(lease=False) as served:
+    with planes.open(lease=False) as served:
         planes.publish(2)
         planes.discard_all_but_the_newest()
         assert seats(served) == 2, "what it opened is gone, so it answers from what is served"
@@ -375,7 +379,7 @@ def test_without_leases_nothing_is_written_and_a_discarded_version_gives_way(pla
         planes.discard_all_but_the_newest()
         assert {entry["seats"] for entry in served.get_all(f"N{n:03d}" for n in range(COUNT)).values()} == {3}
         assert served.damaged == {}
-    with planes.dataset().open(lease=False) as served:
+    with planes.open(lease=False) as served:
         planes.publish(4)
         planes.discard_all_but_the_newest()
         assert [entry["seats"] for _, entry in served.items()] == [4] * COUNT
@@ -386,14 +390,14 @@ def test_an_iteration_without_a_lease_fails_where_its_version_is_discarded(
 ) -> None:
     monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 4)
     first = planes.publish(1)
-    with planes.dataset().open(lease=False) as served:
+    with planes.open(lease=False) as served:
         running = served.items()
         next(running)
         planes.publish(2)
         planes.discard_all_but_the_newest()
         with pytest.raises(VersionDiscardedError, match=f"version {first} has been discarded"):
             list(running)
-    with planes.dataset().open(version="v2", lease=False) as fixed:
+    with planes.open(version="v2", lease=False) as fixed:
         planes.publish(3)
         planes.discard_all_but_the_newest()
         with pytest.raises(VersionDiscardedError, match="has been discarded"):
@@ -402,7 +406,7 @@ def test_an_iteration_without_a_lease_fails_where_its_version_is_discarded(
 
 def test_a_version_discarded_before_it_could_be_leased_gives_way_too(planes: Planes) -> None:
     planes.publish(1)
-    with planes.dataset().open() as served, planes.dataset().open(version="v1") as fixed:
+    with planes.open() as served, planes.open(version="v1") as fixed:
         planes.publish(2)
         planes.discard_all_but_the_newest()
         assert [entry["seats"] for _, entry in served.items()] == [2] * COUNT
@@ -412,11 +416,11 @@ def test_a_version_discarded_before_it_could_be_leased_gives_way_too(planes: Pla
 
 def test_a_lease_that_was_lost_is_taken_again(planes: Planes) -> None:
     first = planes.publish(1)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         served.hold()
         for lease in all_leases(planes.world.lake, "planes"):
             planes.store.delete(lease.key)
-        held = served._holding.held
+        held = served._served.held
         assert held is not None
         assert held.lease is not None
         held.lease.renew()
@@ -431,7 +435,7 @@ def test_a_reader_that_may_not_write_is_told_what_to_do(planes: Planes, monkeypa
     def refuse(*_: object) -> str:
         raise ConfigurationError("PUT was answered 403 AccessDenied: these credentials may not do it.", "Check them.")
 
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         monkeypatch.setattr(planes.store, "put_if_absent", refuse)
         assert seats(served) == 1
         with pytest.raises(DatasetError, match=r"could not write its lease: PUT was answered 403.*lease=False"):
@@ -446,7 +450,7 @@ def test_a_damaged_file_is_an_error_by_default(planes: Planes, change: Callable[
     planes.publish(1)
     second = planes.publish(2)
     planes.damage(second, change)
-    with planes.dataset().open() as served:
+    with planes.open() as served:
         for _ in range(2):
             with pytest.raises(ManifestMismatchError, match=second):
                 served.get("N007")
@@ -464,7 +468,7 @@ def test_a_reader_falls_back_to_the_version_before_where_the_dataset_says_so(
 ) -> None:
     first, second = planes.publish(1), planes.publish(2)
     planes.damage(second, change)
-    with planes.dataset(replace(PLANES, on_damage="previous")).open() as served:
+    with planes.open(replace(PLANES, on_damage="previous")) as served:
         assert seats(served) == 1
         assert served.version == first
         assert [*served.damaged] == [second]
@@ -490,7 +494,7 @@ def test_an_iteration_falls_back_before_its_first_entry_and_fails_after_it(
     monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 4)
     planes.publish(1)
     second = planes.publish(2)
-    with planes.dataset().open(on_damage="previous") as served:
+    with planes.open(on_damage="previous") as served:
         begun = served.items()
         assert next(begun)[1]["seats"] == 2
         planes.damage(second)
@@ -502,11 +506,11 @@ def test_an_iteration_falls_back_before_its_first_entry_and_fails_after_it(
 def test_the_fallback_passes_over_several_damaged_versions_and_ends_where_none_is_left(planes: Planes) -> None:
     versions = [planes.publish(number) for number in (1, 2, 3)]
     planes.dataset().withdraw("v2", **WHY)
-    with planes.dataset().open(on_damage="previous") as served:
+    with planes.open(on_damage="previous") as served:
         planes.damage(versions[2])
         assert seats(served) == 1, "a withdrawn version is never read"
         planes.damage(versions[0])
-        cold = planes.dataset().open(on_damage="previous", lease=False)
+        cold = planes.open(on_damage="previous", lease=False)
         with pytest.raises(ManifestMismatchError, match=versions[0]):
             cold.get("N007")
         assert sorted(cold.damaged) == [versions[0], versions[2]]
@@ -516,7 +520,7 @@ def test_a_reader_of_a_fixed_version_never_falls_back(planes: Planes) -> None:
     planes.publish(1)
     second = planes.publish(2)
     planes.damage(second)
-    with planes.dataset().open(version="v2", on_damage="previous") as served, pytest.raises(ManifestMismatchError):
+    with planes.open(version="v2", on_damage="previous") as served, pytest.raises(ManifestMismatchError):
         served.get("N007")
 
 
@@ -530,7 +534,7 @@ def test_a_version_that_was_damaged_is_tried_again_when_it_is_chosen_again(plane
         for file in generation.files
     }
     planes.damage(second)
-    with planes.dataset().open(on_damage="previous") as served:
+    with planes.open(on_damage="previous") as served:
         assert seats(served) == 1
         planes.publish(3)
         assert served.refresh()

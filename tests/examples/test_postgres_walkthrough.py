@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct import open_lake
-from dagster_adjunct.reading import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from tests.doc_blocks import ROOT, Block, PageReader, blocks_of
 from tests.servers.postgres import PostgresServer
 
@@ -46,7 +46,7 @@ def test_the_walk_through_prints_what_it_shows(
             ("python -m dagster_adjunct.examples.postgres_changes --drop\n", "console"),
         ):
             reader.follow(Block(PAGE, 0, language, text, True))
-    manifest = DatasetStore(open_lake(folder / "lake"), "accounts").require_manifest()
+    manifest = StoredVersions(open_lake(folder / "lake"), "accounts").require_manifest()
     taken = (folder / "accounts-snapshot" / "position.json").stat().st_mtime
     assert manifest.bootstrap is not None
     assert manifest.bootstrap.started_at.timestamp() > taken, "the next run would build it anew again"

@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
 from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.reading.stored_versions import open_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.advance_units import units_of
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import systems_for

@@ -10,7 +10,8 @@ import pytest
 
 from dagster_adjunct.assets.bounded.version_set import join_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
+from dagster_adjunct.assets.reading.dataset_names import list_datasets
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.holds import hold, let_go
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.log import DatasetLog

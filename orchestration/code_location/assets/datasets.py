@@ -205,7 +205,7 @@ def shown_metadata(
     manifest: "DatasetManifest | None",
 ) -> dict[str, Any]:
     """Return what people look at: columns with their descriptions and what they are made of, and some entries."""
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.reading.dataset import open_dataset
 
     dataset, version = member.dataset, manifest.version if manifest else None
     if version is None:
@@ -220,8 +220,10 @@ def shown_metadata(
         "dagster/column_schema": column_schema(version.columns, dict(dataset.column_descriptions)),
         **lineage_metadata(dataset_columns(dataset, version.columns.names, records), lambda node: source),
     }
-    view = VersionReader(lake.store, dataset.name, version)
-    return metadata | dataset_preview(view, member.preview_rows, dataset.sensitive)
+    if not member.preview_rows:
+        return metadata
+    with open_dataset(lake, dataset.name, version=version.id, lease=False) as opened:
+        return metadata | dataset_preview(opened, member.preview_rows, dataset.sensitive)
 
 
 def warn_of_rejected(

@@ -55,7 +55,7 @@ def act_on_datasets(
 
     One that fails keeps no other from its turn: the first error is raised in the end, and names the rest.
     """
-    from dagster_adjunct.assets.reading.stored_versions import list_datasets
+    from dagster_adjunct.assets.reading.dataset_names import list_datasets
 
     errors: list[AdjunctError] = []
     there = set(list_datasets(lake))

@@ -70,7 +70,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     @op(name=dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.assets.reading.stored_versions import list_datasets
+        from dagster_adjunct.assets.reading.dataset_names import list_datasets
         from dagster_adjunct.orchestration.upkeep.discarding import discard_all
 
         with clear_failures(context):
@@ -104,7 +104,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     @op(name=dagster_name(f"version_action_{application}"))
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.assets.reading.stored_versions import open_dataset
+        from dagster_adjunct.assets.reading.stored_versions import stored_versions
         from dagster_adjunct.assets.versions.operator_actions import kept_beside
         from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -114,10 +114,10 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
                     f"there is no dataset {config.dataset!r} here; there are: {', '.join(known)}.", "Correct the name."
                 )
             lake = adjunct_lake.open()
-            store = open_dataset(lake, config.dataset)
+            store = stored_versions(lake, config.dataset)
             after = _apply(store, config, by=config.by or context.run.run_id)
             members = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
-            told = [(known[each], open_dataset(lake, each).require_manifest()) for each in members if each in known]
+            told = [(known[each], stored_versions(lake, each).require_manifest()) for each in members if each in known]
         served = after.version.id if after.version else "nothing"
         context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
         if note := kept_beside(after):

@@ -12,7 +12,7 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.reading.dataset import Dataset
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
 MASKED = "(masked)"
@@ -20,11 +20,9 @@ MOST_ROWS = 50
 _LENGTH = 100
 
 
-def dataset_preview(view: VersionReader, rows: int, sensitive: Collection[str]) -> dict[str, Any]:
-    """Return the first entries of a version by key, as metadata; nothing for `rows` 0."""
-    if not rows:
-        return {}
-    return _table((entry for _, entry in islice(view.items(), rows)), view.schema.names, sensitive)
+def dataset_preview(dataset: Dataset, rows: int, sensitive: Collection[str]) -> dict[str, Any]:
+    """Return the first entries of an open dataset by key, as metadata."""
+    return _table((entry for _, entry in islice(dataset.items(), rows)), dataset.schema.names, sensitive)
 
 
 def stream_preview(

@@ -136,7 +136,7 @@ def states(world: World) -> list[dict[str, int]]:
     store = StoredVersions(world.lake, NAME)
     if store.manifest() is None:
         return []
-    views = [store.view_of(manifest) for _, manifest in store.log.history(None)]
+    views = [store.reader_of(manifest) for _, manifest in store.log.history(None)]
     return [content(view) for view in reversed(views) if view is not None]
 
 

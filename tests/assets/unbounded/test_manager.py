@@ -16,9 +16,15 @@ from dagster_adjunct.assets.declaration.dataset import (
     version_set,
 )
 from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
+from dagster_adjunct.assets.versions.leases import all_leases
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetNotFoundError,
+    NoSealedVersionError,
+    OffsetOutOfRangeError,
+)
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
@@ -44,9 +50,9 @@ def manager(world: World, *datasets: AdjunctDataset) -> AdjunctDatasetManager:
     return AdjunctDatasetManager(world.lake, world.systems, datasets)
 
 
-def content(view: object) -> dict[str, int]:
-    assert isinstance(view, VersionReader)
-    return {key: entry["n"] for key, entry in view.items()}
+def content(world: World, name: str) -> dict[str, int]:
+    with open_dataset(world.lake, name) as opened:
+        return {key: entry["n"] for key, entry in opened.items()}
 
 
 @pytest.fixture
@@ -90,7 +96,7 @@ def test_a_batch_of_a_stream_goes_into_all_its_datasets_each_with_its_own_progre
         "one": ("applied", 2),
         "two": ("bootstrapped", 3),
     }
-    assert content(both.view("one")) == content(both.view("two")) == {"a": 2, "b": 3}
+    assert content(feed, "one") == content(feed, "two") == {"a": 2, "b": 3}
     assert both.process("lake.main", no_session, "test") == {}, "nobody takes it: it is the application's"
 
 
@@ -103,18 +109,19 @@ def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
     )
     feed.send(NAME, [("a", 1)], version="v1")
     found = manager(feed, plain, left, right)
-    assert found.view("plain") is None
+    with pytest.raises(DatasetNotFoundError, match="there is no dataset 'plain'"):
+        found.frame("plain", no_session)
     reports = found.process(FEED, no_session, "test")
     assert {name: report.action for name, report in reports.items()} == dict.fromkeys(
         ("plain", "left", "right"), "sealed"
     )
-    assert content(found.view("right")) == {"a": 1}
+    assert content(feed, "right") == {"a": 1}
     assert found.reset_at_start() == set(), "versions are never read again"
 
 
 def test_an_unknown_dataset_is_named(feed: World) -> None:
     with pytest.raises(ConfigurationError, match="there is no dataset 'three' here: there are one"):
-        manager(feed, following("one")).view("three")
+        manager(feed, following("one")).frame("three", no_session)
 
 
 # -- what is reset at start
@@ -164,14 +171,29 @@ def test_a_table_of_one_run_lives_in_the_manager(sparkling: World) -> None:
     sparkling.stream(NAME, COLUMNS, ["k"], 2)
     one = following("one", persistent=False)
     found = manager(sparkling, one)
-    assert found.view("one") is None
+    with pytest.raises(NoSealedVersionError, match="'one' has no version to read yet: nothing"):
+        found.frame("one", sparkling.spark)
     sparkling.send(NAME, [("a", 1), ("b", 2)])
     assert found.process(FEED, sparkling.spark, "test")["one"].action == "bootstrapped"
     sparkling.send(NAME, [("a", 3)])
     assert found.process(FEED, sparkling.spark, "test")["one"].counters == {"read": 1}
-    view = found.view("one")
-    assert view is not None
-    assert {row.k: row.n for row in view.frame(sparkling.spark()).collect()} == {"a": 3, "b": 2}
+    assert {row.k: row.n for row in found.frame("one", sparkling.spark).collect()} == {"a": 3, "b": 2}
     assert StoredVersions(sparkling.lake, one).manifest() is None, "nothing is stored"
     found.release()
-    assert found.view("one") is None
+    with pytest.raises(NoSealedVersionError):
+        found.frame("one", sparkling.spark)
+
+
+@pytest.mark.spark
+def test_what_a_stored_dataset_holds_is_held_until_it_is_asked_for_again(sparkling: World) -> None:
+    sparkling.stream(NAME, COLUMNS, ["k"], 2)
+    found = manager(sparkling, following("one"))
+    held = []
+    for number in (1, 2):
+        sparkling.send(NAME, [("a", number)])
+        report = found.process(FEED, sparkling.spark, "test")["one"]
+        assert [row.n for row in found.frame("one", sparkling.spark).collect()] == [number]
+        held.append((all_leases(sparkling.lake, "one")[0].versions, (report.version,)))
+    assert all(versions == expected for versions, expected in held)
+    found.release()
+    assert all_leases(sparkling.lake, "one") == []

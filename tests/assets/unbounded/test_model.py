@@ -292,7 +292,7 @@ class FactsMachine(RuleBasedStateMachine):
             if self.begun not in (None, bootstrap.started_at) and bootstrap.state == "running":
                 self.builds += 1
             self.begun = bootstrap.started_at
-            view = store.view_of(manifest)
+            view = store.reader_of(manifest)
             if view is None:
                 assert not self.held, "nothing is served any more"
                 continue

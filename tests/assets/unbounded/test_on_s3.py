@@ -11,6 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
@@ -47,7 +48,7 @@ def world(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def now(world: World) -> dict[str, int]:
-    with StoredVersions(world.lake, NAME).open() as served:
+    with open_dataset(world.lake, NAME) as served:
         return content(served)
 
 
@@ -66,7 +67,7 @@ def test_bootstrap_follow_compact_discard(world: World) -> None:
     assert now(world) == {"a": 4, "c": 5, "d": 7}
     assert len(letters(world)) == 1
     store = StoredVersions(world.lake, NAME)
-    with store.open(version=first) as held:
+    with open_dataset(world.lake, NAME, version=first) as held:
         held.hold()
         assert compact(world) == "compacted"
         discard(world.lake, NAME, AT_ONCE, by="test")

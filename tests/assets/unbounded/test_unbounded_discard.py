@@ -9,6 +9,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
@@ -279,8 +280,7 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
     spec = table(quick)
     _, first = send(quick, spec, {"a": 1, "b": 1})
     send(quick, spec, {"a": 2})
-    store = StoredVersions(quick.lake, spec.name)
-    with store.open() as held:
+    with open_dataset(quick.lake, spec.name) as held:
         held.hold()
         reading = held.items()
         assert next(reading)[0] == "a"
@@ -302,7 +302,7 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
 def test_a_reader_without_a_lease_moves_to_what_is_served_then(quick: World) -> None:
     spec, history = four_versions(quick)
     view: VersionReader = StoredVersions(quick.lake, spec.name).version(history[0][0])
-    with StoredVersions(quick.lake, spec.name).open(lease=False) as served:
+    with open_dataset(quick.lake, spec.name, lease=False) as served:
         send(quick, spec, {"c": 4})
         compact(quick, spec, "major")
         go(quick, spec)

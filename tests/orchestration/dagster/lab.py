@@ -22,7 +22,7 @@ from dagster_adjunct import (
     build_definitions,
     open_lake,
 )
-from dagster_adjunct.reading import DatasetStore
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from tests.assets.plain import build_without_spark
 
 SCHEMA = Schema.of(item="string", label="string", price="int")
@@ -62,8 +62,8 @@ class Lab:
         number = self.sequences[stream] = self.sequences.get(stream, 0) + 1
         self.streams.append_markers(stream, version, producer="lab", sequence=number, rows=rows)
 
-    def store(self, name: str) -> DatasetStore:
-        return DatasetStore(self.lake, name)
+    def store(self, name: str) -> StoredVersions:
+        return StoredVersions(self.lake, name)
 
     def definitions(self, *datasets: AdjunctDataset, names: str = "shop") -> Definitions:
         """Return the definitions of an application with these datasets, and an asset downstream of the first."""

@@ -21,9 +21,9 @@ from dagster_adjunct import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.following import Following
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
-from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.document import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
@@ -169,7 +169,7 @@ def test_the_check_alone_is_reported_again_and_nothing_advances(lab: Lab) -> Non
     said = Said(subset.execute_in_process(instance=lab.instance), lab.instance)
     assert said.passed == {"prices bootstrapped": True}
     assert said.made == {}
-    assert len(DatasetStore(lab.lake, "prices").history()) == 3
+    assert len(StoredVersions(lab.lake, "prices").history()) == 3
 
 
 def test_a_table_that_is_not_marked_for_bootstrap_has_no_check(lab: Lab) -> None:
@@ -280,12 +280,12 @@ def test_startpoints_on_its_stream_are_applied_by_its_asset_once(lab: Lab) -> No
     startpoints = StartpointManager(MetadataStore(lab.lake), "shop")
     for ssp in lab.streams.partitions("prices"):
         startpoints.write_startpoint(ssp, StartpointOldest(), by="ada", reason="built anew")
-    before = DatasetStore(lab.lake, "prices").require_current().version
+    before = StoredVersions(lab.lake, "prices").require_current().version
     said = lab.advance(PRICES)
     assert said.success
     assert "built anew (asked for by ada)" in said.log
-    after = DatasetStore(lab.lake, "prices").require_current().version
+    after = StoredVersions(lab.lake, "prices").require_current().version
     assert after != before
     assert (startpoints.requests(), startpoints.get_fan_outs()) == ([], {})
     lab.advance(PRICES)
-    assert DatasetStore(lab.lake, "prices").require_current().version == after
+    assert StoredVersions(lab.lake, "prices").require_current().version == after

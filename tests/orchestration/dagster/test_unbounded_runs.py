@@ -20,8 +20,8 @@ from dagster_adjunct import (
     run_application,
     systems_for,
 )
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import write_changes
-from dagster_adjunct.reading import DatasetStore
 from dagster_adjunct.resources.errors import DatasetError
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.lab import Said
@@ -115,7 +115,7 @@ def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tm
     streams = LakeStreams(lake)
     rated = streams.read_arrow(streams.whole("rated"), columns=["currency", "rate"]).to_pylist()
     assert {row["rate"] for row in rated if row["currency"] == "EUR"} == {1.0, 9.5}
-    served = DatasetStore(lake, "rates").require_current().version
+    served = StoredVersions(lake, "rates").require_current().version
     assert made["rates"]["data version"] == served
     assert len(made["rated"]["adjunct/versions"]["rates"]) == 2
 
@@ -129,6 +129,6 @@ def _level(level: str) -> dict[str, Any]:
 
 
 def _rates(lake: Lake) -> dict[str, float]:
-    view = DatasetStore(lake, "rates").require_current()
+    view = StoredVersions(lake, "rates").require_current()
     assert view.rows == 3
     return {key: entry["rate"] for key, entry in view.items()}

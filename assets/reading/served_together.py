@@ -1,0 +1,23 @@
+"""What several datasets serve at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+
+
+def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
+    """Return the version that each dataset serves now; members of one version set from one snapshot of it."""
+    found: dict[str, VersionReader | None] = {}
+    for name, stored in datasets.items():
+        if name in found:
+            continue
+        snapshot = stored.log.read_all()[1]
+        for member, other in datasets.items():
+            if member == name or (member in snapshot and member not in found):
+                found[member] = other.reader_of(snapshot.get(member))
+    return found

@@ -1,0 +1,274 @@
+"""The version that an open dataset reads: the one that is served, until it moves on, or a chosen one for good."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from dagster_adjunct.assets.reading.version_in_use import Held, Holding
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.versions.choosing import previous
+from dagster_adjunct.assets.versions.leases import check_not_doomed, check_retained
+from dagster_adjunct.assets.versions.log import redirect_of
+from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    ManifestMismatchError,
+    VersionDiscardedError,
+)
+
+if TYPE_CHECKING:
+    from threading import RLock
+
+    from dagster_adjunct.assets.reading.file_cache import FileCache
+    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.resources.objects.commit import Commit
+
+T = TypeVar("T")
+OnDamage = Literal["fail", "previous"]
+_TRIES = 20
+_log = logging.getLogger("adjunct.serving")
+
+
+class ServedVersion:
+    """Gives each call one whole version, and another one where that is damaged or was discarded.
+
+    `fixed` is the version that is read for good; None for the one that is served. `cache` is that of `stored` unless
+    given. See `Dataset` for what users are told of leases and damage.
+    """
+
+    def __init__(
+        self,
+        stored: StoredVersions,
+        *,
+        fixed: VersionReader | None,
+        cache: FileCache | None,
+        leases: bool,
+        on_damage: OnDamage,
+        holder: str,
+    ) -> None:
+        self._stored, self._cache = stored, cache
+        self._on_damage: OnDamage = on_damage
+        self.damaged: dict[str, ManifestMismatchError] = {}
+        self._avoided: str | None = None  # the version served, while an earlier one is read because of its damage
+        self._answered = self._closed = False
+        self._lent: list[Held] = []
+        self._commit: Commit | None = None
+        self._fixed = None if fixed is None else fixed.version
+        first: VersionReader | AdjunctError
+        if fixed is not None:
+            first = self._cached(fixed)
+        else:
+            self._commit, manifest = stored.read()
+            if manifest is None:
+                manifest = stored.require_manifest()
+            served = stored.reader_of(manifest)
+            first = stored.nothing_served(manifest) if served is None else self._cached(served)
+        self._holding = Holding(stored.log.lake, stored.name, first, leases=leases, holder=holder)
+
+    @property
+    def held(self) -> Held | None:
+        """The version that the next call reads, with its lease; None where there is none."""
+        return self._holding.held
+
+    @property
+    def reader(self) -> VersionReader:
+        """The version that the next call reads, or what it would raise."""
+        return self._holding.require().reader
+
+    @property
+    def lent(self) -> list[VersionReader]:
+        """The versions that somebody may read until `close`."""
+        return [held.reader for held in self._lent]
+
+    @property
+    def moving(self) -> RLock:
+        """Held by whoever changes what is read."""
+        return self._holding.moving
+
+    # -- calls
+
+    def answer(self, read: Callable[[VersionReader], T]) -> T:
+        """Return what `read` makes of the version, begun again where another one takes its place.
+
+        From the second answer on the version is leased before it is read.
+        """
+        while True:
+            held = self.enter(leased=self._answered)
+            try:
+                answer = read(held.reader)
+                self._answered = True
+                return answer
+            except ManifestMismatchError as error:
+                self.take_another(held, error)
+            finally:
+                self.leave(held)
+
+    def lend(self, read: Callable[[VersionReader], T]) -> T:
+        """Return what `read` makes of the version for somebody who reads its files later: it stays held until `close`.
+
+        Without leases it is only looked whether the version is still there.
+        """
+        while True:
+            held = self.enter(leased=True)
+            try:
+                if not self._holding.leases:
+                    check_retained(self._stored.log.lake, self._stored.name, [held.reader.version])
+                answer = read(held.reader)
+            except ManifestMismatchError as error:
+                self.leave(held)
+                self.take_another(held, error)
+            except VersionDiscardedError:
+                self.leave(held)
+                if self._fixed is not None or not self.refresh():
+                    raise
+            except BaseException:
+                self.leave(held)
+                raise
+            else:
+                self._keep(held)
+                return answer
+
+    def enter(self, *, leased: bool) -> Held:
+        """Return the version for a call, which leaves it in the end."""
+        while True:
+            try:
+                return self._holding.enter(leased=leased)
+            except VersionDiscardedError:
+                if self._fixed is not None or not self.refresh():
+                    raise
+
+    def leave(self, held: Held) -> None:
+        """End a call."""
+        self._holding.leave(held)
+
+    def explain(self, version: str) -> None:
+        """Raise VersionDiscardedError where this version was discarded, which is why a file of it is missing."""
+        check_not_doomed(self._stored.require_manifest(), version)
+
+    # -- moving on
+
+    def refresh(self) -> bool:
+        """Move on to the version that is served now; return whether it is another one."""
+        with self._holding.moving:
+            if self._closed:
+                raise self._was_closed()
+            if self._holding.held is not None and self._commit is not None and not self._moved_since(self._commit):
+                return False
+            if self._fixed is not None:
+                self._or_end(lambda: self._stored.version(self._fixed or ""))
+                return False
+            for tried in range(_TRIES):
+                commit, reader = self._or_end(self._read_current)
+                try:
+                    moved = self._follow(reader)
+                except VersionDiscardedError:  # replaced and discarded before it could be leased
+                    if tried + 1 == _TRIES:
+                        raise
+                else:
+                    self._commit = commit
+                    return moved
+            raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Let go of all versions once running calls have ended. Calls fail from now on."""
+        with self._holding.moving:
+            self._closed = True
+            self._holding.end(self._was_closed())
+            lent, self._lent = self._lent, []
+        for held in lent:
+            self.leave(held)
+
+    def _keep(self, held: Held) -> None:
+        """Let this call go on until the dataset is closed; one call a version is enough."""
+        with self._holding.moving:
+            known = self._closed or any(each is held for each in self._lent)
+            if not known:
+                self._lent.append(held)
+        if known:
+            self.leave(held)
+
+    def _was_closed(self) -> DatasetError:
+        name = self._stored.name
+        return DatasetError(f"the reader of dataset {name!r} is closed.", "Open the dataset again.", dataset=name)
+
+    def _read_current(self) -> tuple[Commit | None, VersionReader]:
+        commit, manifest = self._stored.read()
+        if manifest is None:
+            manifest = self._stored.require_manifest()
+        served = self._stored.reader_of(manifest)
+        if served is None:
+            raise self._stored.nothing_served(manifest)
+        return commit, self._cached(served)
+
+    def _cached(self, reader: VersionReader) -> VersionReader:
+        return reader if self._cache is None else reader.with_cache(self._cache)
+
+    def _moved_since(self, commit: Commit) -> bool:
+        """Whether CURRENT may be another than when it was read."""
+        if redirect_of(commit) is not None:
+            return True  # about to join a version set: the pointer that will count is not known yet
+        pointer = f"{commit.manifest_key.rpartition('/manifests/')[0]}/CURRENT"
+        current = self._stored.log.lake.store.head(pointer)
+        return current is None or current.etag != commit.etag
+
+    def _or_end(self, read: Callable[[], T]) -> T:
+        """Return what is read; a DatasetError means that there is nothing to serve, until a refresh finds something."""
+        try:
+            return read()
+        except DatasetError as error:
+            self._holding.end(error)
+            raise
+
+    def _follow(self, served: VersionReader) -> bool:
+        """Move to the version that is served unless it is read already, or avoided; return whether it moved."""
+        held = self._holding.held
+        if held is not None and (served.version == held.reader.version or self._stays_back(held, served)):
+            return False
+        self._holding.move_to(served)
+        self._avoided = None
+        return True
+
+    # -- damage
+
+    def take_another(self, held: Held, error: ManifestMismatchError) -> None:
+        """Move to a version that takes the place of this one, which has a missing or damaged file, or raise."""
+        with self._holding.moving:
+            if held is not self._holding.held:
+                return  # another call has moved on already
+            manifest, version = self._stored.require_manifest(), held.reader.version
+            if self._fixed is not None:
+                check_not_doomed(manifest, version)  # which says so, where that is why a file is missing
+                raise error
+            served = self._stored.reader_of(manifest)
+            if manifest.ref(version) is None and served is not None and served.version != version:
+                _log.info("dataset %s: %s was discarded, %s is read now", self._stored.name, version, served.version)
+                self._holding.move_to(self._cached(served))
+                return
+            self.damaged[version] = error
+            other = self._replacement(manifest, version)
+            if other is None:
+                raise error
+            _log.warning("dataset %s: %s is read instead of %s: %s", self._stored.name, other.version, version, error)
+            self._holding.move_to(self._cached(other))
+            self._avoided = served.version if served is not None and served.version != other.version else None
+
+    def _stays_back(self, held: Held, served: VersionReader) -> bool:
+        """Whether the version served is the one that was found damaged, and what is read instead may still be."""
+        if served.version != self._avoided:
+            return False
+        ref = self._stored.require_manifest().ref(held.reader.version)
+        return ref is not None and ref.state == "sealed"
+
+    def _replacement(self, manifest: DatasetManifest, damaged: str) -> VersionReader | None:
+        """Return what to read instead of a damaged version: what is served now, else the version before it."""
+        served = self._stored.reader_of(manifest)
+        if served is not None and served.version not in self.damaged:
+            return served
+        ref = manifest.ref(damaged) if self._on_damage == "previous" else None
+        while ref is not None and ref.id in self.damaged:
+            ref = previous(as_bounded(manifest), ref)
+        return None if ref is None else self._stored.version(ref.id)
