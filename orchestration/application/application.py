@@ -245,8 +245,8 @@ class Application:
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
         if limit is None:
             return
-        found = limit if isinstance(limit, timedelta) else repr(limit)
-        what = f"application {self.name!r}: table {name!r} has max_staleness={found}"
+        shown = limit if isinstance(limit, timedelta) else repr(limit)
+        what = f"application {self.name!r}: table {name!r} has max_staleness={shown}"
         if not isinstance(table, AdjunctDataset) or table.kind != "unbounded":
             raise ConfigurationError(
                 f"{what}, and follows no change stream.", "Leave it out: it is for unbounded datasets."

@@ -34,29 +34,29 @@ def load_application(reference: str) -> Application:
         raise
     except Exception as error:  # whatever a user's module does while it is imported
         raise _broken(module_name, error) from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Application):
+    application = getattr(module, attribute, None)
+    if not isinstance(application, Application):
         names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
         raise ConfigurationError(
-            f"{module_name}:{attribute} is {type(found).__name__}, not an Application; the module has "
+            f"{module_name}:{attribute} is {type(application).__name__}, not an Application; the module has "
             f"{', '.join(names) or 'none'}.",
             "Correct the name after the colon.",
         )
-    return found
+    return application
 
 
 def _broken(module: str, error: Exception) -> ConfigurationError:
     """Return the error that names the line of a user's code that can't be imported."""
     if isinstance(error, SyntaxError):
-        where, said = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"
+        where, problem = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [each for each in frames if "importlib" not in each.filename and each.filename != __file__]
-        own = [each for each in theirs if Path(each.filename).is_relative_to(Path.cwd())] or theirs
+        theirs = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+        own = [frame for frame in theirs if Path(frame.filename).is_relative_to(Path.cwd())] or theirs
         where = f"{own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else module
-        said = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error}"
     missing = f"Install what {error.name!r} is of, or mend" if isinstance(error, ModuleNotFoundError) else "Mend"
     return ConfigurationError(
-        f"module {module!r} can't be imported: {said} at {where}.",
+        f"module {module!r} can't be imported: {problem} at {where}.",
         f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback.",
     )

@@ -215,9 +215,9 @@ class MessageStream:
                 application=self.graph.name,
             )
 
-    def _not_declared(self, found: object, method: str, expected: str) -> PlanningError:
-        name = getattr(found, "name", None)
-        problem = f"{method} after {self.operator} got {name or found!r}, which application "
+    def _not_declared(self, passed: object, method: str, expected: str) -> PlanningError:
+        name = getattr(passed, "name", None)
+        problem = f"{method} after {self.operator} got {name or passed!r}, which application "
         return PlanningError(
             f"{problem}{self.graph.name!r} has not declared: expected a declared {expected}.",
             "Pass what app.table(…) or app.output_stream(…) returned.",

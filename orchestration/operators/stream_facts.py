@@ -45,7 +45,7 @@ Catalog: TypeAlias = Mapping[str, StreamFacts]
 
 
 class FoundStreams(dict[str, StreamFacts]):
-    """A catalog that also holds what the systems said of streams that they don't have: where they looked."""
+    """A catalog that also holds why the systems don't have some streams: where they looked."""
 
     def __init__(self, facts: Mapping[str, StreamFacts], missing: Mapping[str, str]) -> None:
         super().__init__(facts)

@@ -29,7 +29,7 @@ def check_counts(
     needed = app.operator(join).spec.requirement(app)
     assert needed is not None
     sides = [edges[member] for member in _involved(join, groups, counts)]
-    found = ", ".join(map(_counted, sides))
+    counted = ", ".join(map(_counted, sides))
     left = flows.before(join).stream
     if counts.partitions[left] != needed.partitions:
         where, columns = "before this join", needed.columns or ()
@@ -37,7 +37,7 @@ def check_counts(
     else:
         where, columns, other = f"before send_to({needed.dataset})", app.dataset(needed.dataset).partition_by, ""
     raise PartitionCountMismatchError(
-        f"{join} needs equal partition counts: {found}.",
+        f"{join} needs equal partition counts: {counted}.",
         f"Repartition the stream {where} with {_partition_by(columns)}{other}, {_AUTO}.",
         application=app.name,
         operator=join,

@@ -34,5 +34,5 @@ class JoinCounts:
 
     def result(self) -> dict[str, int]:
         """Return {"rows", "unmatched"}; waits for the output if it has not run yet."""
-        found: dict[str, Any] = self._observation.get
-        return {name: int(value) for name, value in found.items()}
+        counts: dict[str, Any] = self._observation.get
+        return {name: int(value) for name, value in counts.items()}

@@ -27,7 +27,7 @@ def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dic
         least = match.min_rate
         demanded = "no rate is demanded" if least is None else f"at least {least:.1%} must"
         named = operator.split("-", 2)[2]
-        twice = [each for each in joins if each.split("-", 2)[2] == named][1:]
+        twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
         checks[operator] = AssetCheckSpec(
             dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,

@@ -62,25 +62,25 @@ def _unfolded(columns: Made) -> Made:
 
 def origins(outputs: Mapping[Node, Made]) -> dict[Node, Made]:
     """Return the same with the columns of outputs replaced by what these are made of."""
-    found: dict[Node, Made] = {}
+    traced: dict[Node, Made] = {}
     for node, made in outputs.items():
-        found[node] = {}
+        traced[node] = {}
         for name, sources in made.items():
             for source, column in sources:
-                earlier = found.get(source, {}).get(column) if source != node else None
-                add(found[node], name, earlier or ((source, column),))
-    return found
+                earlier = traced.get(source, {}).get(column) if source != node else None
+                add(traced[node], name, earlier or ((source, column),))
+    return traced
 
 
 def descriptions_of(app: Application, made: Mapping[str, Sources]) -> dict[str, str]:
     """Return what is said of columns that are a dataset's own, passed on alone."""
-    said = {
+    descriptions = {
         (Node("dataset", dataset.name), name): text
         for dataset in app.datasets
         for name, text in dataset.column_descriptions
     }
     sole = {name: sources[0] for name, sources in made.items() if len(sources) == 1}
-    return {name: said[source] for name, source in sole.items() if source in said}
+    return {name: descriptions[source] for name, source in sole.items() if source in descriptions}
 
 
 def hidden_columns(app: Application, made: Mapping[str, Sources], columns: Iterable[str]) -> set[str]:
