@@ -112,7 +112,11 @@ def _guard_model(cls: type[Any]) -> None:
         known = list(type(self).model_fields)
         unknown = [name for name in given if name not in known and not name.startswith("_")]
         if unknown:  # which pydantic passes over
-            raise ConfigurationError(f"{cls.__name__} takes no {unknown[0]}=.", _nearest(given, known, cls.__name__))
+            raise ConfigurationError(
+                f"{cls.__name__} takes no {unknown[0]}=.",
+                _nearest(given, known, cls.__name__),
+                argument=unknown[0],
+            )
         try:
             made(self, *args, **given)
         except (ValidationError, TypeError) as error:
