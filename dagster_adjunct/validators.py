@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.declaration.validator import Validator
+from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.checks import Finding
 from dagster_adjunct.assets.validation.validators import (
-    Candidate,
     custom,
     evaluate,
     min_rows,

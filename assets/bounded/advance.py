@@ -19,7 +19,7 @@ from dagster_adjunct.assets.bounded.publish import declared, heard, leave, publi
 from dagster_adjunct.assets.bounded.version_set import join_version_set
 from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
-from dagster_adjunct.assets.sources.opening import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.stream_source import StreamSource
 from dagster_adjunct.assets.versions.carrying_over import carried_over
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Lost

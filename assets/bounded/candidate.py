@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.validation.validators import Candidate, evaluate
+from dagster_adjunct.assets.validation.candidate_version import Candidate
+from dagster_adjunct.assets.validation.validators import evaluate
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
 from dagster_adjunct.assets.versions.log import Attempt
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of

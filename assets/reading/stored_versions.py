@@ -111,7 +111,7 @@ class StoredVersions(VersionOperations):
         Builds and commits nothing. Needs the declaration, not only the name.
         """
         from dagster_adjunct.assets.sources.delivery import Awaiting
-        from dagster_adjunct.assets.sources.opening import open_source
+        from dagster_adjunct.assets.sources.open_source import open_source
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)

@@ -1,4 +1,4 @@
-"""Where a dataset's content comes from: `open_source` gives the versions of a bounded one, `Source` its stream."""
+"""A dataset's input stream, opened: whose columns it has, how its partitions fit, and its records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 from dagster_adjunct.assets.sources.changes import decode_changes, schema_of_rows
 from dagster_adjunct.assets.sources.entries import declaration_of, schema_of_entries
 from dagster_adjunct.assets.sources.ordering import placed_from
@@ -29,36 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.delivery import VersionSource
     from dagster_adjunct.assets.versions.stored_declaration import Declaration
-    from dagster_adjunct.resources.objects.lake import Lake
 
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
-
-
-def open_source(
-    systems: Mapping[str, StreamSystem],
-    spec: AdjunctDataset,
-    lake: Lake,
-    *,
-    partition: str | None = None,
-) -> VersionSource:
-    """Return the versions that a bounded dataset is made from, whatever they arrive by.
-
-    `partition` is the name of the one version that is asked for, where the dataset declares version partitions; a
-    stream gives its versions in its own order. Raises DatasetError for an input that can't make the dataset.
-    """
-    from dagster_adjunct.assets.sources.stream_source import StreamSource
-
-    if isinstance(spec.input, FileSource):
-        from dagster_adjunct.assets.sources.file_source import FileVersions
-
-        return FileVersions(spec, spec.input, partition)
-    if isinstance(spec.input, QuerySource):
-        from dagster_adjunct.assets.sources.query_source import QueryVersions
-
-        return QueryVersions(spec, spec.input, partition, now=lake.now)
-    return StreamSource.of(systems, spec, now=lake.now)
 
 
 @dataclass(frozen=True, slots=True)

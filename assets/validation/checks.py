@@ -16,7 +16,7 @@ from dagster_adjunct.resources.spark.errors import first_line
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.validation.validators import Candidate
+    from dagster_adjunct.assets.validation.candidate_version import Candidate
     from dagster_adjunct.resources.schemas.schema import Schema
 
 Rule = Literal["exact", "additive", "any"]

@@ -15,10 +15,11 @@ import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.declaration.validator import NAME, Severity, Validator
 from dagster_adjunct.assets.validation import checks
+from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.checks import Finding, Rule, plain
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import (
@@ -29,11 +30,6 @@ from dagster_adjunct.resources.errors import (
     ValidatorError,
 )
 from dagster_adjunct.resources.spark.errors import first_line
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 _MESSAGE_LENGTH = 2_000
 # What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.
@@ -48,19 +44,6 @@ _MISTAKES = (
     OSError,  # a file or service that the validator asks: the version is not to blame
 )
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A version that is built and not published, beside the one that is served now (None before the first).
-
-    `view` reads it whole or by key; `view.sealed.counters` has `read`, `superseded` (records that a later one of
-    the same key replaced) and `deleted`. `spark` starts the session where a validator needs one.
-    """
-
-    view: VersionReader
-    current: VersionReader | None
-    spark: Callable[[], SparkSession]
 
 
 @dataclass(frozen=True, slots=True)

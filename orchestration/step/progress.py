@@ -164,7 +164,7 @@ def delivered_version(
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.sources.delivery import Awaiting
-    from dagster_adjunct.assets.sources.opening import open_source
+    from dagster_adjunct.assets.sources.open_source import open_source
     from dagster_adjunct.assets.sources.stream_source import StreamSource
     from dagster_adjunct.assets.versions.carrying_over import carried_over
     from dagster_adjunct.assets.versions.manifest import as_bounded

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
-BATCH = 65_536
 
 
 # What an error about a file says before it comes to what was found there.
@@ -73,26 +72,3 @@ def _untold(parts: Iterator[tuple[int, pa.Table]], where: str) -> Iterator[tuple
             f"{where}{place[0] if place else ''}: what was found is not told, because columns are sensitive.",
             error.next_step,
         ) from None
-
-
-def check_columns(found: list[str], schema: Schema, where: str) -> None:
-    """Refuse a file whose columns are not those declared, each once."""
-    twice = sorted({name for name in found if found.count(name) > 1})
-    missing = [name for name in schema.names if name not in found]
-    extra = [name for name in found if name not in schema.names]
-    parts = [f"column {name!r} stands twice" for name in twice]
-    parts += [f"column {name!r} is missing" for name in missing]
-    parts += [f"column {name!r} is not declared" for name in extra]
-    if parts:
-        raise SchemaMismatchError(
-            f"{where}: {'; '.join(parts)}. Declared are {', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
-            "Deliver the files with exactly these columns, or declare what they hold.",
-        )
-
-
-def damaged(where: str, error: Exception) -> SchemaMismatchError:
-    """Return the error for a file that can't be read as what it should be."""
-    return SchemaMismatchError(
-        f"{where} can't be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}.",
-        "Deliver the file again, whole and in the declared format.",
-    )

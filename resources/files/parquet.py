@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.files.formats import BATCH, check_columns, damaged
+from dagster_adjunct.resources.files.misfits import check_columns, damaged
 from dagster_adjunct.resources.schemas.schema import Schema, conform
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_adjunct.resources.files.tree import FileTree, FoundFile
+
+_BATCH = 65_536
 
 _WHOLE = 16 * 1024 * 1024
 _BUFFER = 1024 * 1024
@@ -33,7 +35,7 @@ def parquet_tables(
         if start <= _begins(parquet.metadata.row_group(group).column(0)) < end:
             at = number
             try:
-                for batch in parquet.iter_batches(BATCH, row_groups=[group]):
+                for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
                     table = conform(_zoned(pa.Table.from_batches([batch]), int96), schema, where)
                     yield at, table
                     at += table.num_rows

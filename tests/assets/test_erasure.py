@@ -22,7 +22,8 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
 from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
-from dagster_adjunct.assets.validation.validators import Candidate, Finding, custom
+from dagster_adjunct.assets.validation.candidate_version import Candidate
+from dagster_adjunct.assets.validation.validators import Finding, custom
 from dagster_adjunct.assets.versions.attempts import attempt_key
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.files import unpack_footer

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
-from dagster_adjunct.assets.sources.opening import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.report import AdvanceReport

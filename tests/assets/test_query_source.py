@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_d
 from dagster_adjunct.assets.declaration.inputs import Computation, QuerySource
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
-from dagster_adjunct.assets.sources.opening import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.query_source import QueryVersions, _filled_in, _new_name
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection, 
 from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery, VersionSource
-from dagster_adjunct.assets.sources.opening import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.errors import (

@@ -22,8 +22,8 @@ from dagster_adjunct.assets.bounded.advance import abandon_version, advance_vers
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.validator import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.validators import (
-    Candidate,
     Check,
     Finding,
     custom,

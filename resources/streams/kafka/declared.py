@@ -12,6 +12,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocume
 from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
+from dagster_adjunct.resources.streams.kafka.formats import schema_of
 from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic, check_topic_name
 from dagster_adjunct.resources.streams.lake.declaring import check_equal, declare
 from dagster_adjunct.resources.streams.lake.document import Declaration
@@ -85,7 +86,7 @@ class Declarations:
                 check_equal(stream, created.declaration, wanted)
             return self._new(stream, wanted).known()
         known = self.of(stream)
-        check_equal(stream, Declaration(columns=declared.schema(), key=known.key, partitions=partitions), wanted)
+        check_equal(stream, Declaration(columns=schema_of(declared), key=known.key, partitions=partitions), wanted)
         return known
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:

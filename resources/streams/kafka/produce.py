@@ -24,6 +24,7 @@ from dagster_adjunct.resources.streams.interface.system import (
     AppendResult,
 )
 from dagster_adjunct.resources.streams.kafka.delivery import KEY, Append, Sender, Span, Target, records_of
+from dagster_adjunct.resources.streams.kafka.formats import schema_of
 from dagster_adjunct.resources.streams.kafka.marker_records import marker_text
 from dagster_adjunct.resources.streams.kafka.raw_format import Raw
 from dagster_adjunct.resources.streams.kafka.records import encode, encode_table
@@ -208,7 +209,7 @@ def _prepared(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> D
     """Return the frame with the stream's columns, the marks that it has, and the columns of its order by number."""
     from pyspark.sql import functions as F
 
-    schema = facts.declared.schema()
+    schema = schema_of(facts.declared)
     gone = {name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH, *schema.names)}
     kept = [F.col(quoted(name)) for name in frame.columns if name not in gone]
     order = [F.col(quoted(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]

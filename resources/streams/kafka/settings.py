@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.streams.kafka.codec import Format
 from dagster_adjunct.resources.streams.kafka.raw_format import Raw
 from dagster_adjunct.resources.streams.kafka.security import Value, check_client
-from dagster_adjunct.resources.streams.registry import register_system
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -51,12 +45,6 @@ class KafkaTopic:
                 raise ConfigurationError(
                     f"{name} {value!r} of a Kafka topic is none: expected {' or '.join(allowed)}.", "Correct it."
                 )
-
-    def schema(self) -> Schema:
-        """Return the columns of a record: those of the key that are not also the value's, the value's, the headers."""
-        from dagster_adjunct.resources.streams.kafka.formats import schema_of
-
-        return schema_of(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,46 +82,6 @@ class KafkaSettings:
     def where(self) -> str:
         """How errors name the cluster."""
         return f"Kafka system {self.name!r} ({self.bootstrap_servers})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Opener:
-    """Gives the streams of a cluster, for the registry of systems."""
-
-    settings: KafkaSettings
-
-    def __call__(self, lake: Lake) -> KafkaStreams:
-        from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
-
-        return KafkaStreams(lake, self.settings)
-
-
-_openers: dict[str, _Opener] = {}
-
-
-def kafka_system(
-    name: str,
-    *,
-    bootstrap_servers: str,
-    client: Mapping[str, Value] | None = None,
-    client_factory: str | None = None,
-    topics: Mapping[str, KafkaTopic] | None = None,
-    prefix: str = "",
-) -> KafkaSettings:
-    """Register a Kafka cluster as the stream system `name`, so that its streams are `NAME.STREAM`; return its settings.
-
-    `client` has librdkafka settings, which are passed through; secrets stand as "env:NAME". `client_factory`
-    ("module:function") returns more of them in each process, such as token callbacks. `topics` declares streams; any
-    other name is the topic of that name, with raw keys and values. A stream that Adjunct creates is the topic
-    `prefix` + name. The same call may come again. Raises ConfigurationError.
-    """
-    settings = KafkaSettings(name, bootstrap_servers, dict(client or {}), client_factory, dict(topics or {}), prefix)
-    opener = _openers.get(name)
-    if opener is None or opener.settings != settings:
-        opener = _Opener(settings)
-    register_system(name, opener)
-    _openers[name] = opener
-    return settings
 
 
 def check_topic_name(name: str) -> str:

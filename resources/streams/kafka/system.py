@@ -33,6 +33,7 @@ from dagster_adjunct.resources.streams.interface.system import (
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, TopicDescription
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
 from dagster_adjunct.resources.streams.kafka.declared import Declarations, Known
+from dagster_adjunct.resources.streams.kafka.formats import schema_of
 from dagster_adjunct.resources.streams.kafka.offsets import check_range
 from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.lake.latest import check_epochs
@@ -118,7 +119,7 @@ class KafkaStreams(NumberedOffsets):
             facts.partitions,
             facts.key,
             facts.declared.partitioner,
-            facts.declared.schema(),
+            schema_of(facts.declared),
             facts.declared.default_offset,
             compacted,
             kept if compacted else None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectExistsError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.held_objects import delete_holds, holder_prefix
 from dagster_adjunct.resources.streams.lake.index import all_segments
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
@@ -34,7 +34,7 @@ def hold(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable
     except ObjectExistsError:
         return  # held since they were listed
     # Whoever drops them from the index from now on looks for holds after that, and finds this one.
-    streams = LakeStreams(lake)
+    streams = StreamStates(lake)
     _, state = streams.state(stream)
     listed = {segment.attempt for segment in all_segments(state, streams.pages_of(stream))}
     gone = [attempt for attempt in wanted if attempt not in listed]

@@ -26,11 +26,11 @@ from dagster_adjunct.resources.streams.lake.document import (
 from dagster_adjunct.resources.streams.lake.holds import held_attempts
 from dagster_adjunct.resources.streams.lake.index import Pages, all_segments, leaves, page_keys, rebuilt
 from dagster_adjunct.resources.streams.lake.policies import expired, merged, runs_to_merge
-from dagster_adjunct.resources.streams.lake.readers import old_positions
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit import Commit
-    from dagster_adjunct.resources.streams.lake.system import LakeStreams
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
 
 _LEAST_GRACE = timedelta(minutes=1)
 _ATTEMPTS = 20
@@ -66,7 +66,7 @@ class _Plan:
     merges: tuple[_Merge, ...]
 
 
-def maintain(streams: LakeStreams, stream: str, now: datetime, grace: timedelta) -> Maintained:
+def maintain(streams: StreamStates, stream: str, now: datetime, grace: timedelta) -> Maintained:
     """Apply the stream's policies and delete what is out of reach for longer than `grace`."""
     if grace < _LEAST_GRACE:
         raise ConfigurationError(
@@ -106,7 +106,7 @@ def maintain(streams: LakeStreams, stream: str, now: datetime, grace: timedelta)
 
 
 def _write_merges(
-    streams: LakeStreams, stream: str, state: StreamState, pages: Pages, now_ms: int
+    streams: StreamStates, stream: str, state: StreamState, pages: Pages, now_ms: int
 ) -> tuple[_Merge, ...]:
     declaration = state.declaration
     segments = all_segments(state, pages)
@@ -163,7 +163,7 @@ def _plan(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: in
 
 
 def _out_of_reach(
-    streams: LakeStreams, stream: str, commit: Commit, state: StreamState, pages: Pages, horizon: int
+    streams: StreamStates, stream: str, commit: Commit, state: StreamState, pages: Pages, horizon: int
 ) -> list[tuple[str, int]]:
     """Return (key, size) of the objects that the state does not reach and that are older than the horizon."""
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
@@ -186,4 +186,14 @@ def _out_of_reach(
         old = number.isdecimal() and int(number) <= commit.number - _MANIFESTS_KEPT
         if old and item.modified.timestamp() * 1000 < horizon:
             found.append((item.key, item.size))
-    return found + old_positions(streams.lake, stream, _MANIFESTS_KEPT)
+    return found + _old_positions(streams.lake, stream, _MANIFESTS_KEPT)
+
+
+def _old_positions(lake: Lake, stream: str, kept: int) -> list[tuple[str, int]]:
+    """Return (key, size) of the manifests of readers before the newest `kept` of each."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
+        folder, _, name = item.key.rpartition("/manifests/")
+        if folder and name:
+            found.setdefault(folder, []).append((item.key, item.size))
+    return [each for manifests in found.values() for each in sorted(manifests)[:-kept]]

@@ -251,16 +251,6 @@ def forget_reader(lake: Lake, stream: str, reader: str) -> bool:
     return there
 
 
-def old_positions(lake: Lake, stream: str, kept: int) -> list[tuple[str, int]]:
-    """Return (key, size) of the manifests of readers before the newest `kept` of each."""
-    found: dict[str, list[tuple[str, int]]] = {}
-    for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
-        folder, _, name = item.key.rpartition("/manifests/")
-        if folder and name:
-            found.setdefault(folder, []).append((item.key, item.size))
-    return [each for manifests in found.values() for each in sorted(manifests)[:-kept]]
-
-
 def _info(name: str, commit: Commit, position: ReaderPosition, state: StreamState) -> ReaderInfo:
     problem = _problem(position, state)
     behind = lost = 0

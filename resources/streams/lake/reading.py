@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartitio
 from dagster_adjunct.resources.streams.interface.system import POSITION, Epochs, Marker, OffsetRange
 from dagster_adjunct.resources.streams.lake.arrow_read import meta_schema, read_tables
 from dagster_adjunct.resources.streams.lake.document import Segment, StreamState
-from dagster_adjunct.resources.streams.lake.index import Pages, Span, markers_in, touches, walk
+from dagster_adjunct.resources.streams.lake.index import Span, markers_in, touches, walk
 from dagster_adjunct.resources.streams.lake.latest import (
     WithoutPosition,
     check_epochs,
@@ -22,27 +21,15 @@ from dagster_adjunct.resources.streams.lake.latest import (
     without_positions,
 )
 from dagster_adjunct.resources.streams.lake.ranges import check_ranges, one_stream
+from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.objects.commit import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
 
-
-class LakeReads(NumberedOffsets):
+class LakeReads(StreamStates, NumberedOffsets):
     """The reading half of `LakeStreams`."""
-
-    lake: Lake
-
-    @abstractmethod
-    def state(self, stream: str) -> tuple[Commit, StreamState]:
-        """Internal: the current commit and what its manifest says."""
-
-    @abstractmethod
-    def pages_of(self, stream: str) -> Pages:
-        """Internal: the stored pages of the stream's index."""
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         if not ranges:

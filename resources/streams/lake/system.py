@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
-    MalformedDocumentError,
     ObjectExistsError,
     ProducerConflictError,
-    StreamNotFoundError,
 )
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.removal import is_deleted
@@ -39,37 +37,31 @@ from dagster_adjunct.resources.streams.lake.declaring import (
     info_of,
 )
 from dagster_adjunct.resources.streams.lake.document import KIND, CompactionPolicy, Retention, StreamState
-from dagster_adjunct.resources.streams.lake.index import Fold, Pages, foldable
+from dagster_adjunct.resources.streams.lake.index import Fold, foldable
 from dagster_adjunct.resources.streams.lake.producers import check_producer, content_digest, known, result_of
 from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream
 from dagster_adjunct.resources.streams.lake.reading import LakeReads
 from dagster_adjunct.resources.streams.lake.sending import written
 from dagster_adjunct.resources.streams.lake.sources import Sources
+from dagster_adjunct.resources.streams.lake.stream_states import NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.objects.commit import Commit, CommitLog
-    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.objects.commit import Commit
     from dagster_adjunct.resources.streams.lake.maintenance import Maintained
 
-_NAMES = "streams/_names"
 _COMMIT_ATTEMPTS = 100
 
 
 class LakeStreams(LakeReads):
     """The streams of one lake, as the system `lake`. Safe to use from threads and from many processes."""
 
-    name = "lake"
     evolves = True
     appends_alone = True
     counts_unread = True
     keeps_positions = True
-
-    def __init__(self, lake: Lake) -> None:
-        self.lake = lake
-        self._pages: dict[str, Pages] = {}
 
     # -- declaring
 
@@ -105,7 +97,7 @@ class LakeStreams(LakeReads):
 
         # The name first: a stream that is there is always listed, and a listed name without commit is left out.
         with suppress(ObjectExistsError):
-            self.lake.store.put_if_absent(f"{_NAMES}/{name}", b"")
+            self.lake.store.put_if_absent(f"{NAMES}/{name}", b"")
         self.lake.commit_log(prefix, KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
         return self.info(name)
 
@@ -114,10 +106,6 @@ class LakeStreams(LakeReads):
         commit = self.log(name).current()
         if commit is not None and not is_deleted(commit):
             evolve(name, self._parse(commit).declaration, declaration)
-
-    def list_streams(self) -> list[str]:
-        names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{_NAMES}/")]
-        return sorted(name for name in names if self._is_there(name))
 
     def info(self, stream: str) -> StreamInfo:
         state = self.state(stream)[1]
@@ -290,44 +278,11 @@ class LakeStreams(LakeReads):
         level, entries = full
         return Fold(self.pages_of(stream).write(level, entries), entries, self.now_ms())
 
-    def log(self, stream: str) -> CommitLog:
-        """Internal: the stream's commit log."""
-        return self.lake.commit_log(self.lake.stream_prefix(stream), KIND)
-
-    def state(self, stream: str) -> tuple[Commit, StreamState]:
-        """Internal: the current commit and what its manifest says."""
-        commit = self._there(stream, self.log(stream).current())
-        return commit, self._parse(commit)
-
     def _state_of(self, ssp: SystemStreamPartition) -> StreamState:
         _, state = self.state(one_stream(self.name, [ssp]))
         if ssp.partition >= state.declaration.partitions:
             raise no_partition(ssp, state.declaration.partitions)
         return state
-
-    def _is_there(self, stream: str) -> bool:
-        try:
-            commit = self.log(stream).current()
-        except MalformedDocumentError:
-            return True  # and says so when it is opened
-        return commit is not None and not is_deleted(commit)
-
-    def _there(self, stream: str, commit: Commit | None) -> Commit:
-        if commit is None or is_deleted(commit):
-            there = ", ".join(self.list_streams()) or "none"
-            raise StreamNotFoundError(
-                f"there is no stream {stream!r} in {self.lake.url}: there are {there}.",
-                "Check the name and the lake, or create the stream first.",
-                stream=f"lake.{stream}",
-            )
-        return commit
-
-    def _parse(self, commit: Commit) -> StreamState:
-        return StreamState.parse(commit.body, f"the stream index {commit.manifest_key!r} in {self.lake.url}")
-
-    def pages_of(self, stream: str) -> Pages:
-        """Internal: the stored pages of the stream's index."""
-        return self._pages.setdefault(stream, Pages(self.lake.store, self.lake.stream_prefix(stream)))
 
     def _edges(
         self, ssps: Iterable[SystemStreamPartition], edge: Callable[[StreamState], tuple[int, ...]]
@@ -343,10 +298,6 @@ class LakeStreams(LakeReads):
                     raise no_partition(ssp, len(offsets))
                 found[ssp] = str(offsets[ssp.partition])
         return found
-
-    def now_ms(self) -> int:
-        """Internal: the time of appends, in ms since the epoch."""
-        return int(self.lake.now().timestamp() * 1000)
 
 
 class _Snapshot(LakeStreams):

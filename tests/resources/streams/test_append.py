@@ -20,7 +20,6 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
-from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]
@@ -194,13 +193,12 @@ def test_the_first_offset_at_a_time_is_found_across_segments(streams: LakeStream
 
 def test_an_attempt_older_than_the_horizon_can_not_commit(s: LakeStreams, records: Records, clock: Clock) -> None:
     s.append("s", records(("a", 1)), producer="p", sequence=0)
-    slow = LakeStreams(on_clock(s.lake, Clock()))
     slow_store = FaultyStore(
         s.lake.store, [Fault("upload", 1, "meanwhile", lambda: s.maintain("s", clock.forward(hours=3)))]
     )
     stray = s.lake.store.put_if_absent("streams/s/data/1700000000000-dead/part", b"x")
     assert stray
-    slow.lake = Lake(slow_store, "x")
+    slow = LakeStreams(Lake(slow_store, "x", clock=Clock()))
     with pytest.raises(CommitConflictError, match="before the stream's horizon"):
         slow.append("s", records(("b", 2)), producer="slow", sequence=0)
     assert [row[1] for row in everything(s)] == [1]
