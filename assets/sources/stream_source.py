@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.delivery import (
@@ -20,11 +21,12 @@ from dagster_adjunct.assets.sources.delivery import (
 )
 from dagster_adjunct.assets.sources.entries import entries_of
 from dagster_adjunct.assets.sources.lost_versions import Unknown, cut_partitions, go_on, to_count
+from dagster_adjunct.assets.sources.made_anew import made_anew
 from dagster_adjunct.assets.sources.opening import Source, as_stored, by_partition
 from dagster_adjunct.assets.sources.redelivery import told_again
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError, SchemaMismatchError
+from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.checksum import (
@@ -164,17 +166,7 @@ class StreamSource:
 
     def check_not_made_anew(self, before: str | None) -> None:
         """Raise OffsetOutOfRangeError where the stream is not the one that had this identity."""
-        info = self._stream.info
-        if before is None or info.identity is None or before == info.identity:
-            return
-        if info.repartitioned is not None and info.repartitioned.identity == before:
-            raise OffsetOutOfRangeError(
-                f"dataset {self.spec.name!r} was read from {self.spec.input} before that was rewritten into "
-                f"{info.partitions} partition(s), and had not read all of it then.",
-                f"Offsets begin anew there, and none is taken for one of before. What is served stays. {self._ways_on}",
-                dataset=self.spec.name,
-            )
-        raise self._made_anew(f"was read from another stream under the name {self.spec.input}")
+        self._check_same(before=before)
 
     # -- inside
 
@@ -183,18 +175,30 @@ class StreamSource:
         ends = self._stream.system.upcoming(self._stream.ssps)
         if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
             ends = self._system.upcoming(self._stream.ssps)  # another writer may have read on since we looked
-        for ssp, offset in offsets.items():
-            if int(ends[ssp]) < offset:
-                raise self._made_anew(f"has read {ssp} up to offset {offset}, and the stream ends at {ends[ssp]}")
+        self._check_same(read_to={ssp: str(offset) for ssp, offset in offsets.items()}, ends=ends)
         return {ssp: int(end) for ssp, end in ends.items()}
 
-    def _made_anew(self, found: str) -> OffsetOutOfRangeError:
-        return OffsetOutOfRangeError(
-            f"dataset {self.spec.name!r} {found}.",
-            "The stream was deleted and made anew: its versions are others, whatever their names, and none is taken. "
-            f"What is served stays. {self._ways_on}",
-            dataset=self.spec.name,
+    def _check_same(
+        self,
+        *,
+        before: str | None = None,
+        read_to: Mapping[SystemStreamPartition, str] = MappingProxyType({}),
+        ends: Mapping[SystemStreamPartition, str] = MappingProxyType({}),
+    ) -> None:
+        refusal = made_anew(
+            self.spec.name,
+            str(self.spec.input),
+            self._stream.info,
+            before=before,
+            read_to=read_to,
+            ends=ends,
+            compare=self._system.compare,
+            deleted_next="its versions are others, whatever their names, and none is taken. What is served stays. "
+            f"{self._ways_on}",
+            rewritten_next=self._ways_on,
         )
+        if refusal is not None:
+            raise refusal
 
     @property
     def _ways_on(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
+from dagster_adjunct.assets.sources.made_anew import made_anew
 from dagster_adjunct.assets.sources.opening import Source, by_partition
 from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
 from dagster_adjunct.assets.versions.carrying_over import carried_over
@@ -115,7 +116,19 @@ def state_of(seen: Seen) -> TableState:
         return TableState("none")
     building = manifest.bootstrap.state == "running"
     offsets = by_partition(manifest.offsets)
-    refusal = _made_anew(seen, manifest.stream, offsets)
+    rebuild = f"rebuild the dataset from it (adjunct dataset rebuild {source.spec.name} MODULE:APP --reason …), or "
+    rebuild += "declare it under a new name."
+    refusal = made_anew(
+        source.spec.name,
+        str(source.spec.input),
+        source.info,
+        before=manifest.stream,
+        read_to=offsets,
+        ends=seen.ends,
+        compare=source.system.compare,
+        deleted_next=rebuild,
+        rewritten_next=f"R{rebuild[1:]}",
+    )
     if refusal is not None:
         return TableState("invalid", refusal.problem, building=building, refusal=refusal)
     problem = _partitions_changed(source, offsets)
@@ -219,29 +232,3 @@ def _partitions_changed(source: Source, offsets: Offsets) -> str:
     removed = sorted(set(offsets) - set(source.ssps))
     changes = [f"{', '.join(map(str, ssps))} {what}" for what, ssps in (("added", added), ("removed", removed)) if ssps]
     return f"the partitions of its stream have changed ({'; '.join(changes)})" if changes else ""
-
-
-def _made_anew(seen: Seen, stream: str | None, offsets: Offsets) -> OffsetOutOfRangeError | None:
-    """Return the error that its stream was deleted and made anew since the table read it, None where it was not."""
-    source, name, problem = seen.source, seen.spec.name, ""
-    if stream is not None and source.info.identity is not None and stream != source.info.identity:
-        problem = f"dataset {name!r} was read from another stream under the name {source.spec.input}"
-    for ssp, offset in offsets.items():
-        if ssp in seen.ends and source.system.compare(offset, seen.ends[ssp]) > 0:
-            problem = f"dataset {name!r} has read {ssp} up to offset {offset}, and the stream ends at {seen.ends[ssp]}"
-    rewritten = source.info.repartitioned
-    if problem and rewritten is not None and rewritten.identity == stream:
-        return OffsetOutOfRangeError(
-            f"dataset {name!r} was read from {source.spec.input} before that was rewritten into "
-            f"{source.info.partitions} partition(s), and had not read all of it then.",
-            "Offsets begin anew there, and none is taken for one of before. What is served stays. Rebuild the dataset "
-            f"from it (adjunct dataset rebuild {name} MODULE:APP --reason …), or declare it under a new name.",
-            dataset=name,
-        )
-    if problem:
-        return OffsetOutOfRangeError(
-            f"{problem}.",
-            f"The stream was deleted and made anew: rebuild the dataset from it (adjunct dataset rebuild {name} "
-            "MODULE:APP --reason …), or declare it under a new name.",
-        )
-    return None

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.sources.changes import refuse_problems
+from dagster_adjunct.assets.sources.made_anew import made_anew
 from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
 from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
@@ -205,19 +206,19 @@ class TransientTable:
     def _check_not_made_anew(
         self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
     ) -> None:
-        for ssp, start in starts.items():
-            if self._source.system.compare(start, upcoming[ssp]) > 0:
-                raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r} has read {ssp} up to offset {start}, and the stream ends at "
-                    f"{upcoming[ssp]}.",
-                    "The stream was deleted and made anew: declare the dataset under a new name, which begins at the "
-                    "stream's default offset, or with bootstrap=True, which reads all of the stream in each run.",
-                    dataset=self.spec.name,
-                    stream=ssp.qualified_stream,
-                    partition=ssp.partition,
-                    offset=start,
-                    upcoming=upcoming[ssp],
-                )
+        refusal = made_anew(
+            self.spec.name,
+            str(self.spec.input),
+            self._source.info,
+            before=None,  # what was read is told by offsets alone
+            read_to=starts,
+            ends=upcoming,
+            compare=self._source.system.compare,
+            deleted_next="declare the dataset under a new name, which begins at the stream's default offset, or with "
+            "bootstrap=True, which reads all of the stream in each run.",
+        )
+        if refusal is not None:
+            raise refusal
 
     def _last_ends(self) -> dict[SystemStreamPartition, str]:
         """Return up to where the application has read, of the partitions that there are."""

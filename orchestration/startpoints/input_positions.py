@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.made_anew import check_all_resolved
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, edge_offsets, is_another
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, edge_offsets
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
@@ -62,7 +62,7 @@ def input_positions(
     for source in app.inputs.values():
         system, info = streams.system(source.stream), streams.info(source.stream)
         before = state.offsets.streams.get(source.stream)
-        if before is not None and is_another(info, before):
+        if before is not None and info.is_another(before):
             check_all_resolved(app, source.stream, info, before)
         ssps = [ssp for ssp in streams.partitions(source.stream) if ssp in state.checkpoint and ssp not in held]
         oldest, upcoming = edge_offsets(system, "oldest", ssps), edge_offsets(system, "upcoming", ssps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, is_another, partitions_of
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, partitions_of
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check_open_batch(
     streams = StreamSnapshots(systems)
     for name in sorted({ssp.qualified_stream for ssp in intent.ranges}):
         before, info = state.offsets.streams.get(name), streams.info(name)
-        if is_another(info, before):
+        if info.is_another(before):
             raise OffsetOutOfRangeError(
                 f"{name} was {_made_anew(info, before)} (it is {info.identity}, and was {before}), and batch "
                 f"{intent.batch} of application {app.name!r} is open over the stream before.",
@@ -53,15 +53,11 @@ def check_open_batch(
 
 
 def _made_anew(info: StreamInfo, before: str | None) -> str:
-    return f"repartitioned into {info.partitions}" if _is_rewritten(info, before) else "deleted and made anew"
+    return f"repartitioned into {info.partitions}" if info.is_rewritten(before) else "deleted and made anew"
 
 
 def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:
     begin = f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
-    if _is_rewritten(info, before):
+    if info.is_rewritten(before):
         return f"Run again: who had read all of it before goes on at what came since. Otherwise: {begin}"
     return begin
-
-
-def _is_rewritten(info: StreamInfo, before: str | None) -> bool:
-    return info.repartitioned is not None and info.repartitioned.identity == before

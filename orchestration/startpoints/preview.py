@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.startpoints.resolving import (
     resolve_request,
     task_partitions,
 )
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, is_another
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
@@ -152,7 +152,7 @@ def _of_input(
         return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end))
     start, end = resolved.offset, system.upcoming([ssp])[ssp]
     # Of a stream that was made anew, the checkpoint is in the one before.
-    known = checkpoint is not None and not is_another(streams.info(stream), state.offsets.streams.get(stream))
+    known = checkpoint is not None and not streams.info(stream).is_another(state.offsets.streams.get(stream))
     moved = None
     if checkpoint is not None and known:
         moved = system.distance(ssp, checkpoint, start) - system.distance(ssp, start, checkpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, edge_offsets, is_another
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, edge_offsets
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def replays_to_read(
         oldest, upcoming = edge_offsets(system, "oldest", ssps), edge_offsets(system, "upcoming", ssps)
         for ssp in ssps:
             replay = chosen[ssp]
-            if is_another(streams.info(stream), replay.stream):
+            if streams.info(stream).is_another(replay.stream):
                 raise _no_replay(app, replay, "the stream was deleted and made anew")
             if system.compare(replay.next, oldest[ssp]) < 0:
                 raise _no_replay(app, replay, f"retention has passed it: the oldest offset left is {oldest[ssp]}")

@@ -30,7 +30,6 @@ from dagster_adjunct.orchestration.startpoints.stream_snapshots import (
     StreamSnapshots,
     default_offset,
     edge_offsets,
-    is_another,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
@@ -206,7 +205,7 @@ def _checkpoint(
     kept = {ssp: state.checkpoint[ssp] for ssp in ssps if ssp in state.checkpoint}
     if source.reset_offset:
         kept = {}
-    elif is_another(info, state.offsets.streams.get(stream)):
+    elif info.is_another(state.offsets.streams.get(stream)):
         check_all_resolved(app, stream, info, state.offsets.streams[stream], offsets.resolved)
         kept = {ssp: offsets.resolved[ssp].offset for ssp in ssps}
     fresh = [ssp for ssp in ssps if ssp not in kept]

@@ -50,11 +50,6 @@ def partitions_of(stream: str, info: StreamInfo) -> list[SystemStreamPartition]:
     return [SystemStreamPartition(system, name, number) for number in range(info.partitions)]
 
 
-def is_another(info: StreamInfo, before: str | None) -> bool:
-    """Whether a stream is no more the one of this identity, as far as its system tells: it was made anew."""
-    return before is not None and info.identity is not None and before != info.identity
-
-
 def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
     """Return where a partition without checkpoint and startpoint begins."""
     return source.default_offset or info.default_offset or system.default_offset or "upcoming"

@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions import operator_actions as operations
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -105,16 +103,11 @@ def _files(version: dict[str, Any]) -> set[str]:
     }
 
 
-class _TwoHoursAgo(datetime):
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:
-        return datetime.now(tz) - timedelta(hours=2)
-
-
 def pin_that_has_ended(store: StoredVersions, version: str) -> None:
     """Pin a version two hours ago, for one hour."""
-    with patch.object(operations, "datetime", _TwoHoursAgo):
-        store.pin(version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1))
+    lake = store.log.lake
+    earlier = Lake(lake.store, lake.id, shared=lake.shared, clock=lambda: datetime.now(UTC) - timedelta(hours=2))
+    StoredVersions(earlier, store.name).pin(version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1))
 
 
 def make_older(lake: Lake, by: timedelta, prefix: str = "datasets/") -> None:

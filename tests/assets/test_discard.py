@@ -15,7 +15,8 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention import discard as discard_module
-from dagster_adjunct.assets.retention.discard import DiscardReport, Found, discard, plan_discard
+from dagster_adjunct.assets.retention.discard import DiscardReport, discard
+from dagster_adjunct.assets.retention.discard_plan import Listing, plan_discard
 from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
 from dagster_adjunct.assets.versions.log import DatasetLog
@@ -127,12 +128,12 @@ def judge(
     policy: DiscardPolicy = DiscardPolicy(keep=2, grace=DAY),  # noqa: B008 - a frozen value
     leases: Sequence[LeaseInfo] = (),
     roots: dict[str, str] | None = None,
-    found: Found | None = None,
+    found: Listing | None = None,
     **facts,
 ) -> dict[str, str]:
     """Return why each version goes or stays, by name."""
     manifest = manifest_of(refs, head=head, **facts)
-    plan = plan_discard(manifest, policy, leases, roots or {}, found or Found(NOW))
+    plan = plan_discard(manifest, policy, leases, roots or {}, found or Listing(NOW))
     judged = {
         **{f"-{each.name}": each.reason for each in plan.go},
         **{f"+{each.name}": each.reason for each in plan.stay},
@@ -165,7 +166,7 @@ def test_rejected_and_withdrawn_versions_take_no_place_of_sealed_ones_and_go_by_
         "-v3": "rejected, older than 1 day, 0:00:00",
         "-v4": "withdrawn, older than 1 day, 0:00:00",
     }
-    young = Found(NOW, documents={each.document or "": NOW - timedelta(hours=23) for each in refs})
+    young = Listing(NOW, documents={each.document or "": NOW - timedelta(hours=23) for each in refs})
     assert {name: why for name, why in judge(refs, head=2, found=young).items() if name in ("+v3", "+v4")} == {
         "+v3": "younger than 1 day, 0:00:00",
         "+v4": "younger than 1 day, 0:00:00",
@@ -208,7 +209,7 @@ def test_open_batches_keep_versions_whatever_their_state() -> None:
 def test_age_is_that_of_the_stored_document_not_of_the_clock_of_who_sealed_it() -> None:
     refs = [ref(1), ref(2), ref(3), ref(4)]
     written = {str(refs[0].document): NOW - DAY + timedelta(seconds=1), str(refs[1].document): NOW - DAY}
-    judged = judge(refs, head=4, found=Found(NOW, documents=written))
+    judged = judge(refs, head=4, found=Listing(NOW, documents=written))
     assert judged["+v1"] == "younger than 1 day, 0:00:00"
     assert judged["-v2"] == "not among the newest 2"
 
@@ -230,19 +231,19 @@ def test_versions_ordered_by_name_stay_by_name_and_only_in_their_newest_build() 
         ref(4, name="2026-01-31"),  # built again
     ]
     manifest = manifest_of(refs, head=2, order="name")
-    plan = plan_discard(manifest, DiscardPolicy(keep=2, grace=DAY), (), {}, Found(NOW))
+    plan = plan_discard(manifest, DiscardPolicy(keep=2, grace=DAY), (), {}, Listing(NOW))
     assert {each.what: each.reason for each in plan.go} == {
         refs[0].id: f"built again since, as {refs[3].id}",
         refs[2].id: "not among the newest 2",
     }
-    everything = plan_discard(manifest, DiscardPolicy(keep=None, grace=DAY), (), {}, Found(NOW))
+    everything = plan_discard(manifest, DiscardPolicy(keep=None, grace=DAY), (), {}, Listing(NOW))
     assert {each.what: each.reason for each in everything.go} == {refs[0].id: f"built again since, as {refs[3].id}"}
 
 
 def test_what_no_version_reaches_is_garbage_once_it_was_untouched_for_the_grace_period() -> None:
     refs = [ref(1), ref(2)]
     data, versions = "datasets/planes/data", "datasets/planes/versions"
-    found = Found(
+    found = Listing(
         NOW,
         folders={
             f"{data}/attempt1": LONG_AGO,

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.retention.discard import Judged, Roots, delete_doomed
+from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
+from dagster_adjunct.assets.retention.discard_plan import Judged
 from dagster_adjunct.assets.retention.erasing.generations import Regenerating
 from dagster_adjunct.assets.retention.erasing.key_search import KeySearch, search_keys
 from dagster_adjunct.assets.retention.erasing.key_set import KeySet

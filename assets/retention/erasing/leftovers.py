@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.retention.discard import Judged
+from dagster_adjunct.assets.retention.discard_plan import Judged
 from dagster_adjunct.assets.retention.erasing.key_search import own_part, search_files, set_manifests
 from dagster_adjunct.assets.retention.erasing.redaction import redacted
 from dagster_adjunct.assets.versions.attempts import attempts

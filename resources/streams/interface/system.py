@@ -83,6 +83,14 @@ class StreamInfo:
         """Whether reading the stream from these oldest offsets gives the newest record of every key it ever held."""
         return self.compacted or all(offset == FIRST_OFFSET for offset in oldest.values())
 
+    def is_another(self, before: str | None) -> bool:
+        """Whether the stream is no more the one of this identity, as far as its system tells: it was made anew."""
+        return before is not None and self.identity is not None and before != self.identity
+
+    def is_rewritten(self, before: str | None) -> bool:
+        """Whether the stream holds the records of the one of this identity, in other partitions."""
+        return self.repartitioned is not None and self.repartitioned.identity == before
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
