@@ -11,28 +11,9 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.unbounded.committing import commit_manifest
 from dagster_adjunct.assets.unbounded.served_version import with_version
 from dagster_adjunct.assets.versions.manifest import Change
-from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.evolution import refused_changes
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.committing import Advance, Progress
-    from dagster_adjunct.resources.schemas.schema import Schema
-
-
-def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
-    """Refuse columns that the stored rows can't be read with: only added and widened ones can, and no key's.
-
-    Raises DatasetError with the differences.
-    """
-    refused = refused_changes(stored, declared, key)
-    if refused:
-        raise DatasetError(
-            f"dataset {dataset!r} holds other columns than are declared now: {'; '.join(refused)}. Columns can only be "
-            "added, or widened.",
-            f"Restore these columns, or build it anew with the new ones: adjunct dataset rebuild {dataset} MODULE:APP "
-            "--reason …; the old table is served until that is done.",
-            dataset=dataset,
-        )
 
 
 def evolve(advance: Advance, progress: Progress) -> Progress:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.unbounded.evolve_columns import check_evolution
 from dagster_adjunct.assets.unbounded.table_state import Seen, TableState, state_of
 from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.writing.generation import check_declaration
@@ -21,12 +20,14 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     OffsetOutOfRangeError,
 )
+from dagster_adjunct.resources.schemas.evolution import refused_changes
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +137,19 @@ def _check_declared(seen: Seen, manifest: UnboundedManifest, *, anew: bool) -> N
     running = manifest.bootstrap.state == "running"
     if manifest.version is not None and not anew and not running:
         check_evolution(seen.spec.name, manifest.version.columns, source.schema, seen.spec.key)
+
+
+def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
+    """Refuse columns that the stored rows can't be read with: only added and widened ones can, and no key's.
+
+    Raises DatasetError with the differences.
+    """
+    refused = refused_changes(stored, declared, key)
+    if refused:
+        raise DatasetError(
+            f"dataset {dataset!r} holds other columns than are declared now: {'; '.join(refused)}. Columns can only be "
+            "added, or widened.",
+            f"Restore these columns, or build it anew with the new ones: adjunct dataset rebuild {dataset} MODULE:APP "
+            "--reason …; the old table is served until that is done.",
+            dataset=dataset,
+        )

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.evolve_columns import check_evolution
+from dagster_adjunct.assets.unbounded.recovery import check_evolution
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema, widens
