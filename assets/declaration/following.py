@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.changes.formats import ChangeFormat, Upserts
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
 from dagster_adjunct.resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:
@@ -33,16 +33,13 @@ class DeltaCompaction:
     inside_commit: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.deltas, bool) or not isinstance(self.deltas, int) or self.deltas < 2:
-            raise ConfigurationError(
-                f"a compaction policy has deltas={self.deltas!r}: expected 2 or more.", "8 is usual."
-            )
+        what = f"a compaction policy has deltas={self.deltas!r}"
+        check_whole_number(self.deltas, what, "2 or more", argument="deltas", least=2, next_step="8 is usual.")
         if not isinstance(self.fraction, int | float) or isinstance(self.fraction, bool) or not self.fraction > 0:
             raise ConfigurationError(
                 f"a compaction policy has fraction={self.fraction!r}: expected more than 0.", "0.2 is a fifth."
             )
-        if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
-            raise ConfigurationError(f"a compaction policy has rows={self.rows!r}: expected 1 or more.", "Change it.")
+        check_whole_number(self.rows, f"a compaction policy has rows={self.rows!r}", "1 or more", argument="rows")
         if not isinstance(self.inside_commit, bool):
             raise ConfigurationError(
                 f"a compaction policy has inside_commit={self.inside_commit!r}: expected True or False.", "Choose one."
@@ -108,8 +105,7 @@ class Following:
                 raise ConfigurationError(
                     f"{name} is {value!r}: expected a timedelta of more than nothing.", "Write timedelta(days=7), say."
                 )
-        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or self.chunk < 1:
-            raise ConfigurationError(f"chunk is {self.chunk!r}: expected 1 or more records.", "Change it.")
+        check_whole_number(self.chunk, f"chunk is {self.chunk!r}", "1 or more records", argument="chunk")
         if not self.persistent and self.initial is not None:
             raise ConfigurationError("a table of one run can't begin with a bulk snapshot.", "Drop one of the two.")
         if not self.persistent and self.on_bad_change != "fail":

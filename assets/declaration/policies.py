@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Literal
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,9 @@ class DiscardPolicy:
     grace: timedelta = timedelta(hours=24)
 
     def __post_init__(self) -> None:
-        if self.keep is not None and (isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1):
-            raise ConfigurationError(
-                f"a discard policy keeps {self.keep!r} versions: expected 1 or more.", "Change keep=."
-            )
+        if self.keep is not None:
+            what = f"a discard policy keeps {self.keep!r} versions"
+            check_whole_number(self.keep, what, "1 or more", argument="keep", next_step="Change keep=.")
         if not isinstance(self.grace, timedelta) or self.grace < timedelta(0):
             raise ConfigurationError(
                 f"a discard policy has a grace period of {self.grace!r}: expected a timedelta that is not negative.",

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     translated,
     where,
 )
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError, check_whole_number
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class PostgresSnapshot:
                 "a PostgreSQL snapshot was declared with a DSN as dsn_env, which would show its password in logs.",
                 "Put the DSN into an environment variable, and give the variable's name.",
             )
-        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
-            raise ConfigurationError(f"batch is {self.batch!r}: expected 1 or more rows.", "Change it.")
+        check_whole_number(self.batch, f"batch is {self.batch!r}", "1 or more rows", argument="batch")
         if self.position is not None and not callable(self.position):
             freeze_position(self, "a PostgreSQL snapshot", self.position, OR_FUNCTION)
 

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     TransientError,
     ValidatorError,
+    check_whole_number,
 )
 from dagster_adjunct.resources.spark.errors import first_line
 
@@ -295,8 +296,8 @@ def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> Va
 
 
 def _whole_number(what: str, argument: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigurationError(f"{what} has {argument}={value!r}: expected a whole number, 0 or more.", "Change it.")
+    expected = "a whole number, 0 or more"
+    check_whole_number(value, f"{what} has {argument}={value!r}", expected, argument=argument, least=0)
 
 
 def _named(columns: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.operators.declared import KeyedTable
 from dagster_adjunct.orchestration.operators.input import checked_input
 from dagster_adjunct.orchestration.operators.lineage import Node
 from dagster_adjunct.resources.declared import caller
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, check_whole_number
 from dagster_adjunct.resources.names import check_name, split_stream_name
 
 if TYPE_CHECKING:
@@ -65,11 +65,8 @@ class Application:
         self.intermediate_partitions = partition_count(
             f"application {name!r}: intermediate_partitions", intermediate_partitions
         )
-        if isinstance(max_batch_records, bool) or not isinstance(max_batch_records, int) or max_batch_records < 1:
-            raise ConfigurationError(
-                f"application {name!r}: max_batch_records is {max_batch_records!r}: expected 1 or more.",
-                "Change it.",
-            )
+        what = f"application {name!r}: max_batch_records is {max_batch_records!r}"
+        check_whole_number(max_batch_records, what, "1 or more", argument="max_batch_records")
         self.max_batch_records = max_batch_records
         if not isinstance(startpoints, bool):
             raise ConfigurationError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, check_whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,9 @@ class LaunchWhen:
     age: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if self.records is not None and (
-            isinstance(self.records, bool) or not isinstance(self.records, int) or self.records < 1
-        ):
-            raise ConfigurationError(f"LaunchWhen has records={self.records!r}: expected 1 or more.", "Change it.")
+        if self.records is not None:
+            what = f"LaunchWhen has records={self.records!r}"
+            check_whole_number(self.records, what, "1 or more", argument="records")
         if self.age is not None and (not isinstance(self.age, timedelta) or self.age <= timedelta(0)):
             raise ConfigurationError(
                 f"LaunchWhen has age={self.age!r}: expected a timedelta of more than nothing.",
