@@ -91,7 +91,7 @@ def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
     """Whether the versions are answers to a query."""
     if spec is not None:
         return isinstance(spec.input, QuerySource)
-    return manifest is not None and manifest.declaration.input.startswith("query ")
+    return manifest is not None and manifest.declaration.computed
 
 
 def _is_by_name(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
 from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor, hiding
+from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.columns import column
@@ -60,6 +61,7 @@ def declaration_of(spec: AdjunctDataset, schema: Schema, *, input_partitions: in
     return Declaration(
         kind=spec.kind,
         input=str(spec.input),
+        computed=isinstance(spec.input, QuerySource),
         key=spec.key,
         key_types=tuple(schema.field(name).type for name in spec.key),
         partition_by=spec.partition_by,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.document import Document
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Declaration(Document):
     """What must not change while a dataset's entries live: read back to refuse a changed declaration by name.
 
-    `partitions` None is a broadcast copy. `columns` are what new versions store, None for all of the input's.
-    `input_partitions` is how many partitions the input had when the dataset was made (0: files or a query).
+    `computed` says that the input is a query. `partitions` None is a broadcast copy. `columns` are what new versions
+    store, None for all of the input's. `input_partitions` is how many partitions the input had when the dataset was
+    made (0: files or a query).
     `order` says whether versions follow each other as they arrive, or by name (version partitions). `keep` and
     `grace_seconds` are the discard policy; of an unbounded dataset `compact_…` are the compaction policy, and
     `keep_tombstones` is how far below the newest position deletions are remembered. Order and policies may change:
@@ -27,6 +28,7 @@ class Declaration(Document):
 
     kind: Literal["bounded", "unbounded"]
     input: str
+    computed: bool = False
     key: tuple[str, ...] = Field(min_length=1)
     key_types: tuple[str, ...]
     partition_by: tuple[str, ...]
@@ -41,6 +43,14 @@ class Declaration(Document):
     compact_deltas: int = Field(default=8, ge=2)
     compact_fraction: float = Field(default=0.2, gt=0)
     compact_rows: int = Field(default=2_000_000, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _computed_of_before(cls, fields: Any) -> Any:
+        # Declarations that were stored before the field say it in the input's name only.
+        if isinstance(fields, dict) and "computed" not in fields:
+            return {**fields, "computed": str(fields.get("input", "")).startswith("query ")}
+        return fields
 
     @property
     def discard(self) -> DiscardPolicy:
