@@ -7,12 +7,22 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 import dagster_adjunct.errors as errors_of_adjunct
-from dagster_adjunct import AdjunctDataset, Application, Lake, Schema, bounded_dataset, open_lake, unbounded_dataset
+from dagster_adjunct import (
+    AdjunctDataset,
+    Application,
+    Lake,
+    Schema,
+    bounded_dataset,
+    open_dataset,
+    open_lake,
+    unbounded_dataset,
+)
 from dagster_adjunct.changes import DeadLetters, OperationColumn
 from dagster_adjunct.code_location import AdjunctTranslator, LaunchWhen
 from dagster_adjunct.errors import AdjunctError, OffsetOutOfRangeError, RecordNotFoundError, VersionDiscardedError
 from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.kafka import Json, KafkaSettings, KafkaTopic, kafka_system
+from dagster_adjunct.reading import Dataset, VersionDiff
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.streams import AppendResult, OffsetRange, StreamSystem, open_system, register_system
@@ -41,6 +51,11 @@ unbounded_dataset(
     on_bad_change=DeadLetters("lake.bad"),
     freshness=timedelta(minutes=5),
 )
+with open_dataset(lake, "items") as opened:
+    assert_type(opened, Dataset)
+    assert_type(opened.version, str)
+    assert_type(opened.get("a"), dict[str, Any] | None)
+    assert_type(opened.diff("monday", "tuesday"), VersionDiff)
 assert_type(discard(lake, "items", by="ada"), DiscardReport)
 assert_type(open_system("lake", lake), StreamSystem)
 assert_type(
