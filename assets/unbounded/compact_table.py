@@ -27,6 +27,7 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.commit import retry_conflicts
 from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
 
@@ -151,23 +152,25 @@ def _switch(
     """Commit the output in the place of its inputs, whatever was appended; None where these are not there."""
     assert manifest.version is not None
     log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
-    for tried in range(_TRIES):
+
+    def once() -> _Current | None:
         commit, current = log.read()
         fresh = None if current is None else as_unbounded(current)
         if commit is None or fresh is None or not _stand(fresh, plan, merged):
-            log.drop(merged.generation)
             return None
         if merged.horizon is not None and _appended_late(context, fresh, known, merged.horizon):
-            log.drop(merged.generation)
             raise _LateChanges
         after = _replaced(fresh, plan, merged, commit.number + 1, context.now())
-        try:
-            return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
-        except CommitConflictError:
-            if tried + 1 == _TRIES:
-                log.drop(merged.generation)
-                raise
-    raise AssertionError("unreachable")
+        return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
+
+    try:
+        switched = retry_conflicts(once, attempts=_TRIES)
+    except (CommitConflictError, _LateChanges):
+        log.drop(merged.generation)
+        raise
+    if switched is None:
+        log.drop(merged.generation)
+    return switched
 
 
 def _appended_late(context: WriteContext, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
