@@ -31,11 +31,11 @@ _COUNTLESS = frozenset({"UpdateMessage"})
 def guard(names: MutableMapping[str, Any], exported: Sequence[str]) -> None:
     """Check the arguments of everything `exported` from here on; functions are replaced, classes changed in place."""
     for name in exported:
-        found = names[name]
-        if inspect.isclass(found):
-            _guard_class(found, names)
-        elif isinstance(found, FunctionType):
-            checked = _checked(found, name)
+        value = names[name]
+        if inspect.isclass(value):
+            _guard_class(value, names)
+        elif isinstance(value, FunctionType):
+            checked = _checked(value, name)
             checked.__module__ = str(names["__name__"])  # where a pickle finds it again
             names[name] = checked
 
@@ -53,15 +53,15 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
         for name, member in list(vars(owner).items()):
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
             if name == "__init__":
-                said = cls.__name__
+                called = cls.__name__
             elif name.startswith("_"):
                 continue
             else:
                 # A base that users do not know is a part of the class that they do.
-                said = f"{(owner if owner.__name__ in names else cls).__name__}.{name}"
+                called = f"{(owner if owner.__name__ in names else cls).__name__}.{name}"
             if not isinstance(function, FunctionType) or hasattr(function, _MARK):
                 continue
-            checked: Any = _checked(function, said, skip=0 if isinstance(member, staticmethod) else 1)
+            checked: Any = _checked(function, called, skip=0 if isinstance(member, staticmethod) else 1)
             if isinstance(member, classmethod | staticmethod):
                 checked = type(member)(checked)
             setattr(owner, name, checked)
@@ -70,13 +70,13 @@ def _guard_class(cls: type[Any], names: Mapping[str, Any]) -> None:
 
 
 def _no_member(cls: type[enum.Enum], value: object) -> None:
-    known = ", ".join(f"{cls.__name__}.{each.name}" for each in cls)
+    known = ", ".join(f"{cls.__name__}.{member.name}" for member in cls)
     raise ConfigurationError(f"{cls.__name__} has no {value!r}.", f"Use one of {known}.")
 
 
 def _guard_abstract(base: type[Any]) -> None:
     """Say which methods are to be written where a class of ours is made that only says what others have."""
-    if any("__new__" in vars(each) for each in base.__mro__[:-1]):
+    if any("__new__" in vars(owner) for owner in base.__mro__[:-1]):
         return
 
     def __new__(cls: type[Any], *args: object, **given: object) -> Any:
@@ -120,31 +120,35 @@ def _guard_model(cls: type[Any]) -> None:
         try:
             made(self, *args, **given)
         except (ValidationError, TypeError) as error:
-            found = problems(error) if isinstance(error, ValidationError) else [str(error)]
+            wrong = problems(error) if isinstance(error, ValidationError) else [str(error)]
             raise ConfigurationError(
-                f"{cls.__name__}: {'; '.join(found)}.", _nearest(given, known, cls.__name__)
+                f"{cls.__name__}: {'; '.join(wrong)}.", _nearest(given, known, cls.__name__)
             ) from None
 
     cls.__init__ = __init__
 
 
-def _checked(function: Any, said: str, skip: int = 0) -> Any:
+def _checked(function: Any, called: str, skip: int = 0) -> Any:
     """Return the function with its arguments checked; `skip` is 1 for a method, whose first is the object itself."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[skip:]
-    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    optional = {each.name for each in parameters if each.default is not each.empty}
-    several = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
-    anything = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), "")
-    known = {each.name for each in parameters}
-    declares = function.__name__ == "__init__" or said.partition(".")[0] in _DECLARATIONS
-    hints: dict[str, Any] | None = {} if said in _COUNTLESS else None
+    positional = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    optional = {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
+    several = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), "")
+    anything = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
+    known = {parameter.name for parameter in parameters}
+    declares = function.__name__ == "__init__" or called.partition(".")[0] in _DECLARATIONS
+    hints: dict[str, Any] | None = {} if called in _COUNTLESS else None
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
         nonlocal hints
         if hints is None:
-            hints = hints_of(function, [each.name for each in parameters])
+            hints = hints_of(function, [parameter.name for parameter in parameters])
         places = chain(positional, repeat(several)) if several else positional
         for name, value in chain(zip(places, args[skip:], strict=False), given.items()):
             hint = hints.get(name if name in known else anything)
@@ -152,14 +156,14 @@ def _checked(function: Any, said: str, skip: int = 0) -> Any:
                 # It reaches nothing outside, so it may have more to say, or make of the elements what it wants.
                 if declares and _takes(function, args, given) and fits(value, hint, elements=False):
                     continue
-                raise _misfit(said, name, value, hint, optional=name in optional)
+                raise _misfit(called, name, value, hint, optional=name in optional)
         try:
             return function(*args, **given)
         except TypeError as error:
             try:  # Python's word for a call that can't be made is the word for what goes wrong inside one, too
                 signature.bind(*args, **given)
             except TypeError:
-                raise _misplaced(said, error, given, args[skip:], parameters) from None
+                raise _misplaced(called, error, given, args[skip:], parameters) from None
             raise
 
     setattr(call, _MARK, True)
@@ -182,50 +186,66 @@ def _takes(function: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool
     return True
 
 
-def _misfit(said: str, name: str, value: object, hint: Any, *, optional: bool) -> AdjunctError:
+def _misfit(called: str, name: str, value: object, hint: Any, *, optional: bool) -> AdjunctError:
     shown = repr(value)
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     kind = "" if value is None else f" ({type(value).__name__})"
     return ConfigurationError(
-        f"{said}: {name} is {shown}{kind}: expected {expected(hint)}.",
+        f"{called}: {name} is {shown}{kind}: expected {expected(hint)}.",
         f"Give {name}= such a value{', or leave it out' if optional else ''}.",
         argument=name,
     )
 
 
 def _misplaced(
-    said: str, error: TypeError, given: Mapping[str, Any], args: Sequence[Any], parameters: Sequence[inspect.Parameter]
+    called: str,
+    error: TypeError,
+    given: Mapping[str, Any],
+    args: Sequence[Any],
+    parameters: Sequence[inspect.Parameter],
 ) -> ConfigurationError:
-    known = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    known = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
     unknown = [name for name in given if name not in known]
     if unknown:
-        return ConfigurationError(f"{said} takes no {unknown[0]}=.", _nearest(given, known, said), argument=unknown[0])
-    placed = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        return ConfigurationError(
+            f"{called} takes no {unknown[0]}=.", _nearest(given, known, called), argument=unknown[0]
+        )
+    placed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
     if len(args) > len(placed):
         first = ", ".join(placed) or "none"
         named = [name for name in known if name not in placed]
         return ConfigurationError(
-            f"{said} takes {len(placed)} arguments by position ({first}), and {len(args)} are given.",
+            f"{called} takes {len(placed)} arguments by position ({first}), and {len(args)} are given.",
             f"Name the others: {', '.join(f'{name}=' for name in named)}." if named else "Leave the others out.",
         )
     missing = [
-        each.name
-        for each in parameters
-        if each.default is each.empty
-        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and each.name not in given
-        and each.name not in placed[: len(args)]
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        and parameter.name not in given
+        and parameter.name not in placed[: len(args)]
     ]
     if missing:
-        return ConfigurationError(f"{said} lacks {', '.join(f'{name}=' for name in missing)}.", "Give what is missing.")
-    return ConfigurationError(f"{said}: {error}.", "Give each argument once.")
+        return ConfigurationError(
+            f"{called} lacks {', '.join(f'{name}=' for name in missing)}.", "Give what is missing."
+        )
+    return ConfigurationError(f"{called}: {error}.", "Give each argument once.")
 
 
-def _nearest(given: Mapping[str, Any], known: Sequence[str], said: str) -> str:
+def _nearest(given: Mapping[str, Any], known: Sequence[str], called: str) -> str:
     """Return the next step for keywords that are not known: the nearest one that is, or all there are."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             if near:
                 return f"Did you mean {near[0]}=?"
-    return f"{said} takes {', '.join(f'{name}=' for name in known) or 'nothing'}."
+    return f"{called} takes {', '.join(f'{name}=' for name in known) or 'nothing'}."

@@ -28,7 +28,7 @@ class _ByName(type):
 
     def __instancecheck__(cls, value: object) -> bool:
         kinds = type(value).__mro__
-        return any(each.__name__ == cls.__name__ and each.__module__.startswith(_HEAVY) for each in kinds)
+        return any(kind.__name__ == cls.__name__ and kind.__module__.startswith(_HEAVY) for kind in kinds)
 
 
 _HEAVY = ("pyspark.", "pyarrow.")
@@ -47,14 +47,14 @@ class _Names(dict[str, Any]):
         self._known = (vars(sys.modules[module]), vars(builtins))
 
     def __missing__(self, name: str) -> Any:
-        found = next((names[name] for names in self._known if name in names), None)
-        return _imported_for_types(self._module).get(name, Any) if found is None else found
+        value = next((names[name] for names in self._known if name in names), None)
+        return _imported_for_types(self._module).get(name, Any) if value is None else value
 
 
 @cache
 def _imported_for_types(module: str) -> dict[str, Any]:
     """Return what a module imports for type checkers only, as far as it is of this package and loaded, or is heavy."""
-    found: dict[str, Any] = {}
+    imported: dict[str, Any] = {}
     with _PARSING:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     for block in tree.body:
@@ -62,19 +62,19 @@ def _imported_for_types(module: str) -> dict[str, Any]:
             continue
         for line in block.body:
             if isinstance(line, ast.Import):
-                found |= {each.asname: _ARROW for each in line.names if each.name == "pyarrow" and each.asname}
+                imported |= {alias.asname: _ARROW for alias in line.names if alias.name == "pyarrow" and alias.asname}
             elif isinstance(line, ast.ImportFrom):
                 source = line.module or ""
-                for each in line.names:
+                for alias in line.names:
                     if f"{source}.".startswith(_HEAVY):
-                        kind = _BY_NAME.get(each.name)
+                        kind = _BY_NAME.get(alias.name)
                     elif source.startswith(("typing", "collections")) or is_ours(source):
-                        kind = getattr(sys.modules.get(source), each.name, None)
+                        kind = getattr(sys.modules.get(source), alias.name, None)
                     else:
                         kind = None
                     if kind is not None:
-                        found[each.asname or each.name] = kind
-    return found
+                        imported[alias.asname or alias.name] = kind
+    return imported
 
 
 def is_ours(module: str) -> bool:
@@ -84,7 +84,7 @@ def is_ours(module: str) -> bool:
 
 def hints_of(function: Callable[..., Any], parameters: Sequence[str]) -> dict[str, Any]:
     """Return the declared types of parameters, of those that say anything."""
-    names, found = _Names(function.__module__), {}
+    names, hints = _Names(function.__module__), {}
     for name in parameters:
         hint: Any = function.__annotations__.get(name, Any)
         if isinstance(hint, str):
@@ -93,8 +93,8 @@ def hints_of(function: Callable[..., Any], parameters: Sequence[str]) -> dict[st
             except (TypeError, AttributeError):  # it uses what is loaded when needed: pa.Table
                 hint = Any
         if hint is not Any and hint is not object:
-            found[name] = hint
-    return found
+            hints[name] = hint
+    return hints
 
 
 def fits(value: Any, hint: Any, *, elements: bool = True) -> bool:
@@ -108,9 +108,9 @@ def fits(value: Any, hint: Any, *, elements: bool = True) -> bool:
         return value is None
     origin, inner = get_origin(hint), get_args(hint)
     if origin in _UNIONS:
-        return any(fits(value, each, elements=elements) for each in inner)
+        return any(fits(value, option, elements=elements) for option in inner)
     if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in inner)
+        return any(type(value) is type(choice) and value == choice for choice in inner)
     if origin is Annotated:
         return fits(value, inner[0], elements=elements)
     kind = origin or hint
@@ -135,11 +135,11 @@ def _elements_fit(value: Any, kind: type[Any], inner: tuple[Any, ...]) -> bool:
         return True
     if isinstance(value, Mapping):
         return len(inner) != 2 or all(
-            fits(key, inner[0]) and fits(each, inner[1]) for key, each in islice(value.items(), _LOOKED_AT)
+            fits(key, inner[0]) and fits(element, inner[1]) for key, element in islice(value.items(), _LOOKED_AT)
         )
     if kind is tuple and inner[-1] is not Ellipsis:
         return len(value) == len(inner) and all(map(fits, value, inner))
-    return all(fits(each, inner[0]) for each in islice(value, _LOOKED_AT))
+    return all(fits(element, inner[0]) for element in islice(value, _LOOKED_AT))
 
 
 def expected(hint: Any) -> str:
@@ -148,7 +148,7 @@ def expected(hint: Any) -> str:
         return "any value"
     origin, inner = get_origin(hint), get_args(hint)
     if origin in _UNIONS:
-        return " or ".join(dict.fromkeys(expected(each) for each in inner))
+        return " or ".join(dict.fromkeys(expected(option) for option in inner))
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin is Annotated:

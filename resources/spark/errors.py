@@ -119,10 +119,10 @@ def unwrapped() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = adjunct_error(error)
-        if found is None or found is error:
+        ours = adjunct_error(error)
+        if ours is None or ours is error:
             raise
-        raise found from error
+        raise ours from error
 
 
 def adjunct_error(error: BaseException) -> AdjunctError | None:
@@ -156,20 +156,20 @@ def _damaged(text: str) -> AdjunctError | None:
 
 
 def _raised(text: str) -> AdjunctError | None:
-    found = _RAISED.search(text)
-    kind = getattr(errors, found["name"], None) if found else None
-    if found is None or not (isinstance(kind, type) and issubclass(kind, AdjunctError)):
+    raised = _RAISED.search(text)
+    kind = getattr(errors, raised["name"], None) if raised else None
+    if raised is None or not (isinstance(kind, type) and issubclass(kind, AdjunctError)):
         return None
     # Spark's text goes on with the JVM's own stack after ours.
-    message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", found["message"], maxsplit=1)[0]
+    message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", raised["message"], maxsplit=1)[0]
     return kind(message.strip())
 
 
 def first_line(error: Exception) -> str:
     """Return what an error of Spark's says first. Its parser's begin with an empty line, py4j's with its own call."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines())
-    said = (line for line in lines if line and not line.startswith("An error occurred while calling "))
-    return next(said, type(error).__name__)
+    telling = (line for line in lines if line and not line.startswith("An error occurred while calling "))
+    return next(telling, type(error).__name__)
 
 
 def find(text: str) -> AdjunctError | None:
