@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 
 from dagster_adjunct.orchestration.cli import followed, upkeep, versions
 from dagster_adjunct.orchestration.cli.advance import advance
-from dagster_adjunct.orchestration.cli.deleting import delete_and_show, deletion
+from dagster_adjunct.orchestration.cli.deleting import deletion_command
 from dagster_adjunct.orchestration.cli.keys import entry_keys, leading_values
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
@@ -27,6 +26,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocume
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.dataset import Dataset
+    from dagster_adjunct.orchestration.cli.deleting import Deletion
     from dagster_adjunct.resources.objects.lake import Lake
 
 
@@ -198,32 +198,6 @@ def items(
 
 @dataset.command()
 @click.argument("name")
-@deletion
-@versions.explained
-@lake_url
-@as_json
-def delete(
-    name: str,
-    force: bool,
-    dry_run: bool,
-    yes: bool,
-    reason: str,
-    by: str | None,
-    lake_url: str | None,
-    json_output: bool,
-) -> None:
-    """Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted."""
-    from dagster_adjunct.orchestration.upkeep.deletion import delete_dataset
-    from dagster_adjunct.resources.objects import open_lake
-
-    act = partial(
-        delete_dataset, open_lake(lake_url, create=False), name, reason=reason, by=versions.who(by), force=force
-    )
-    delete_and_show(act, dry_run=dry_run, yes=yes, json_output=json_output)
-
-
-@dataset.command()
-@click.argument("name")
 @click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done, and who refuses it.")
 @versions.explained
@@ -269,3 +243,17 @@ def _moment(as_of: str) -> datetime | int | str:
     except ValueError:
         return as_of
     return zoned("--as-of", as_of, moment)
+
+
+def _deletion() -> Deletion:
+    from dagster_adjunct.orchestration.upkeep.deletion import delete_dataset
+
+    return delete_dataset
+
+
+dataset.add_command(
+    deletion_command(
+        "Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted.",
+        _deletion,
+    )
+)

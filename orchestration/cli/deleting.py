@@ -1,34 +1,59 @@
-"""What `adjunct stream delete` and `adjunct dataset delete` share: options, the question before, and what is shown."""
+"""`adjunct stream delete` and `adjunct dataset delete`: options, the question before, and what is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
-from dagster_adjunct.orchestration.cli.output import show_json, show_line
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line
+from dagster_adjunct.orchestration.cli.versions import explained, who
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.upkeep.deletion import DeletionReport
 
-C = TypeVar("C", bound=Callable[..., Any])
+    # Given the lake, the name and how to go about it.
+    Deletion = Callable[..., DeletionReport]
 
 
-def deletion(command: C) -> C:
-    """Add the options of a deletion."""
-    force = click.option("--force", is_flag=True, help="Also where readers find out only at their next look.")
-    dry_run = click.option("--dry-run", is_flag=True, help="Only show what would go, and who reads it.")
-    yes = click.option("--yes", is_flag=True, help="Do not ask before.")
-    return force(dry_run(yes(command)))
+def deletion_command(
+    text: str, deletion: Callable[[], Deletion], *, name_of: Callable[[str], str] = str
+) -> click.Command:
+    """Return the command that deletes what is named; `deletion` is looked up when it runs, which keeps --help quick."""
+
+    @click.command("delete", help=text)
+    @click.argument("name")
+    @click.option("--force", is_flag=True, help="Also where readers find out only at their next look.")
+    @click.option("--dry-run", is_flag=True, help="Only show what would go, and who reads it.")
+    @click.option("--yes", is_flag=True, help="Do not ask before.")
+    @explained
+    @lake_url
+    @as_json
+    def delete(
+        name: str,
+        force: bool,
+        dry_run: bool,
+        yes: bool,
+        reason: str,
+        by: str | None,
+        lake_url: str | None,
+        json_output: bool,
+    ) -> None:
+        from dagster_adjunct.resources.objects import open_lake
+
+        lake = open_lake(lake_url, create=False)
+        act = partial(deletion(), lake, name_of(name), reason=reason, by=who(by), force=force)
+        if not dry_run and not yes:
+            planned = act(dry_run=True)
+            click.confirm(f"{planned.summary()}. Delete it for good?", abort=True, err=True)
+        _show(act(dry_run=dry_run), dry_run=dry_run, json_output=json_output)
+
+    return delete
 
 
-def delete_and_show(delete: Callable[..., DeletionReport], *, dry_run: bool, yes: bool, json_output: bool) -> None:
-    """Delete after a question, or only show what would be deleted."""
-    if not dry_run and not yes:
-        planned = delete(dry_run=True)
-        click.confirm(f"{planned.summary()}. Delete it for good?", abort=True, err=True)
-    report = delete(dry_run=dry_run)
+def _show(report: DeletionReport, *, dry_run: bool, json_output: bool) -> None:
     if json_output:
         show_json(report.to_json())
         return

@@ -80,6 +80,11 @@ def show_line(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def show_items(title: str, columns: Sequence[str], items: Sequence[Mapping[str, Any]]) -> None:
+    """Print these columns of each item as a table."""
+    show_table(title, columns, [[item[column] for column in columns] for item in items])
+
+
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, own: bool = False) -> None:
     """Print rows as a table; numbers align right. With `own`, the values are a user's, and shown as they are.
 

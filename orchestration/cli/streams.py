@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli.deleting import delete_and_show, deletion
+from dagster_adjunct.orchestration.cli.deleting import deletion_command
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
     lake_url,
     show_facts,
+    show_items,
     show_json,
     show_line,
     show_table,
@@ -23,6 +23,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.cli.deleting import Deletion
     from dagster_adjunct.resources.streams.interface.system import Epochs
     from dagster_adjunct.resources.streams.lake.declaring import StreamDescription
     from dagster_adjunct.resources.streams.lake.system import LakeStreams
@@ -44,7 +45,7 @@ def list_streams(lake_url: str | None, json_output: bool) -> None:
         show_json(found)
         return
     columns = ["name", "partitions", "key", "records", "bytes", "segments"]
-    show_table("streams", columns, [[item[column] for column in columns] for item in found])
+    show_items("streams", columns, found)
 
 
 @stream.command()
@@ -66,7 +67,7 @@ def describe(name: str, lake_url: str | None, json_output: bool) -> None:
     show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
     if readers:
         columns = ["name", "behind", "lost", "committed_at", "problem"]
-        show_table("readers", columns, [[reader[column] for column in columns] for reader in readers])
+        show_items("readers", columns, readers)
 
 
 @stream.command()
@@ -155,32 +156,6 @@ def forget(name: str, reader: str, lake_url: str | None) -> None:
 
 @stream.command()
 @click.argument("name")
-@deletion
-@explained
-@lake_url
-@as_json
-def delete(
-    name: str,
-    force: bool,
-    dry_run: bool,
-    yes: bool,
-    reason: str,
-    by: str | None,
-    lake_url: str | None,
-    json_output: bool,
-) -> None:
-    """Delete a stream for good. Refused while something reads it; repeat it where it was interrupted."""
-    from dagster_adjunct.orchestration.upkeep.deletion import delete_stream
-    from dagster_adjunct.resources.objects import open_lake
-
-    act = partial(
-        delete_stream, open_lake(lake_url, create=False), _lake_stream(name), reason=reason, by=who(by), force=force
-    )
-    delete_and_show(act, dry_run=dry_run, yes=yes, json_output=json_output)
-
-
-@stream.command()
-@click.argument("name")
 @click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
 @click.option("--force", is_flag=True, help="Also where readers have not read all: their next run is refused.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done, and who reads it.")
@@ -255,3 +230,18 @@ def _lake_stream(name: str) -> str:
     if system != "lake":
         raise ConfigurationError(f"{name!r} is a stream of {system}; this command knows those of the lake.")
     return stream
+
+
+def _deletion() -> Deletion:
+    from dagster_adjunct.orchestration.upkeep.deletion import delete_stream
+
+    return delete_stream
+
+
+stream.add_command(
+    deletion_command(
+        "Delete a stream for good. Refused while something reads it; repeat it where it was interrupted.",
+        _deletion,
+        name_of=_lake_stream,
+    )
+)

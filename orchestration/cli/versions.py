@@ -14,6 +14,7 @@ from dagster_adjunct.orchestration.cli.output import (
     as_json,
     lake_url,
     show_facts,
+    show_items,
     show_json,
     show_line,
     show_table,
@@ -146,7 +147,7 @@ def history(name: str, limit: int, lake_url: str | None, json_output: bool) -> N
         show_json(entries)
         return
     columns = ["number", "at", "action", "version", "served", "readable", "by", "reason"]
-    show_table(f"history of {name}, in UTC", columns, [[entry[column] for column in columns] for entry in entries])
+    show_items(f"history of {name}, in UTC", columns, entries)
 
 
 @click.command()
