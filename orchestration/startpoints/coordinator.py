@@ -10,8 +10,8 @@ from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbou
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     dataset_task,
     dataset_tasks,
-    followed,
     named_only,
+    rewindable,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Taken
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
@@ -60,7 +60,7 @@ def fan_out_requests(
 
 def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
     """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
-    datasets = {dataset_task(each.name): each.name for each in followed(app)}
+    datasets = {dataset_task(each.name): each.name for each in rewindable(app)}
 
     @cache
     def manifest(name: str) -> UnboundedManifest | None:

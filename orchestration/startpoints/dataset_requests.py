@@ -72,7 +72,7 @@ def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict
     requests for their streams alone are unknown to the fan-out.
     """
     tasks = {}
-    for dataset in followed(app):
+    for dataset in rewindable(app):
         system, stream = split_stream_name(str(dataset.stream))
         with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
             tasks[dataset_task(dataset.name)] = frozenset(systems[system].partitions(stream))
@@ -81,7 +81,7 @@ def dataset_tasks(app: Application, systems: Mapping[str, StreamSystem]) -> dict
 
 def named_only(app: Application) -> frozenset[str]:
     """Return the tasks of datasets whose stream the application reads too: they get requests only by their name."""
-    return frozenset(dataset_task(dataset.name) for dataset in followed(app) if dataset.stream in app.inputs)
+    return frozenset(dataset_task(dataset.name) for dataset in rewindable(app) if dataset.stream in app.inputs)
 
 
 def apply_dataset_startpoints(
@@ -105,7 +105,7 @@ def apply_dataset_startpoints(
     unresolved: list[Unresolved] = []
     for text in handed.gone():
         _log.warning("%s", text)
-    for dataset in followed(app, only):
+    for dataset in rewindable(app, only):
         task = dataset_task(dataset.name)
         if task in handed.held:
             failed[dataset.name] = _unreadable(dataset.name, task, handed)
@@ -181,7 +181,7 @@ def _resolvable(
     return found, without
 
 
-def followed(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
+def rewindable(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
     """Return the datasets that startpoints can rewind: stored tables of change streams, of these names if any."""
     tables = [dataset for dataset in app.datasets if dataset.kind == "unbounded" and dataset.following.persistent]
     return [dataset for dataset in tables if only is None or dataset.name in only]

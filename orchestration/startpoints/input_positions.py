@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.made_anew import check_all_resolved
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, edge_offsets
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import edge_offsets, snapshot_of
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.system import OffsetRange
 
@@ -58,13 +58,13 @@ def input_positions(
     unread: dict[SystemStreamPartition, OffsetRange] = {}
     lost: dict[SystemStreamPartition, OffsetRange] = {}
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
-    streams = StreamSnapshots(systems)
     for source in app.inputs.values():
-        system, info = streams.system(source.stream), streams.info(source.stream)
+        stream = snapshot_of(systems, source.stream)
+        system = stream.system
         before = state.offsets.streams.get(source.stream)
-        if before is not None and info.is_another(before):
-            check_all_resolved(app, source.stream, info, before)
-        ssps = [ssp for ssp in streams.partitions(source.stream) if ssp in state.checkpoint and ssp not in held]
+        if before is not None and stream.info.is_another(before):
+            check_all_resolved(app, stream, before)
+        ssps = [ssp for ssp in stream.partitions if ssp in state.checkpoint and ssp not in held]
         oldest, upcoming = edge_offsets(system, "oldest", ssps), edge_offsets(system, "upcoming", ssps)
         passed: dict[SystemStreamPartition, OffsetRange] = {}
         for ssp in ssps:

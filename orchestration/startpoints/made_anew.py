@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, partitions_of
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import snapshot_of
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.log import ApplicationState, Intent
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
 
 
 def check_all_resolved(
-    app: Application, stream: str, info: StreamInfo, before: str, resolved: Container[SystemStreamPartition] = ()
+    app: Application, stream: StreamSnapshot, before: str, resolved: Container[SystemStreamPartition] = ()
 ) -> None:
     """Raise OffsetOutOfRangeError for a stream that was `before` another, unless all its partitions have startpoints.
 
     `resolved` are the partitions that have one with an offset.
     """
-    without = [str(ssp) for ssp in partitions_of(stream, info) if ssp not in resolved]
+    info, without = stream.info, [str(ssp) for ssp in stream.partitions if ssp not in resolved]
     if without:
         raise OffsetOutOfRangeError(
-            f"{stream} was {_made_anew(info, before)} (it is {info.identity}, and was {before}): the "
+            f"{stream.name} was {_made_anew(info, before)} (it is {info.identity}, and was {before}): the "
             f"checkpoint of application {app.name!r} is of the stream before, in {', '.join(without[:3])}"
             f"{', …' if len(without) > 3 else ''}.",
-            _where_to_begin(stream, info, before),
+            _where_to_begin(stream.name, info, before),
             application=app.name,
-            stream=stream,
+            stream=stream.name,
         )
 
 
@@ -38,10 +39,10 @@ def check_open_batch(
     systems: Mapping[str, StreamSystem], app: Application, state: ApplicationState, intent: Intent
 ) -> None:
     """Raise OffsetOutOfRangeError for a batch that is to be run again over a stream that was made anew meanwhile."""
-    streams = StreamSnapshots(systems)
     for name in sorted({ssp.qualified_stream for ssp in intent.ranges}):
-        before, info = state.offsets.streams.get(name), streams.info(name)
-        if info.is_another(before):
+        before, stream = state.offsets.streams.get(name), snapshot_of(systems, name)
+        if stream.info.is_another(before):
+            info = stream.info
             raise OffsetOutOfRangeError(
                 f"{name} was {_made_anew(info, before)} (it is {info.identity}, and was {before}), and batch "
                 f"{intent.batch} of application {app.name!r} is open over the stream before.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
@@ -23,7 +24,7 @@ from dagster_adjunct.orchestration.startpoints.resolving import (
     resolve_request,
     task_partitions,
 )
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot, snapshot_of
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
@@ -100,7 +101,8 @@ def preview(
 
     Looks once at each stream. Raises what planning the application and reading its batch log raise.
     """
-    state, streams, now = application_state(lake, app.name), StreamSnapshots(systems), lake.now()
+    state, now = application_state(lake, app.name), lake.now()
+    look = cache(partial(snapshot_of, systems))
     reading = task_partitions(plan_application(app, systems)) if app.inputs else {}
     tables, named = dataset_tasks(app, systems), named_only(app)
     owners: dict[SystemStreamPartition, list[str]] = {}
@@ -117,11 +119,11 @@ def preview(
         if request.task in reading and is_broadcast(app, ssp):
             found[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
         elif tasks and not set(tasks) & tables.keys():
-            found[number] = _of_input(streams, state, request, tasks, now)
+            found[number] = _of_input(look, state, request, tasks, now)
         elif tasks:
             for task in tasks:
                 rewinds.setdefault(task, []).append(number)
-            found[number] = _of_dataset(streams, request, tasks, now)
+            found[number] = _of_dataset(look, request, tasks, now)
         else:
             who = "no task reads" if request.task is None else f"{request.task!r} is no task that reads"
             readers = [task for task, ssps in {**reading, **tables}.items() if ssp in ssps]
@@ -134,32 +136,36 @@ def preview(
 
 
 def _of_input(
-    streams: StreamSnapshots,
+    look: Callable[[str], StreamSnapshot],
     state: ApplicationState,
     request: StartpointRequest,
     tasks: tuple[str, ...],
     now: datetime,
 ) -> Preview:
-    ssp, stream = request.ssp, request.ssp.qualified_stream
-    system, checkpoint = streams.system(stream), state.checkpoint.get(ssp)
+    ssp = request.ssp
+    checkpoint = state.checkpoint.get(ssp)
     try:
-        resolved = resolve_request(streams, request, now=now)
+        stream = look(ssp.qualified_stream)
+        resolved = resolve_request(stream, request, now=now)
     except PermanentError as error:
         falls_back = request.on_unresolved == "checkpoint"
         return Preview(request, tasks, checkpoint, error=str(error), falls_back=falls_back)
+    system = stream.system
     if isinstance(resolved, Replay):
         start, end = resolved.start, resolved.until
         return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end))
     start, end = resolved.offset, system.upcoming([ssp])[ssp]
     # Of a stream that was made anew, the checkpoint is in the one before.
-    known = checkpoint is not None and not streams.info(stream).is_another(state.offsets.streams.get(stream))
+    known = checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name))
     moved = None
     if checkpoint is not None and known:
         moved = system.distance(ssp, checkpoint, start) - system.distance(ssp, start, checkpoint)
     return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end), moved)
 
 
-def _of_dataset(streams: StreamSnapshots, request: StartpointRequest, tasks: tuple[str, ...], now: datetime) -> Preview:
+def _of_dataset(
+    look: Callable[[str], StreamSnapshot], request: StartpointRequest, tasks: tuple[str, ...], now: datetime
+) -> Preview:
     """Return what can be said of a request for datasets without looking at their tables."""
     if request.until is not None:
         return Preview(
@@ -169,7 +175,7 @@ def _of_dataset(streams: StreamSnapshots, request: StartpointRequest, tasks: tup
             "stream says up to where it has read. Leave the end (until) out.",
         )
     try:
-        resolved = resolve_request(streams, request, now=now)
+        resolved = resolve_request(look(request.ssp.qualified_stream), request, now=now)
     except PermanentError as error:
         return Preview(request, tasks, error=str(error), falls_back=request.on_unresolved == "checkpoint")
     assert not isinstance(resolved, Replay)  # it has no end

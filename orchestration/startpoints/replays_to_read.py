@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots, edge_offsets
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import edge_offsets, snapshot_of
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
@@ -27,15 +27,16 @@ def replays_to_read(
         return chosen
     for replay in sorted(offsets.replays.values(), key=lambda replay: (replay.epoch, replay.id)):
         chosen.setdefault(replay.ssp, replay)
-    streams = StreamSnapshots(systems)
-    for stream in sorted({ssp.qualified_stream for ssp in chosen}):
-        system, ssps = streams.system(stream), [ssp for ssp in chosen if ssp.qualified_stream == stream]
-        if stream not in app.inputs:
-            raise _no_replay(app, chosen[ssps[0]], f"the application does not read {stream} any more")
+    for name in sorted({ssp.qualified_stream for ssp in chosen}):
+        ssps = [ssp for ssp in chosen if ssp.qualified_stream == name]
+        if name not in app.inputs:
+            raise _no_replay(app, chosen[ssps[0]], f"the application does not read {name} any more")
+        stream = snapshot_of(systems, name)
+        system = stream.system
         oldest, upcoming = edge_offsets(system, "oldest", ssps), edge_offsets(system, "upcoming", ssps)
         for ssp in ssps:
             replay = chosen[ssp]
-            if streams.info(stream).is_another(replay.stream):
+            if stream.info.is_another(replay.stream):
                 raise _no_replay(app, replay, "the stream was deleted and made anew")
             if system.compare(replay.next, oldest[ssp]) < 0:
                 raise _no_replay(app, replay, f"retention has passed it: the oldest offset left is {oldest[ssp]}")

@@ -10,12 +10,14 @@ from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRang
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint, resolve_startpoint_to_offset
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshots
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 
@@ -28,7 +30,7 @@ class Unresolved:
 
 
 def resolve_request(
-    streams: StreamSnapshots, request: StartpointRequest, *, now: datetime, epoch: int = 0
+    stream: StreamSnapshot, request: StartpointRequest, *, now: datetime, epoch: int = 0
 ) -> ResolvedStartpoint | Replay:
     """Return the request with the offset at which it starts `now`; a bounded one as a replay, which opens this epoch.
 
@@ -36,7 +38,7 @@ def resolve_request(
     `resolve_startpoint_to_offset` does, and OffsetOutOfRangeError for an end that lies before the start.
     """
     ssp = request.ssp
-    system, identity = streams.system(ssp.qualified_stream), streams.identity(ssp)
+    system, identity = stream.system, stream.info.identity
     start = resolve_startpoint_to_offset(system, ssp, request.startpoint)
     position = describe_startpoint(request.startpoint)
     if request.until is None:
@@ -77,17 +79,6 @@ def resolve_request(
     )
 
 
-def without_offset(request: StartpointRequest, error: PermanentError) -> Unresolved:
-    """Return the request as one to go on without. Raises the error, said to whom it is, where that is not allowed."""
-    if request.on_unresolved != "fail":
-        return Unresolved(request, str(error))
-    raise error.reworded(
-        f"the startpoint of {request.by} ({request.reason}) at {request.ssp} has no offset: {error.problem}",
-        f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
-        "--on-unresolved checkpoint it would have gone on from the checkpoint.",
-    ) from error
-
-
 def task_partitions(plan: ExecutionPlan) -> dict[str, frozenset[SystemStreamPartition]]:
     """Return the input partitions of each task of a plan, as a fan-out wants them."""
     return {task.name: frozenset(task.ssps) for task in plan.tasks}
@@ -107,3 +98,52 @@ def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
         "Ask for it without a task, and all of them start there; what waits is taken back with "
         f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
     )
+
+
+def is_for_one_of_all(app: Application, request: StartpointRequest) -> bool:
+    """Whether a request is for one task alone where all tasks read the partition, and so can't be followed."""
+    return request.task is not None and is_broadcast(app, request.ssp)
+
+
+def newest_of(requests: Sequence[StartpointRequest]) -> dict[SystemStreamPartition, StartpointRequest]:
+    """Return the request that counts for each partition: of a broadcast input, all tasks are handed the same."""
+    newest: dict[SystemStreamPartition, StartpointRequest] = {}
+    for request in requests:
+        if request.sequence > newest.setdefault(request.ssp, request).sequence:
+            newest[request.ssp] = request
+    return newest
+
+
+def resolve_all(
+    streams: Mapping[str, StreamSnapshot],
+    known: OffsetState,
+    alone: Sequence[StartpointRequest],
+    requests: Sequence[StartpointRequest],
+    now: datetime,
+) -> tuple[list[ResolvedStartpoint | Replay], list[Unresolved]]:
+    """Return these requests with their offsets, and those that have none and say to go on without."""
+    resolved: list[ResolvedStartpoint | Replay] = []
+    unresolved: list[Unresolved] = []
+    for request in alone:
+        refusal = one_task_of_all(request)
+        if request.on_unresolved == "fail":
+            raise refusal
+        unresolved.append(Unresolved(request, str(refusal)))
+    for request in requests:
+        try:
+            stream, epoch = streams[request.ssp.qualified_stream], known.next_epoch(request.ssp)
+            resolved.append(resolve_request(stream, request, now=now, epoch=epoch))
+        except PermanentError as error:
+            unresolved.append(_without_offset(request, error))
+    return resolved, unresolved
+
+
+def _without_offset(request: StartpointRequest, error: PermanentError) -> Unresolved:
+    """Return the request as one to go on without. Raises the error, said to whom it is, where that is not allowed."""
+    if request.on_unresolved != "fail":
+        return Unresolved(request, str(error))
+    raise error.reworded(
+        f"the startpoint of {request.by} ({request.reason}) at {request.ssp} has no offset: {error.problem}",
+        f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
+        "--on-unresolved checkpoint it would have gone on from the checkpoint.",
+    ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.names import split_stream_name
@@ -14,40 +15,23 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
 
 
-class StreamSnapshots:
-    """Streams as they answer in one look, each opened once, by their names ("lake.flights")."""
+@dataclass(frozen=True, slots=True)
+class StreamSnapshot:
+    """One stream ("lake.flights") as it answers in one look: its system, what it is, and its partitions in order."""
 
-    def __init__(self, systems: Mapping[str, StreamSystem]) -> None:
-        self._systems = systems
-        self._opened: dict[str, StreamSystem] = {}
-        self._infos: dict[str, StreamInfo] = {}
-
-    def system(self, stream: str) -> StreamSystem:
-        """Return the system of a stream, as it answers questions about this stream."""
-        if stream not in self._opened:
-            system, name = split_stream_name(stream)
-            self._opened[stream] = self._systems[system].snapshot(name)
-        return self._opened[stream]
-
-    def info(self, stream: str) -> StreamInfo:
-        """Return what the stream is. Raises StreamNotFoundError."""
-        if stream not in self._infos:
-            self._infos[stream] = self.system(stream).info(split_stream_name(stream)[1])
-        return self._infos[stream]
-
-    def identity(self, ssp: SystemStreamPartition) -> str | None:
-        """Return the identity of a partition's stream, None where its system gives none."""
-        return self.info(ssp.qualified_stream).identity
-
-    def partitions(self, stream: str) -> list[SystemStreamPartition]:
-        """Return all partitions of the stream, in order."""
-        return partitions_of(stream, self.info(stream))
+    name: str
+    system: StreamSystem
+    info: StreamInfo
+    partitions: tuple[SystemStreamPartition, ...]
 
 
-def partitions_of(stream: str, info: StreamInfo) -> list[SystemStreamPartition]:
-    """Return all partitions of the stream "system.stream", in order."""
+def snapshot_of(systems: Mapping[str, StreamSystem], stream: str) -> StreamSnapshot:
+    """Return a stream as it is now. Raises StreamNotFoundError."""
     system, name = split_stream_name(stream)
-    return [SystemStreamPartition(system, name, number) for number in range(info.partitions)]
+    opened = systems[system].snapshot(name)
+    info = opened.info(name)
+    partitions = tuple(SystemStreamPartition(system, name, number) for number in range(info.partitions))
+    return StreamSnapshot(stream, opened, info, partitions)
 
 
 def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:

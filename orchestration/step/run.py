@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_reques
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     DatasetOutcome,
     apply_dataset_startpoints,
-    followed,
+    rewindable,
 )
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
 from dagster_adjunct.orchestration.step.context import StepContext
@@ -80,7 +80,7 @@ def apply_startpoints(
     """
     lake, systems = runtime.lake, runtime.systems
     startpoints = startpoints_of(lake, app)
-    if not followed(app, only) or not startpoints.has_any():
+    if not rewindable(app, only) or not startpoints.has_any():
         return DatasetOutcome()
     if plan is None and app.inputs:
         plan = plan_application(app, systems)
