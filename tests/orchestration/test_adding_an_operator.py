@@ -1,0 +1,190 @@
+"""Adding an operator takes one file: those of these tests stand here alone, and are planned, drawn, traced and run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.lineage import outputs_of
+from dagster_adjunct.orchestration.code_location.shared.column_lineage import output_columns
+from dagster_adjunct.orchestration.operators.columns import Types
+from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made, Node, add
+from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
+from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
+from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, StreamFacts
+from dagster_adjunct.orchestration.planner import plan
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.planner.planning import catalog
+from tests.orchestration.step_world import StepWorld
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.compiling import Batch
+
+PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
+TRIPS = Schema.of(tailnum="string", miles="int")
+FACTS = [StreamFacts(f"lake.{name}", count, ("tailnum",), SPARK, TRIPS) for name, count in (("old", 2), ("new", 3))]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Spec):
+    """Every record whose `column` is a multiple of `n`."""
+
+    kind: ClassVar[str] = "sample"
+    column: str
+    n: int
+
+    def summary(self) -> str:
+        return f"each {self.n}th {self.column}"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        return flow
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        (frame,) = frames
+        return frame.where(frame[self.column] % self.n == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Union(Spec):
+    """The records of several inputs, which have the same columns."""
+
+    kind: ClassVar[str] = "union"
+
+    def summary(self) -> str:
+        return "all records"
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        if len({flow.columns for flow in arriving}) > 1:
+            raise PlanningError(f"{context.operator}: its inputs have different columns.", "Map them to the same.")
+        return replace(arriving[0], partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        return arriving[0] if all(types == arriving[0] for types in arriving) else None
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        result: Made = {}
+        for made in arriving:
+            for name, sources in made.items():
+                add(result, name, sources)
+        return result
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
+        return reduce(lambda left, right: left.unionByName(right), frames)
+
+
+def united(**options: bool) -> Application:
+    """Two streams, one of them sampled, together enriched and written."""
+    app = Application("app", **options)
+    old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
+    both = old.apply(Sample("miles", 2)).apply(Union(), new, name="trips")
+    enriched = both.join(app.table(PLANES), on="tailnum", how="left", select=["seats"])
+    enriched.map("tailnum", "miles * seats as seat_miles").send_to(
+        app.output_stream("lake.out", partitions=2, key="tailnum")
+    )
+    return app
+
+
+def test_it_is_planned_and_drawn_with_several_inputs() -> None:
+    app = united(auto_repartition=True)
+    planned = plan(app, catalog(*FACTS, StreamFacts("lake.planes", 1, schema=Schema.of(tailnum="string", seats="int"))))
+    assert [operator.inputs for operator in planned.operators][2:4] == [("input-1",), ("sample-3", "input-2")]
+    assert planned.operator("union-4-trips").columns == ("tailnum", "miles")
+    drawn = planned.render()
+    assert "sample-3  [2 by tailnum]  each 2th miles" in drawn
+    assert "union-4-trips  [2]  all records" in drawn
+    assert "because union-4-trips leaves open how it is partitioned" in drawn
+
+
+def test_what_it_leaves_open_is_proven_by_nobody() -> None:
+    with pytest.raises(
+        PlanningError, match=r"union-4-trips leaves open how it is partitioned.*partition_by\(\"tailnum"
+    ):
+        plan(united(), catalog(replace(FACTS[0], partitions=2), replace(FACTS[1], partitions=2), planes=1))
+
+
+def test_what_it_refuses_is_said_with_its_id() -> None:
+    other = replace(FACTS[1], schema=Schema.of(tailnum="string", km="int"))
+    with pytest.raises(PlanningError, match="union-4-trips: its inputs have different columns"):
+        plan(united(), catalog(FACTS[0], other, planes=1))
+
+
+def test_lineage_goes_through_all_its_inputs() -> None:
+    app = Application("app")
+    old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
+    old.apply(Union(), new).send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    (output,) = outputs_of(app)
+    assert output.upstream == (Node("stream", "lake.old"), Node("stream", "lake.new"))
+    made = output_columns(app, plan(app, catalog(*FACTS)))[output.node]
+    assert made["miles"] == ((Node("stream", "lake.old"), "miles"), (Node("stream", "lake.new"), "miles"))
+
+
+def test_an_operator_that_says_nothing_of_columns_leaves_their_lineage_open() -> None:
+    app = Application("app")
+    sampled = app.input_stream("lake.old").apply(Sample("miles", 2))
+    sampled.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    assert output_columns(app, plan(app, catalog(FACTS[0]))).get(Node("stream", "lake.out"), {}) == {}
+
+
+def test_records_are_written_and_looked_up_behind_one_input_only() -> None:
+    app = Application("app")
+    old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
+    app.output_stream("lake.out", partitions=2)
+    with pytest.raises(PlanningError, match="send-to-3 has the inputs input-1, input-2: expected one"):
+        old.apply(SendToStream("lake.out"), new)
+
+
+def test_inputs_are_of_one_application() -> None:
+    with pytest.raises(PlanningError, match="was declared by application 'other'"):
+        Application("app").input_stream("lake.old").apply(Union(), Application("other").input_stream("lake.new"))
+
+
+def miles(first: int, count: int) -> list[tuple[str, int]]:
+    return [(f"N{number % 5}", number) for number in range(first, first + count)]
+
+
+@pytest.mark.spark
+def test_it_runs_and_leaves_what_python_makes_of_the_same_records(step_world: StepWorld) -> None:
+    step_world.stream("old", "tailnum", 2, tailnum="string", miles="int")
+    step_world.stream("new", "tailnum", 3, tailnum="string", miles="int")
+    step_world.stream("planes", "tailnum", 1, tailnum="string", seats="int")
+    seats = {f"N{number}": 100 + number for number in range(4)}
+    step_world.send("planes", *seats.items(), version="v1")
+    app = united(auto_repartition=True)
+    expected: list[tuple[str, int | None]] = []
+    for first in (0, 100):
+        old, new = miles(first, 20), miles(first + 50, 15)
+        step_world.send("old", *old)
+        step_world.send("new", *new)
+        for tailnum, value in [*((t, v) for t, v in old if v % 2 == 0), *new]:
+            expected.append((tailnum, value * seats[tailnum] if tailnum in seats else None))
+        report = step_world.run(app)
+        assert report.counters["join-5-planes"]["rows"] == 25
+    rows = step_world.rows("out")
+    assert set(rows[0]) == {"tailnum", "seat_miles"}  # what orders the inputs is not stored
+    assert sorted((row["tailnum"], row["seat_miles"] or 0) for row in rows) == sorted((t, v or 0) for t, v in expected)
+
+
+@pytest.mark.spark
+def test_branches_of_one_stream_come_together_again_behind_an_output(step_world: StepWorld) -> None:
+    """Each record comes twice, by way of a stream and beside it, with positions in two streams."""
+    step_world.stream("old", "tailnum", 2, tailnum="string", miles="int")
+    step_world.send("old", *miles(0, 10))
+    app = Application("app")
+    old = app.input_stream("lake.old")
+    kept = old.filter("miles >= 4").send_to(app.output_stream("lake.kept", partitions=2, key="tailnum"))
+    kept.apply(Union(), old).send_to(app.output_stream("lake.out", partitions=3, key="tailnum"))
+    step_world.run(app)
+    assert sorted((row["tailnum"], row["miles"]) for row in step_world.rows("out")) == sorted(
+        [*miles(0, 10), *(trip for trip in miles(0, 10) if trip[1] >= 4)]
+    )
