@@ -11,28 +11,24 @@ next one. Behaviour: SAMZA-1278, "Bounded dataset".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.candidate import Built, build_candidate, validate_candidate
-from dagster_adjunct.assets.bounded.publish import declared, heard, leave, publish
+from dagster_adjunct.assets.bounded.bounded_report import report_of
+from dagster_adjunct.assets.bounded.candidate import build_candidate
+from dagster_adjunct.assets.bounded.judging import judge
+from dagster_adjunct.assets.bounded.looking import look
+from dagster_adjunct.assets.bounded.next_delivery import next_delivery
+from dagster_adjunct.assets.bounded.publish import publish
 from dagster_adjunct.assets.bounded.version_set import join_version_set
-from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
-from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
-from dagster_adjunct.assets.sources.open_source import open_source
-from dagster_adjunct.assets.sources.stream_source import StreamSource
-from dagster_adjunct.assets.versions.carrying_over import carried_over
-from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Lost
-from dagster_adjunct.assets.versions.log import DatasetLog, Manifests
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, as_bounded
-from dagster_adjunct.assets.versions.operator_actions import expire_pins, explained
-from dagster_adjunct.assets.versions.report import Action, AdvanceReport, OnStage, Stages, ignore
-from dagster_adjunct.assets.versions.sealed_version import VersionRef
-from dagster_adjunct.assets.writing.generation import add, check_declaration
+from dagster_adjunct.assets.bounded.waiting import begin
+from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.versions.deliveries import Abandoned
+from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
+from dagster_adjunct.assets.versions.operator_actions import explained
+from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
-    DatasetError,
-    MarkerConflictError,
     ValidatorError,
 )
 from dagster_adjunct.resources.spark.errors import unwrapped
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.delivery import VersionSource
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.system import StreamSystem
 
@@ -73,7 +68,7 @@ def advance_bounded(
             "Advance the set with all its members: advance_version_set(lake, systems, members, …).",
         )
     _check_partition(spec, partition)
-    return _Cycle(lake, systems, (spec,), spark, by, on_stage, partition, make_current).run()[0]
+    return _advance(lake, systems, (spec,), spark, by, on_stage, partition, make_current)[0]
 
 
 @unwrapped()
@@ -99,7 +94,7 @@ def advance_version_set(
             "Declare them with version_set(NAME, …) and pass what it returns.",
         )
     join_version_set(lake, str(names.pop()), [spec.name for spec in specs], by=by)
-    return _Cycle(lake, systems, specs, spark, by, on_stage, None, False).run()
+    return _advance(lake, systems, specs, spark, by, on_stage, None, make_current=False)
 
 
 def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
@@ -125,220 +120,35 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
 
 
-@dataclass
-class Member:
-    """One dataset while it advances: alone, or with the other members of its version set.
-
-    `manifest` is what is decided on, `committed` what stands in the lake. `others` is what other members
-    of the set lack of the version that this one has.
-    """
-
-    spec: AdjunctDataset
-    log: DatasetLog
-    source: VersionSource
-    manifest: BoundedManifest
-    stages: Stages
-    sealed: list[str] = field(default_factory=list)
-    rejected: list[str] = field(default_factory=list)
-    unchanged: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
-    committed: BoundedManifest | None = None
-    last: Built | None = None
-    awaiting: Awaiting | None = None
-    others: Awaited | None = None
-
-
-class _Cycle:
-    def __init__(
-        self,
-        lake: Lake,
-        systems: Mapping[str, StreamSystem],
-        specs: Sequence[AdjunctDataset],
-        spark: Callable[[], SparkSession],
-        by: str,
-        on_stage: OnStage,
-        partition: str | None,
-        make_current: bool,
-    ) -> None:
-        self._spark, self._by, self._make_current = spark, by, make_current
-        # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
-        self._once = partition is not None or any(isinstance(spec.input, QuerySource) for spec in specs)
-        self._members = []
-        log = DatasetLog(lake, specs[0].name)
-        self._commit, manifests = log.read_all()
-        _check_membership(specs, manifests)
-        if expire_pins(log, manifests, lake.now(), by=by):
-            self._commit, manifests = log.read_all()
-        opened = []
-        for spec in specs:
-            stages = Stages(spec.name, on_stage)
-            with stages("collect"):
-                opened.append((spec, stages, open_source(systems, spec, lake, partition=partition)))
-        carried = _carried(manifests, [source for _, _, source in opened])
-        if carried:
-            self._commit = log.commit_all(self._commit, carried, by=by)
-            manifests |= carried
-        for spec, stages, source in opened:
-            with stages("collect"):
-                log = DatasetLog(lake, spec.name)
-                stored = manifests.get(spec.name)
-                # Before the declaration, in which a stream made anew with other partitions would differ, too.
-                first = stored or source.first_manifest()
-                if isinstance(source, StreamSource) and first.declaration.input == source.declaration.input:
-                    source.check_not_made_anew(first.stream)
-                check_declaration(spec.name, first.declaration, source.declaration)
-                committed = None if stored is None else as_bounded(stored)
-                manifest = declared(committed or source.first_manifest(), spec)
-                self._members.append(Member(spec, log, source, manifest, stages, committed=committed))
-
-    def run(self) -> list[AdvanceReport]:
-        while (deliveries := self._next()) is not None:
-            built = [
-                build_candidate(member, deliveries[member.spec.name], self._spark, by=self._by)
-                for member in self._members
-                if member.spec.name in deliveries
-            ]
-            self._validate(built)
-            self._commit = publish(self._commit, self._members, built, by=self._by, make_current=self._make_current)
-        return [self._report(member) for member in self._members]
-
-    def _validate(self, built: Sequence[Built]) -> None:
+def _advance(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    specs: Sequence[AdjunctDataset],
+    spark: Callable[[], SparkSession],
+    by: str,
+    on_stage: OnStage,
+    partition: str | None,
+    make_current: bool,
+) -> list[AdvanceReport]:
+    """Look, and as long as a delivery is whole: build, judge, publish. Return a report for each dataset."""
+    # A query, or a partition that is asked for, gives a version each time that it is asked: once is enough.
+    once = partition is not None or any(isinstance(spec.input, QuerySource) for spec in specs)
+    unit = look(lake, systems, specs, by, on_stage, partition)
+    while True:
+        unit, deliveries = next_delivery(unit, once=once, by=by)
+        if deliveries is None:
+            return [report_of(member) for member in unit.members]
+        built = [
+            build_candidate(member, deliveries[member.name], spark, by=by)
+            for member in unit.members
+            if member.name in deliveries
+        ]
         try:
-            for candidate in built:
-                validate_candidate(candidate, self._spark)
+            judged = [judge(candidate, spark) for candidate in built]
         except ValidatorError:
-            self._begin()
+            begin(unit, by=by)
             raise
-
-    def _next(self) -> dict[str, Delivery] | None:
-        try:
-            return self._delivered()
-        except MarkerConflictError:
-            self._begin()
-            raise
-
-    def _begin(self) -> None:
-        """Commit every member, for without a commit the version that stands in its way can't be abandoned."""
-        for member in self._members:
-            if member.committed is None:
-                at = Awaiting(None, (), member.manifest.offsets)
-                self._commit = leave(self._commit, self._members, member, at, member.manifest.awaited, by=self._by)
-
-    def _delivered(self) -> dict[str, Delivery] | None:
-        """Return what every member has delivered whole, None when one still waits; by then that is recorded."""
-        if self._once and any(member.last is not None for member in self._members):
-            for member in self._members:
-                member.awaiting = Awaiting(None, (), member.manifest.offsets, idle=True)
-            return None
-        found = {member.spec.name: member.source.next(member.manifest) for member in self._members}
-        complete = {name: each for name, each in found.items() if isinstance(each, Delivery)}
-        for version in {each.version for each in complete.values()}:
-            here = {name: each for name, each in complete.items() if each.version == version}
-            # A member that had this version before it joined the set is not waited for. One that abandoned it is: the
-            # set never has it whole then.
-            if all(version in self._member(name).manifest.taken for name in found.keys() - here.keys()):
-                return here
-        _check_one_version(complete)
-        waiting = {name: each for name, each in found.items() if isinstance(each, Awaiting)}
-        begun = next((each.version for each in complete.values()), None)
-        for name, each in waiting.items():
-            member = self._member(name)
-            member.awaiting = replace(each, idle=each.idle and not complete)
-            member.counters = add(member.counters, {"redelivered": each.redelivered} if each.redelivered else {})
-            awaited = _awaited(member, each, begun)
-            self._commit = leave(self._commit, self._members, member, each, awaited, by=self._by)
-            heard(member, each)
-        self._begin()
-        missing = tuple(marker for each in waiting.values() for marker in each.missing)
-        since = [each.awaited.since for each in (self._member(name).manifest for name in waiting) if each.awaited]
-        for name in complete:
-            self._member(name).others = Awaited(
-                version=begun, missing=missing, since=min(since, default=self._member(name).log.lake.now())
-            )
-        return None
-
-    def _member(self, name: str) -> Member:
-        return next(member for member in self._members if member.spec.name == name)
-
-    def _report(self, member: Member) -> AdvanceReport:
-        manifest, version = member.manifest, member.manifest.version
-        idle = member.awaiting is not None and member.awaiting.idle and version is not None and not member.lost
-        action: Action = "waiting"
-        notes = []
-        if member.sealed:
-            action = "sealed"
-        elif member.rejected:
-            action = "rejected"
-        elif member.unchanged:
-            action = "unchanged"
-            notes.append("the version delivered equals the current one")
-        elif idle:
-            action = "up-to-date"
-            dropped = member.notes and "redelivered" in member.counters
-            notes += [] if dropped else ["nothing new was delivered"]
-        for ref in (manifest.ref(rejected) for rejected in member.rejected):
-            if ref is not None:
-                notes.append(_rejected(member, ref))
-        newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
-        if newest is not None and newest.state == "rejected" and not member.rejected:
-            notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
-        awaited = member.others or manifest.awaited
-        waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
-        if idle:
-            waiting = ()
-        if waiting:
-            begun = awaited.version if awaited else None
-            wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
-            notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
-        if manifest.pin is not None:
-            notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
-        looked_at = member.last.version if member.last and member.last.version else version
-        return AdvanceReport(
-            dataset=manifest.name,
-            kind="bounded",
-            action=action,
-            version=None if version is None else version.id,
-            sealed=tuple(member.sealed),
-            rejected=tuple(member.rejected),
-            lost=tuple(name for lost in member.lost for name in lost.versions),
-            evaluated=looked_at.id if looked_at else None,
-            verdicts=looked_at.verdicts if looked_at else (),
-            warnings=tuple(dict.fromkeys([*member.warnings, *[lost.summary() for lost in member.lost], *member.notes])),
-            rows=None if version is None else version.rows,
-            counters=member.counters,
-            offsets=manifest.offsets,
-            waiting=waiting,
-            waiting_since=awaited.since if awaited and waiting else None,
-            seconds=member.stages.seconds,
-            schema=member.source.schema if version is None else version.columns,
-            note="; ".join(notes),
-        )
-
-
-def _carried(manifests: Manifests, sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
-    """Return the manifests of those whose streams were repartitioned just when they had read all of them."""
-    streams = [source for source in sources if isinstance(source, StreamSource) and source.spec.name in manifests]
-    found = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
-    return {name: after for name, after in found.items() if after is not None}
-
-
-def _rejected(member: Member, ref: VersionRef) -> str:
-    """Return why a version was rejected and what can be done about it."""
-    name, source = member.spec.name, member.spec.input
-    again = "deliver it again under the same name"
-    if isinstance(source, FileSource):
-        again = "complete the folder again"
-    elif isinstance(source, QuerySource):
-        again = "compute it again"
-    look = f"look at it (adjunct dataset show {name} {ref.id})"
-    force = f"force it with a reason (adjunct dataset force {name} {ref.id} --reason …)"
-    drop = f"drop it (adjunct dataset drop {name} {ref.id} --reason …) and {again}"
-    # What was refused before it was built can neither be read nor forced.
-    steps = f"{look}, {force}, or {drop}" if ref.document else drop
-    return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"
+        unit = publish(unit, judged, by=by, make_current=make_current)
 
 
 def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
@@ -364,32 +174,3 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
             f"dataset {spec.name!r} is computed by a query for each of its partitions, and none is asked for.",
             "Say which: partition=….",
         )
-
-
-def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:
-    if specs[0].version_set is None and len(manifests) > 1:
-        others = ", ".join(sorted(set(manifests) - {specs[0].name}))
-        raise DatasetError(
-            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
-            "Declare it with version_set(NAME, …) as before, or under a new name.",
-        )
-
-
-def _check_one_version(complete: Mapping[str, Delivery]) -> None:
-    versions = {each.version for each in complete.values()}
-    if len(versions) > 1:
-        said = "; ".join(f"{name}: {each.version!r}" for name, each in complete.items())
-        raise MarkerConflictError(
-            f"the members of one version set have delivered different versions as the next ({said}).",
-            "If one of them has no counterpart in the other members, or lost it to retention, abandon it: "
-            "adjunct dataset abandon DATASET VERSION --reason ….",
-        )
-
-
-def _awaited(member: Member, awaiting: Awaiting, others: str | None) -> Awaited | None:
-    """Return what to remember of a wait: for which version, and since when. `others` have it whole in the set."""
-    if awaiting.idle and others is None:
-        return None
-    before, version = member.manifest.awaited, awaiting.version or others
-    since = before.since if before is not None and before.version == version else member.log.lake.now()
-    return Awaited(version=version, missing=awaiting.missing, since=since)

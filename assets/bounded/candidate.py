@@ -1,4 +1,4 @@
-"""Builds a version beside the one that is served, and has it checked, before anybody can read it.
+"""Builds a version beside the one that is served, before anybody can read it.
 
 A finished build is kept in its attempt's record, so that a run that died after it does not cost it: the next run
 finds the very same delivery built and goes on with that.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.validation.candidate_version import Candidate
-from dagster_adjunct.assets.validation.validators import evaluate
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
 from dagster_adjunct.assets.versions.log import Attempt
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
@@ -38,7 +35,7 @@ from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.bounded.advance import Member
+    from dagster_adjunct.assets.bounded.members import Member, Unit
     from dagster_adjunct.assets.sources.delivery import Delivery
     from dagster_adjunct.resources.bucketing.files import Generation
 
@@ -47,9 +44,12 @@ _FOOTERS = 1024 * 1024
 REFUSED = (MarkerConflictError, NullKeyError, SchemaMismatchError)
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Built:
-    """A version on its way: built or not, and what speaks against it. `problem` "" means nothing does."""
+    """A version on its way: built or not, and what speaks against it. `problem` "" means nothing does.
+
+    `unchanged` is the id of the version that has the same content already.
+    """
 
     member: Member
     delivery: Delivery
@@ -58,6 +58,11 @@ class Built:
     version: SealedVersion | None
     problem: str = ""
     unchanged: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def of(self, unit: Unit) -> Built:
+        """Return it for its member as that is now."""
+        return replace(self, member=unit.member(self.member.name))
 
     @property
     def id(self) -> str:
@@ -91,52 +96,24 @@ def build_candidate(member: Member, delivery: Delivery, spark: Callable[[], Spar
     log = member.log
     fingerprint = _fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
-        found = _finished(member, delivery, fingerprint)
-        if found is not None:
-            built = found
-        else:
+        built = _finished(member, delivery, fingerprint)
+        if built is None:
             attempt = log.attempt()
             built = Built(member, delivery, attempt, manifest.next_number, None)
             with AttemptRenewal(log.lake, log.name, attempt.id, by) as renewal:
                 try:
-                    built.version = _build(member, delivery, attempt, spark)
+                    built = replace(built, version=_build(member, delivery, attempt, spark))
                 except REFUSED as error:
-                    built.problem = building.detail = f"{type(error).__name__}: {error.problem}"
+                    building.detail = f"{type(error).__name__}: {error.problem}"
+                    built = replace(built, problem=building.detail)
                 else:
+                    assert built.version is not None
                     if fingerprint is not None:
                         renewal.finish({"fingerprint": fingerprint, "version": built.version.model_dump(mode="json")})
     if built.version is not None:
         with member.stages("unchanged", delivery.version):
-            built.unchanged = _equal_to(member, built.version)
+            return replace(built, unchanged=_equal_to(member, built.version))
     return built
-
-
-def validate_candidate(built: Built, spark: Callable[[], SparkSession]) -> None:
-    """Have a built version judged by the dataset's validators; nobody reads it meanwhile.
-
-    Raises ValidatorError for a mistake in one of them; the build is kept, and the next run has it judged again.
-    """
-    member, version = built.member, built.version
-    if version is None or built.unchanged or built.problem:
-        return
-    with member.stages("validate", built.delivery.version) as validating:
-        store, name, current = member.log.lake.store, member.spec.name, member.manifest.version
-        verdicts = evaluate(
-            member.spec.validators,
-            Candidate(
-                VersionReader(store, name, version),
-                None if current is None else VersionReader(store, name, current),
-                spark,
-            ),
-            member.spec.sensitive,
-        )
-        built.version = version.model_copy(update={"verdicts": verdicts})
-        failed = [verdict for verdict in verdicts if not verdict.passed]
-        wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
-        odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
-        built.problem = "; ".join(wrong)
-        member.warnings += [f"version {built.delivery.version!r}: {warning}" for warning in odd]
-        validating.detail = "; ".join([*wrong, *(f"warning: {warning}" for warning in odd)])
 
 
 def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable[[], SparkSession]) -> SealedVersion:

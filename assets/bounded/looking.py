@@ -1,0 +1,80 @@
+"""Looks at bounded datasets and their inputs as they are when an advance begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.bounded.input_place import declared
+from dagster_adjunct.assets.bounded.members import Member, Unit
+from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.stream_source import StreamSource
+from dagster_adjunct.assets.versions.carrying_over import carried_over
+from dagster_adjunct.assets.versions.log import DatasetLog, Manifests
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
+from dagster_adjunct.assets.versions.operator_actions import expire_pins
+from dagster_adjunct.assets.versions.report import OnStage, Stages
+from dagster_adjunct.assets.writing.generation import check_declaration
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+)
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.delivery import VersionSource
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+
+
+def look(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    specs: Sequence[AdjunctDataset],
+    by: str,
+    on_stage: OnStage,
+    partition: str | None,
+) -> Unit:
+    """Return the datasets and their inputs as they are now. Pins that have expired end here."""
+    log = DatasetLog(lake, specs[0].name)
+    commit, manifests = log.read_all()
+    _check_membership(specs, manifests)
+    if expire_pins(log, manifests, lake.now(), by=by):
+        commit, manifests = log.read_all()
+    opened = []
+    for spec in specs:
+        stages = Stages(spec.name, on_stage)
+        with stages("collect"):
+            opened.append((spec, stages, open_source(systems, spec, lake, partition=partition)))
+    carried = _carried(manifests, [source for _, _, source in opened])
+    if carried:
+        commit = log.commit_all(commit, carried, by=by)
+        manifests |= carried
+    members = []
+    for spec, stages, source in opened:
+        with stages("collect"):
+            stored = manifests.get(spec.name)
+            # Before the declaration, in which a stream made anew with other partitions would differ, too.
+            first = stored or source.first_manifest()
+            if isinstance(source, StreamSource) and first.declaration.input == source.declaration.input:
+                source.check_not_made_anew(first.stream)
+            check_declaration(spec.name, first.declaration, source.declaration)
+            committed = None if stored is None else as_bounded(stored)
+            manifest = declared(committed or source.first_manifest(), spec)
+            members.append(Member(spec, DatasetLog(lake, spec.name), source, stages, manifest, committed))
+    return Unit(commit, tuple(members))
+
+
+def _carried(manifests: Manifests, sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
+    """Return the manifests of those whose streams were repartitioned just when they had read all of them."""
+    streams = [source for source in sources if isinstance(source, StreamSource) and source.spec.name in manifests]
+    found = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
+    return {name: after for name, after in found.items() if after is not None}
+
+
+def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:
+    if specs[0].version_set is None and len(manifests) > 1:
+        others = ", ".join(sorted(set(manifests) - {specs[0].name}))
+        raise DatasetError(
+            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
+            "Declare it with version_set(NAME, …) as before, or under a new name.",
+        )

@@ -1,0 +1,93 @@
+"""A dataset while it advances, and the members of a version set that advance together: frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.writing.generation import add
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery, VersionSource
+    from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
+    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.report import Stages
+    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+    from dagster_adjunct.resources.objects.commit import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an advance has done with one dataset so far.
+
+    `sealed`, `rejected` and `unchanged` are ids of versions, `taken_in` counts the deliveries that they came of, and
+    `looked_at` is the version that was built last.
+    """
+
+    sealed: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    notes: tuple[str, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    taken_in: int = 0
+    looked_at: SealedVersion | None = None
+
+    def heard(self, source: Delivery | Awaiting) -> Outcome:
+        """Return it with what the source told beside its answer."""
+        lost = (source.lost,) if source.lost is not None else ()
+        return replace(self, notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
+
+    def counted(self, counters: Mapping[str, int]) -> Outcome:
+        """Return it with these counters added."""
+        return replace(self, counters=add(dict(self.counters), dict(counters)))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One dataset while it advances: alone, or with the other members of its version set.
+
+    `manifest` is what is decided on, `committed` what stands in the lake, None before the first commit. `others` is
+    what other members of the set lack of the version that this one has.
+    """
+
+    spec: AdjunctDataset
+    log: DatasetLog
+    source: VersionSource
+    stages: Stages
+    manifest: BoundedManifest
+    committed: BoundedManifest | None = None
+    outcome: Outcome = Outcome()
+    awaiting: Awaiting | None = None
+    others: Awaited | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def at(self, manifest: BoundedManifest) -> Member:
+        """Return the member as it stands once this manifest is committed."""
+        return replace(self, manifest=manifest, committed=manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What advances in one commit: a dataset alone, or all members of a version set, after `commit`."""
+
+    commit: Commit | None
+    members: tuple[Member, ...]
+
+    def member(self, name: str) -> Member:
+        """Return the member of this name."""
+        return next(member for member in self.members if member.name == name)
+
+    def having(self, members: Iterable[Member], commit: Commit | None = None) -> Unit:
+        """Return the unit with these members as they are now, after this commit (None: the same as before)."""
+        changed = {member.name: member for member in members}
+        now = tuple(changed.get(member.name, member) for member in self.members)
+        return Unit(self.commit if commit is None else commit, now)
