@@ -126,11 +126,11 @@ def live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]:
 
 def all_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
     """Return all leases in the lake, expired or not. One that can't be read holds whatever it may hold: ("*",)."""
-    found = []
+    leases = []
     for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
         with suppress(ObjectNotFoundError):  # released in between
-            found.append(_parse(item, lake.store.get(item.key).data))
-    return found
+            leases.append(_parse(item, lake.store.get(item.key).data))
+    return leases
 
 
 def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:

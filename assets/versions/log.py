@@ -154,10 +154,10 @@ class DatasetLog:
 
     def history(self, limit: int | None = None) -> Iterator[tuple[Commit, DatasetManifest]]:
         """Yield the commits that changed this dataset, newest first, as far back as their manifests are kept."""
-        for count, found in enumerate(self._history()):
+        for count, change in enumerate(self._history()):
             if limit is not None and count >= limit:
                 return
-            yield found
+            yield change
 
     def _history(self) -> Iterator[tuple[Commit, DatasetManifest]]:
         set_name = self.version_set()

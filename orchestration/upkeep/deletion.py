@@ -49,13 +49,13 @@ class DeletionReport:
 
     def summary(self) -> str:
         """Return the report in one line."""
-        said = "would be deleted" if self.dry_run else "deleted"
+        verb = "would be deleted" if self.dry_run else "deleted"
         if self.repeated:
-            left = f"{self.objects:,} objects that it had left {said}" if self.objects else "nothing is left of it"
+            left = f"{self.objects:,} objects that it had left {verb}" if self.objects else "nothing is left of it"
             return f"{self.kind} {self.name} was deleted before: {left}"
         if self.left:
             return f"{self.kind} {self.name} deleted, and made anew meanwhile: stream maintain collects what is left"
-        return f"{self.kind} {self.name}: {self.objects:,} objects, {self.size:,} bytes {said}"
+        return f"{self.kind} {self.name}: {self.objects:,} objects, {self.size:,} bytes {verb}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
@@ -150,25 +150,25 @@ def _delete(
     for tried in range(_TRIES):
         seen = look()
         repeated = is_deleted(seen)
-        found = Readers() if repeated else readers()
+        reading = Readers() if repeated else readers()
         if dry_run:
             there = objects()
             size = sum(there.values())
-            return DeletionReport(kind, name, len(there), size, found.holding, found.told, repeated, dry_run)
-        if found.refuse(force=force):
-            raise _refused(kind, name, found)
+            return DeletionReport(kind, name, len(there), size, reading.holding, reading.told, repeated, dry_run)
+        if reading.refuse(force=force):
+            raise _refused(kind, name, reading)
         try:
             done = delete(seen)
         except CommitConflictError:
             if repeated or tried + 1 == _TRIES:
                 raise
             continue  # who committed meanwhile may be a new reader: look again
-        return DeletionReport(kind, name, done.objects, done.size, told=found.told, repeated=repeated, left=done.left)
+        return DeletionReport(kind, name, done.objects, done.size, told=reading.told, repeated=repeated, left=done.left)
     raise AssertionError("unreachable")
 
 
-def _refused(kind: str, name: str, found: Readers) -> StillReadError:
-    if found.holding:
+def _refused(kind: str, name: str, reading: Readers) -> StillReadError:
+    if reading.holding:
         step = (
             "Let them end: run the application, or give its batch up (adjunct checkpoint abandon); close the readers. "
             "A lease that nobody renews runs out within minutes."
@@ -179,9 +179,9 @@ def _refused(kind: str, name: str, found: Readers) -> StillReadError:
             "run is refused and says what to do."
         )
     return StillReadError(
-        f"{kind} {name!r} is still read: {found.words()}.",
+        f"{kind} {name!r} is still read: {reading.words()}.",
         step,
         stream=f"lake.{name}" if kind == "stream" else None,
         dataset=name if kind == "dataset" else None,
-        readers=(*found.holding, *found.told),
+        readers=(*reading.holding, *reading.told),
     )

@@ -61,9 +61,9 @@ class RepartitionReport:
 
     def summary(self) -> str:
         """Return the report in one line."""
-        said = "would be rewritten" if self.dry_run else "rewritten"
+        verb = "would be rewritten" if self.dry_run else "rewritten"
         return (
-            f"stream {self.name}: {self.rows:,} records {said} from {self.before} into {self.partitions} partitions; "
+            f"stream {self.name}: {self.rows:,} records {verb} from {self.before} into {self.partitions} partitions; "
             f"declare partitions={self.partitions} where it is declared"
         )
 

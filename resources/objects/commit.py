@@ -94,18 +94,18 @@ class CommitLog:
 
     def current(self) -> Commit | None:
         """Return the current commit, or None when nothing was committed. Two GETs."""
-        found = self._pointer()
-        return None if found is None else self._at(*found)
+        standing = self._pointer()
+        return None if standing is None else self._at(*standing)
 
     def head(self) -> Commit | None:
         """Return where the pointer stands, without looking at the manifest: for who commits after one that is damaged.
 
         Body, parent, time and author are not known. Raises MalformedDocumentError for a pointer that can't be read.
         """
-        found = self._pointer()
-        if found is None:
+        standing = self._pointer()
+        if standing is None:
             return None
-        pointer, etag = found
+        pointer, etag = standing
         return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN, "", {}, etag)
 
     def before(self, number: int) -> Iterator[Commit]:
@@ -242,12 +242,12 @@ class CommitLog:
     ) -> tuple[bool, str | None]:
         """Look whether our commit is part of history: (True, ETag if known), (False, None) to repeat, or raise."""
         try:
-            found = self._pointer()
-            if found is None:
+            standing = self._pointer()
+            if standing is None:
                 if parent is None:
                     return False, None
                 raise self._conflict(pointer, "nothing")
-            now, etag = found
+            now, etag = standing
             if now.commit == pointer.commit and now.number == pointer.number:
                 return True, etag
             if etag == expected:
@@ -266,9 +266,9 @@ class CommitLog:
             commit = parent
         return commit.id == pointer.commit
 
-    def _conflict(self, pointer: Pointer, found: str) -> CommitConflictError:
+    def _conflict(self, pointer: Pointer, standing: str) -> CommitConflictError:
         return CommitConflictError(
-            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected at "
+            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected at "
             f"number {pointer.number - 1}.",
             "Read the current commit and decide again.",
             prefix=self.prefix,
@@ -307,7 +307,7 @@ class CommitLog:
 
     def _at(self, pointer: Pointer, etag: str) -> Commit:
         try:
-            found = self.read(pointer.manifest)
+            manifest = self.read(pointer.manifest)
         except ObjectNotFoundError:
             now = self._pointer()
             if now is not None and now[0] != pointer:
@@ -319,7 +319,14 @@ class CommitLog:
                 document=self.pointer_key,
             ) from None
         return Commit(
-            found.number, found.id, found.parent, found.manifest_key, found.created_at, found.by, found.body, etag
+            manifest.number,
+            manifest.id,
+            manifest.parent,
+            manifest.manifest_key,
+            manifest.created_at,
+            manifest.by,
+            manifest.body,
+            etag,
         )
 
     def _parent_of(self, commit: Commit) -> Commit | None:
@@ -334,14 +341,14 @@ class CommitLog:
         """Return the pointer's ETag while it stands at `parent`; a commit from history has to look it up."""
         if parent is None or parent.etag is not None:
             return None if parent is None else parent.etag
-        found = self._pointer()
-        if found is None or found[0].commit != parent.id or found[0].number != parent.number:
+        standing = self._pointer()
+        if standing is None or standing[0].commit != parent.id or standing[0].number != parent.number:
             raise CommitConflictError(
                 f"commit {parent.number} ({parent.id}) of {self.prefix} is not the current one any more.",
                 "Read the current commit and decide again.",
                 prefix=self.prefix,
             )
-        return found[1]
+        return standing[1]
 
     def manifest_key(self, number: int, commit_id: str) -> str:
         """Return where the manifest of this commit is."""

@@ -72,10 +72,10 @@ def decode(cls: type[D], data: bytes, where: str, next_step: str) -> D:
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:
-        found = _format_of(data)
-        if isinstance(found, int) and found > FORMAT:
+        format_found = _format_of(data)
+        if isinstance(format_found, int) and format_found > FORMAT:
             raise MalformedDocumentError(
-                f"{where} has format {found}; this release of Adjunct reads format {FORMAT}.",
+                f"{where} has format {format_found}; this release of Adjunct reads format {FORMAT}.",
                 "Upgrade dagster-adjunct: a newer version wrote this.",
                 document=where,
             ) from None

@@ -161,10 +161,10 @@ class LocalStore:
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         path = self._path(key)
         with self._temporary(data) as temporary, self._lock(key):
-            found = _info(key, path)
-            if found is None or found.etag != etag:
+            there = _info(key, path)
+            if there is None or there.etag != etag:
                 raise PreconditionFailedError(
-                    f"object {key!r} in {self.url} has ETag {found.etag if found else 'none'}, expected {etag}.",
+                    f"object {key!r} in {self.url} has ETag {there.etag if there else 'none'}, expected {etag}.",
                     "Read it again and decide again.",
                     key=key,
                 )

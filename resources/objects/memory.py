@@ -78,17 +78,17 @@ class InMemoryStore:
         return f"InMemoryStore({self._name!r})"
 
     def get(self, key: str) -> Stored:
-        found = self._objects.get(check_key(key))
-        if found is None:
+        stored = self._objects.get(check_key(key))
+        if stored is None:
             raise ObjectNotFoundError(f"object {key!r} is not in {self.url}.", "Check whether it was deleted.", key=key)
-        return Stored(found.data, found.etag)
+        return Stored(stored.data, stored.etag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key).data[start : start + length]
 
     def head(self, key: str) -> ObjectInfo | None:
-        found = self._objects.get(check_key(key))
-        return None if found is None else ObjectInfo(key, len(found.data), found.etag, found.modified)
+        stored = self._objects.get(check_key(key))
+        return None if stored is None else ObjectInfo(key, len(stored.data), stored.etag, stored.modified)
 
     def put(self, key: str, data: bytes) -> str:
         with self._lock:
@@ -104,10 +104,10 @@ class InMemoryStore:
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         with self._lock:
-            found = self._objects.get(check_key(key))
-            if found is None or found.etag != etag:
+            stored = self._objects.get(check_key(key))
+            if stored is None or stored.etag != etag:
                 raise PreconditionFailedError(
-                    f"object {key!r} in {self.url} has ETag {found.etag if found else 'none'}, expected {etag}.",
+                    f"object {key!r} in {self.url} has ETag {stored.etag if stored else 'none'}, expected {etag}.",
                     "Read it again and decide again.",
                     key=key,
                 )
@@ -124,8 +124,8 @@ class InMemoryStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            found = sorted((key, value) for key, value in self._objects.items() if key.startswith(prefix))
-        for key, value in found:
+            matching = sorted((key, value) for key, value in self._objects.items() if key.startswith(prefix))
+        for key, value in matching:
             yield ObjectInfo(key, len(value.data), value.etag, value.modified)
 
     def upload(self, path: Path, key: str) -> str:

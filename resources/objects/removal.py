@@ -37,14 +37,14 @@ def deletion(commit: Commit) -> dict[str, Any]:
 
 def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **more: Any) -> Commit:
     """Make the deletion the last commit. Raises CommitConflictError where somebody committed after `parent`."""
-    said = {"at": log.now().isoformat(), "by": by, "reason": reason, **more}
-    return log.commit(parent, {_DELETED: said}, by=by)
+    record = {"at": log.now().isoformat(), "by": by, "reason": reason, **more}
+    return log.commit(parent, {_DELETED: record}, by=by)
 
 
 def objects_of(log: CommitLog, spared: Collection[str] = ()) -> dict[str, int]:
     """Return the objects below the log's prefix and their sizes, without its pointer, and without those spared."""
-    found = {item.key: item.size for item in log.store.list(f"{log.prefix}/")}
-    return {key: size for key, size in found.items() if key != log.pointer_key and key not in spared}
+    sizes = {item.key: item.size for item in log.store.list(f"{log.prefix}/")}
+    return {key: size for key, size in sizes.items() if key != log.pointer_key and key not in spared}
 
 
 def older_than(log: CommitLog, commit: Commit, keys: Collection[str]) -> list[str]:

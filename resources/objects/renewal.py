@@ -75,12 +75,12 @@ class Renewal:
             if self._etag is None or self._problem:
                 return
             try:
-                found = self._store.get(self._key)
+                stored = self._store.get(self._key)
             except ObjectNotFoundError:
                 self._problem = "it had expired and was removed"
                 return
-            if found.etag != self._etag:
-                self._problem = self._not_ours(found.data)
+            if stored.etag != self._etag:
+                self._problem = self._not_ours(stored.data)
 
     def renew(self) -> None:
         """Write it anew, which moves its expiry. One that was removed or taken meanwhile is lost, not made again."""
@@ -107,12 +107,12 @@ class Renewal:
             self._etag = self._store.put_if_match(self._key, self._body(), etag)
         except (PreconditionFailedError, ObjectNotFoundError):
             try:
-                found = self._store.get(self._key)
+                stored = self._store.get(self._key)
             except ObjectNotFoundError:
                 return "it had expired and was removed"
-            if found.etag == etag:
+            if stored.etag == etag:
                 return "it had expired and was removed"
-            return self._not_ours(found.data) or self._rewrite(found.etag)
+            return self._not_ours(stored.data) or self._rewrite(stored.etag)
         return ""
 
     def _overdue(self) -> bool:

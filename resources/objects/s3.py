@@ -121,9 +121,9 @@ class S3Store:
         more: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
         while True:
             page = self._repeated("LIST", prefix, partial(self._client().list_objects_v2, **more))
-            for found in page.get("Contents", []):
-                key = found["Key"].removeprefix(self._prefix)
-                yield ObjectInfo(key, found["Size"], found["ETag"], found["LastModified"])
+            for entry in page.get("Contents", []):
+                key = entry["Key"].removeprefix(self._prefix)
+                yield ObjectInfo(key, entry["Size"], entry["ETag"], entry["LastModified"])
             if not page.get("IsTruncated"):
                 return
             more["ContinuationToken"] = page["NextContinuationToken"]

@@ -200,9 +200,9 @@ def check_prefix(prefix: str) -> str:
 def time_of_store(store: ObjectStore, key: str) -> datetime:
     """Return the time by the store's clock: that of an object written just now, under this key."""
     store.put(key, uuid.uuid4().hex.encode())
-    found = store.head(key)
-    assert found is not None
-    return found.modified
+    written = store.head(key)
+    assert written is not None
+    return written.modified
 
 
 def check_endpoint(endpoint: str | None) -> None:
