@@ -23,23 +23,20 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     Requests,
     Taken,
     decide_fan_out,
-    without,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
     OnUnresolved,
     StartpointRequest,
-    Target,
     check_partition,
     check_task,
 )
+from dagster_adjunct.orchestration.startpoints.startpoint_entries import StartpointEntries
 from dagster_adjunct.orchestration.startpoints.stored_requests import (
     Stored,
     difference,
     equal_requests,
     request_key,
     sequence_of,
-    settled_key,
-    task_json,
     task_key,
 )
 from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable, partition_of
@@ -89,6 +86,7 @@ class StartpointManager:
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
+        self._entries = StartpointEntries(self._requests, self._fan_outs, self._stored)
         self._expiry_ms = expires_after // _MS
 
     # -- requests
@@ -212,8 +210,8 @@ class StartpointManager:
             return False
         sequence = sequence_of(found)
         if known is None or sequence is None:
-            return self._delete_as_it_is(key, found, by="delete")
-        return bool(self._take_back({(known, task): sequence}, by="delete"))
+            return self._entries.delete_as_it_is(key, found, by="delete")
+        return bool(self._entries.take_back({(known, task): sequence}, by="delete"))
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
         """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
@@ -221,11 +219,11 @@ class StartpointManager:
         for each in unreadable:
             ssp, sequence = each.ssp, sequence_of(each.value)
             if each.kind == "fan-out":
-                taken = self._remove_unreadable(each, by)
+                taken = self._entries.remove_unreadable(each, by)
             elif ssp is not None and sequence is not None and request_key((ssp, each.task)) == each.key:
-                taken = bool(self._take_back({(ssp, each.task): sequence}, by=by))
+                taken = bool(self._entries.take_back({(ssp, each.task): sequence}, by=by))
             else:
-                taken = self._delete_as_it_is(each.key, each.value, by=by)
+                taken = self._entries.delete_as_it_is(each.key, each.value, by=by)
             gone += [each] if taken else []
         return gone
 
@@ -235,7 +233,7 @@ class StartpointManager:
         They count as fanned out first: a coordinator that has read one, and has not committed yet, decides again.
         """
         wanted = {request.target: request for request in requests}
-        taken = self._take_back({target: request.sequence for target, request in wanted.items()}, by=by)
+        taken = self._entries.take_back({target: request.sequence for target, request in wanted.items()}, by=by)
         return [request for target, request in wanted.items() if target in taken]
 
     # -- fan-outs
@@ -283,7 +281,7 @@ class StartpointManager:
             return difference(before, decision.state), replace(decision, report=report)
 
         decision = self._fan_outs.transact(decide, by="fan-out")
-        self._delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
+        self._entries.delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
         return decision.report
 
     def get_fan_out_for_task(self, task: str) -> Requests:
@@ -321,11 +319,11 @@ class StartpointManager:
                 "expected SystemStreamPartitions.",
                 'Name them; or leave them out (or write "all") to remove all that the task has to apply.',
             )
-        self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
+        self._entries.remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
         """Remove the startpoints that were applied, given by task and partition with the ids of the requests."""
-        self._remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
+        self._entries.remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
 
     def remove_applied(
         self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
@@ -350,63 +348,6 @@ class StartpointManager:
             self._is_known = True
         return snapshot
 
-    def _remove(
-        self,
-        chosen: Mapping[
-            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
-        ],
-    ) -> None:
-        if not chosen:
-            return
-
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
-            changes: dict[str, Any] = {}
-            for task, (ssps, ids) in chosen.items():
-                key = task_key(task)
-                try:
-                    held = self._stored.task(key, snapshot.get(key))
-                except MalformedDocumentError:
-                    continue  # it stays as it is
-                changes[key] = task_json(without(held, ssps, ids))
-            return changes, None
-
-        self._fan_outs.transact(decide, by="applied")
-
-    def _take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], set[Target]]:
-            state = self._stored.state(snapshot.items())
-            handed = {(each.target, each.sequence) for held in state.tasks.values() for each in held.pending.values()}
-            handed |= set(state.settled.items())
-            ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
-            return {settled_key(target): wanted[target] for target in ours}, ours
-
-        if not wanted:
-            return set()
-        taken = self._fan_outs.transact(decide, by=by)
-        self._delete(wanted, by=by)
-        return taken
-
-    def _delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
-            there = snapshot.get(key) == value
-            return {key: None} if there else {}, there
-
-        return self._requests.transact(decide, by=by)
-
-    def _remove_unreadable(self, unread: Unreadable, by: str) -> bool:
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
-            found = snapshot.get(unread.key)
-            if found is not None and found == unread.value:
-                return {unread.key: None}, True
-            try:
-                held = self._stored.task(unread.key, found)
-            except MalformedDocumentError:
-                return {}, False
-            kept = tuple(each for each in held.unread if each.value != unread.value)
-            return {unread.key: task_json(replace(held, unread=kept))}, kept != held.unread
-
-        return self._fan_outs.transact(decide, by=by)
-
     def _applied(self) -> Taken:
         """Return whether a commit of the application's has taken in a request; looks when first asked."""
         from dagster_adjunct.orchestration.batchlog.log import application_state
@@ -418,18 +359,6 @@ class StartpointManager:
         now, found = self._now_ms(), self._stored.requests(self._checked(self._requests.read()).items())[0]
         chosen = [each for each in found if each.expired(now, self._expiry_ms) is expired]
         return sorted(chosen, key=lambda each: (each.sequence, each.ssp, each.task or ""))
-
-    def _delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
-        """Delete requests, each only where it still is the one of this sequence."""
-        sequences = {request_key(target): sequence for target, sequence in wanted.items()}
-        if not sequences:
-            return
-
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], None]:
-            there = {key: snapshot.get(key) for key in sequences}
-            return {key: None for key, found in there.items() if found and sequence_of(found) == sequences[key]}, None
-
-        self._requests.transact(decide, by=by)
 
     def _now_ms(self) -> int:
         return (self.lake.now() - _EPOCH) // _MS
