@@ -43,8 +43,14 @@ def cut_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartit
 
 def to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[Segment]:
     """Return the first segments of cut partitions that are whole if they hold as many records as their marker says."""
-    firsts = [found[0] for ssp in cut_partitions(offsets, oldest) if (found := _after(ssp, oldest[ssp], markers))]
-    return [Segment(each.ssp, oldest[each.ssp], int(each.offset), each) for each in firsts if each.rows is not None]
+    firsts = [
+        following[0] for ssp in cut_partitions(offsets, oldest) if (following := _after(ssp, oldest[ssp], markers))
+    ]
+    return [
+        Segment(marker.ssp, oldest[marker.ssp], int(marker.offset), marker)
+        for marker in firsts
+        if marker.rows is not None
+    ]
 
 
 def go_on(
@@ -63,9 +69,9 @@ def go_on(
     cut = cut_partitions(offsets, oldest)
     start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
     seen = {ssp: _after(ssp, at, markers) for ssp, at in start.items()}
-    fresh = {ssp: _firsts(found, settled) for ssp, found in seen.items()}
-    names = {ssp: [marker.version for marker in found] for ssp, found in fresh.items()}
-    silent = tuple(ssp for ssp, found in names.items() if not found)
+    fresh = {ssp: _firsts(marked, settled) for ssp, marked in seen.items()}
+    names = {ssp: [marker.version for marker in marked] for ssp, marked in fresh.items()}
+    silent = tuple(ssp for ssp, marked in names.items() if not marked)
     if silent:
         return Unknown(None, silent)
     common = set.intersection(*map(set, names.values()))
@@ -73,7 +79,7 @@ def go_on(
         # A partition that retention has cut is ahead: the others have yet to deliver what it has.
         ahead = {names[ssp][0] for ssp in cut}
         version = ahead.pop() if len(ahead) == 1 else None
-        return Unknown(version, tuple(ssp for ssp, found in names.items() if version not in found))
+        return Unknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
     first = {ssp: next(marker for marker in fresh[ssp] if marker.version in common) for ssp in names}
     check_one_version(dataset, {ssp: marker.version for ssp, marker in first.items()})
     version = next(iter(first.values())).version
@@ -81,7 +87,7 @@ def go_on(
     repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut)
     if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut):
         return GoesOn({ssp: int(marker.offset) + 1 for ssp, marker in first.items()}, (*lost, version))
-    return GoesOn({ssp: _behind(found, start[ssp], int(first[ssp].offset)) for ssp, found in seen.items()}, lost)
+    return GoesOn({ssp: _behind(marked, start[ssp], int(first[ssp].offset)) for ssp, marked in seen.items()}, lost)
 
 
 def _lost_before(
@@ -91,14 +97,14 @@ def _lost_before(
     cut: Collection[SystemStreamPartition],
 ) -> tuple[str, ...]:
     """Return the versions before this one; a cut partition may lack the earliest of them, no other may lack any."""
-    before = {ssp: tuple(found[: found.index(version)]) for ssp, found in names.items()}
+    before = {ssp: tuple(marked[: marked.index(version)]) for ssp, marked in names.items()}
     longest = max(before.values(), key=len)
-    for ssp, found in before.items():
-        if found != (longest[len(longest) - len(found) :] if ssp in cut else longest):
-            said = "; ".join(f"{other}: {', '.join(each) or 'none'}" for other, each in before.items())
+    for ssp, marked in before.items():
+        if marked != (longest[len(longest) - len(marked) :] if ssp in cut else longest):
+            orders = "; ".join(f"{other}: {', '.join(earlier) or 'none'}" for other, earlier in before.items())
             raise MarkerConflictError(
                 f"dataset {dataset!r}: retention has taken records that were not read, and before version {version!r} "
-                f"partitions mark different versions ({said}); expected the same ones in one order.",
+                f"partitions mark different versions ({orders}); expected the same ones in one order.",
                 "Abandon the version whose marker never came in some partition: "
                 f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
                 dataset=dataset,
@@ -118,8 +124,8 @@ def _behind(markers: Sequence[Marker], start: int, end: int) -> int:
 
 
 def _after(ssp: SystemStreamPartition, start: int, markers: Sequence[Marker]) -> list[Marker]:
-    found = (marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= start)
-    return sorted(found, key=lambda marker: int(marker.offset))
+    later = (marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= start)
+    return sorted(later, key=lambda marker: int(marker.offset))
 
 
 def _firsts(markers: Sequence[Marker], settled: Settled) -> list[Marker]:

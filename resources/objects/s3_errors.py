@@ -71,31 +71,31 @@ def translate(error: Exception, what: str) -> AdjunctError:
 def _translate_answer(error: ClientError, what: str) -> AdjunctError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = f"{what} was answered {status} {code}"
+    answer = f"{what} was answered {status} {code}"
     if code in _THROTTLED or status == 429:
-        return StoreBusyError(f"{said}.", "Lower the request rate, then run it again.")
+        return StoreBusyError(f"{answer}.", "Lower the request rate, then run it again.")
     if status == 409:
-        return StoreBusyError(f"{said}: concurrent writers.", "Run it again.")
+        return StoreBusyError(f"{answer}: concurrent writers.", "Run it again.")
     if status == 412:
-        return PreconditionFailedError(f"{said}.", "Read the object again and decide again.")
+        return PreconditionFailedError(f"{answer}.", "Read the object again and decide again.")
     if code == "NoSuchBucket":
-        return ConfigurationError(f"{said}: the bucket does not exist.", "Create it, or correct the URL.")
+        return ConfigurationError(f"{answer}: the bucket does not exist.", "Create it, or correct the URL.")
     if code == "NoSuchUpload":
-        return UploadGoneError(f"{said}.", "Run it again.")
+        return UploadGoneError(f"{answer}.", "Run it again.")
     if status == 404:
-        return ObjectNotFoundError(f"{said}.", "Check the URL, and whether the object was deleted.")
+        return ObjectNotFoundError(f"{answer}.", "Check the URL, and whether the object was deleted.")
     if status == 501 or code == "NotImplemented":
         return ConditionalWritesUnsupportedError(
-            f"{said}: the store lacks it.", "Use a store that has conditional writes, or upgrade this one."
+            f"{answer}: the store lacks it.", "Use a store that has conditional writes, or upgrade this one."
         )
     if status in (401, 403):
         return ConfigurationError(
-            f"{said}: these credentials may not do it.", "Check the credentials, the bucket's policy and the clock."
+            f"{answer}: these credentials may not do it.", "Check the credentials, the bucket's policy and the clock."
         )
     if status >= 500 or status == 0 or code in ("RequestTimeout", "RequestTimeTooSkewed"):
-        return StoreUnavailableError(f"{said}.", "Run it again.")
+        return StoreUnavailableError(f"{answer}.", "Run it again.")
     message = str(error.response.get("Error", {}).get("Message", ""))
-    return ConfigurationError(f"{said}: {message}", "Check the URL and the ADJUNCT_S3_… settings.")
+    return ConfigurationError(f"{answer}: {message}", "Check the URL and the ADJUNCT_S3_… settings.")
 
 
 def ends_before(error: ClientError) -> bool:
