@@ -1,7 +1,7 @@
 """Versions and streams registered as snapshots of an Iceberg table, by PyIceberg: no row is written or copied.
 
 The table's snapshots refer to the lake's own files, so what one of them holds is held in the lake too
-(`retention/holds.py`, `resources/streams/lake/holds.py`) and not deleted. Expire snapshots in the catalogue: the next
+(`versions/holds.py`, `resources/streams/lake/holds.py`) and not deleted. Expire snapshots in the catalogue: the next
 registration lets theirs go.
 """
 
