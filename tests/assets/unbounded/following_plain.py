@@ -28,7 +28,7 @@ from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartitio
 from dagster_adjunct.resources.streams.interface.system import OFFSET, OffsetRange, StreamInfo
 from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.assets.conftest import World
-from tests.assets.plain import _write, no_session
+from tests.assets.plain import no_session
 from tests.clocks import on_clock
 
 NAME = "accounts"
@@ -41,7 +41,6 @@ def follow_without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in an advance until the patch is undone."""
     patch.setattr(Source, "read_changes", _read_changes)
     patch.setattr(write_changes, "refuse_problems", lambda changes, *_, **__: changes)
-    patch.setattr(write_changes, "write_generation", _write)
 
 
 def records_of(source: Source, ranges: Any) -> pa.Table:

@@ -24,7 +24,7 @@ from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
-from tests.assets.plain import _write, no_session
+from tests.assets.plain import no_session
 from tests.assets.unbounded.following_plain import follow_without_spark
 
 COLUMNS = Schema.of(k="string", n="int")
@@ -83,7 +83,6 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Replace Spark in advances and in compactions by offset: the same files, written by the same writer."""
     follow_without_spark(patch)
     patch.setattr(merge_generations, "stored_rows", _rows)
-    patch.setattr(merge_generations, "write_generation", _write)
 
 
 def _rows(context: WriteContext, version: SealedVersion, generations: Sequence[Generation], what: str) -> pa.Table:

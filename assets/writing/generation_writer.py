@@ -1,0 +1,60 @@
+"""What writes the rows of a generation into one file a bucket: Spark's tasks, or this process from an Arrow table.
+
+Both write the same files of the same rows: names, content, order, digests and facts. Arrow's holds all rows in memory
+and hashes them one by one, so it is for small datasets; it needs no session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
+from dagster_adjunct.resources.bucketing.write import write_buckets
+from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dagster_adjunct.resources.objects.store import ObjectStore
+
+Rows_contra = TypeVar("Rows_contra", contravariant=True)
+
+
+class GenerationWriter(Protocol[Rows_contra]):
+    """Writes rows, in each bucket in ascending order of columns that are never null; returns the files by bucket."""
+
+    def __call__(
+        self,
+        rows: Rows_contra,
+        store: ObjectStore,
+        folder: str,
+        layout: BucketLayout,
+        options: WriteOptions,
+        *,
+        order_by: Sequence[str],
+        partitioned: bool,
+    ) -> list[BucketFile]: ...
+
+
+def write_table(
+    rows: pa.Table,
+    store: ObjectStore,
+    folder: str,
+    layout: BucketLayout,
+    options: WriteOptions,
+    *,
+    order_by: Sequence[str],
+    partitioned: bool,
+) -> list[BucketFile]:
+    """Write an Arrow table in this process; whether it is partitioned already makes no difference here."""
+    from dagster_adjunct.resources.bucketing.row_digest import row_digests
+
+    if order_by:
+        rows = rows.sort_by([(name, "ascending") for name in order_by])
+    rows = rows.append_column(DIGEST, row_digests(rows, layout.schema))
+    return write_arrow_buckets(rows, store, folder, layout, options)
+
+
+SPARK: GenerationWriter[object] = write_buckets  # type: ignore[assignment]
+ARROW: GenerationWriter[pa.Table] = write_table
