@@ -43,7 +43,7 @@ class ChangedEntry:
 class VersionDiff:
     """How the version of the id `new` differs from that of `old`: keys counted and sampled, and columns.
 
-    Samples hold the smallest keys, as dicts by column, which `view.get` takes. Entries are compared in the columns
+    Samples hold the smallest keys, as dicts by column, which `Dataset.get` takes. Entries are compared in the columns
     that both versions have. One whose type changed, given as (name, old, new), is compared where both types are
     whole numbers, floating numbers or decimals; else it is left out.
     """

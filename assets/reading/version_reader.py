@@ -1,6 +1,7 @@
 """One sealed version of a dataset, read whole by Spark or by key from plain Python.
 
-A view holds its manifest, so what it reads never changes, whatever is sealed after it.
+A reader has what the manifest says of the version, so what it reads never changes, whatever is sealed after it. It
+takes no lease: whoever reads by it while others may discard holds the version, as an open `Dataset` and a batch do.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, 
 from dagster_adjunct.resources.bucketing.hashing import bucketer
 from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.schemas.plain import to_plain
+from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import session_of
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _ROWS_AT_ONCE = 1024
 
 
 class VersionReader:
-    """One version, pinned. Reading by key imports no Spark; a view may be shared by threads."""
+    """Reads one version. Reading by key imports no Spark; a reader may be shared by threads."""
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: SealedVersion, cache: FileCache | None = None) -> None:
         self.dataset = dataset
@@ -81,6 +83,7 @@ class VersionReader:
 
     # -- by Spark
 
+    @unwrapped()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
