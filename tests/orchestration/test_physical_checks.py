@@ -11,6 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import compile as compiling
 from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
+from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -72,3 +73,25 @@ def test_records_that_several_read_are_looked_at_where_they_are_kept(world: Step
     assert checks == [{"join-2-j0", "join-3-j1"}, {"join-4-j2", "join-5-j3"}]
     assert len(world.rows("left")) == 3
     assert len(world.rows("right")) == 2
+
+
+def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second join's dataset is moved, as it would be if Spark saw no buckets."""
+
+    def moved(batch: compiling.Batch, dataset: str) -> tuple[DataFrame, object]:
+        frame, schema = entries(batch, dataset)
+        return frame.repartition(3) if dataset == "crews" else frame, schema
+
+    entries = compiling.Batch.entries
+    crews = bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2)
+    world.stream("crews", "tailnum", 2, tailnum="string", pilot="string")
+    world.send("crews", ("N1", "Ada"), version="v1")
+    app = Application("app")
+    enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum").join(app.table(crews), on="tailnum")
+    enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    monkeypatch.setattr(compiling.Batch, "entries", moved)
+    with pytest.raises(PlanningError, match="join-3-crews: Spark shuffles dataset crews, which the plan proved"):
+        world.run(app)
+    assert "out" not in world.streams.list_streams()
