@@ -23,8 +23,8 @@ T = TypeVar("T")
 # How an error travels: readable, because Spark's executors log the whole text of what a task raises.
 _FORM = "adjunct-error[{kind}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
 _TEXT = re.compile(
-    r"adjunct-error\[(?P<error>\w+)\] (?P<problem>.*?) \[next step\] (?P<next_step>.*?) "
-    r"\[facts\] (?P<facts>.*?) \[adjunct-error\]",
+    r"adjunct-error\[(?P<error>\w+)\] (?P<problem>.*?) \[next step\] (?P<next_step>.*?)"
+    r"(?: \[facts\] (?P<facts>.*?))? \[adjunct-error\]",
     re.S,
 )
 # How a Python worker's traceback ends when a task raised one of our errors: the class, then its message.
@@ -176,7 +176,7 @@ def find(text: str) -> AdjunctError | None:
     """Return the error that is in the text of another one."""
     if match := _TEXT.search(text):
         try:
-            facts = json.loads(match["facts"])
+            facts = json.loads(match["facts"] or "{}")
         except ValueError:  # a plan that Spark quotes, and not what a row was refused with
             facts = {}
         return from_document({**match.groupdict(), "facts": facts})
