@@ -13,8 +13,8 @@ demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no se
 
 test: java $(READY) lint types layers servers unit  ## Everything that must hold
 
-test-fast: $(READY)  ## What needs neither Java nor a server, in less than two minutes
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not server and not slow and not long"
+test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over half a second (tests/lengthy.txt)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not server and not slow and not long and not lengthy"
 
 unit: java $(READY) classes  ## All tests but the long ones, with seconds by suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

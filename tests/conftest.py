@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +34,7 @@ pytest_plugins = [
 
 _SERVERS = "kafka logical_server moto_s3 postgres_server registry_url s3_server spark_cluster versitygw"
 _MARKED = {"spark": {"spark", "main_job"}, "server": set(_SERVERS.split())}
+_LENGTHY = set(Path(__file__).with_name("lengthy.txt").read_text(encoding="utf-8").splitlines())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, fixtures in _MARKED.items():
             if asked & fixtures:
                 item.add_marker(mark)
+        if item.nodeid.partition("[")[0] in _LENGTHY:
+            item.add_marker("lengthy")
 
 
 @pytest.fixture(scope="session")
