@@ -10,19 +10,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from dagster_adjunct.orchestration.startpoints.offset_manager import OffsetManager
+from orchestration.startpoints.offset_manager import OffsetManager
 
 from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
 from dagster_adjunct.resources.objects.faulty import FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointTimestamp
-from dagster_adjunct.resources.streams.interface.system import StreamSystem
+from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 PARTITIONS = 10_000

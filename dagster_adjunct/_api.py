@@ -6,30 +6,39 @@ import importlib
 
 from dagster_adjunct import _MODULES
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.advancing.advance import advance_dataset
-from dagster_adjunct.assets.advancing.manager import AdjunctDatasetManager
-from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
-from dagster_adjunct.assets.reading.dataset import current_versions, open_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advancing.dataset_manager import AdjunctDatasetManager
+from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+    version_set,
+)
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.reading.dataset_names import list_datasets
-from dagster_adjunct.assets.versions.report import AdvanceReport, StageEvent
+from dagster_adjunct.assets.reading.open_dataset import current_versions, open_dataset
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport, StageEvent
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.application.update_expressions import update_message
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState, application_state, served_versions
-from dagster_adjunct.orchestration.code_location.build import build_definitions
+from dagster_adjunct.orchestration.batchlog.batch_log import (
+    ApplicationState,
+    application_state,
+    served_versions,
+)
+from dagster_adjunct.orchestration.code_location.build_definitions import build_definitions
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
-from dagster_adjunct.orchestration.step.run import RunReport, run_application
+from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.session_scope import session_scope
+from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.objects import Lake, LakeSettings, open_lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.resource import SparkResource
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import UpdateContract
 
 __all__ = [

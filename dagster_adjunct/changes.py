@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
+from dagster_adjunct.assets.declaration.changes.change_formats import (
+    ChangeFormat,
+    DebeziumUnwrapped,
+    OperationColumn,
+    Upserts,
+)
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.formats import ChangeFormat, DebeziumUnwrapped, OperationColumn, Upserts
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
-from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor, Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.extractors.extractor import (
+    KeyValueExtractor,
+    Projection,
+    PythonExtractor,
+)
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
 
 __all__ = [

@@ -8,7 +8,7 @@ from dagster_adjunct.resources.streams.kafka.avro_format import Avro
 from dagster_adjunct.resources.streams.kafka.json_format import Json
 from dagster_adjunct.resources.streams.kafka.protobuf_format import Protobuf
 from dagster_adjunct.resources.streams.kafka.raw_format import KeyText, Raw, Text
-from dagster_adjunct.resources.streams.kafka.registry import SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
 
 __all__ = [
     "Avro",

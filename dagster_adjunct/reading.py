@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.reading.dataset import Dataset
-from dagster_adjunct.assets.reading.diff import ChangedEntry, VersionDiff
+from dagster_adjunct.assets.reading.diff_versions import ChangedEntry, VersionDiff
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.verify import VerifyReport
+from dagster_adjunct.assets.reading.open_dataset import Dataset
+from dagster_adjunct.assets.reading.verify_version import VerifyReport
 from dagster_adjunct.assets.reading.watch import Watch
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import HistoryEntry

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.declaration.initial_load import InitialLoad, ParquetSnapshot, QuerySnapshot, Snapshot
+from dagster_adjunct.assets.declaration.initial_load import (
+    InitialLoad,
+    ParquetSnapshot,
+    QuerySnapshot,
+    Snapshot,
+)
 from dagster_adjunct.assets.declaration.inputs import Computation, FileSource, QuerySource
 from dagster_adjunct.assets.declaration.postgres_snapshot import PostgresSnapshot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.resources.streams.interface.checksum import records_checksum
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.streams.interface.stream_system import (
     RECORD_META,
     AppendResult,
     Marker,
@@ -12,9 +12,15 @@ from dagster_adjunct.resources.streams.interface.system import (
     StreamInfo,
     StreamSystem,
 )
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.readers import NewRecords, ReaderInfo, forget_reader, list_readers, read_new
+from dagster_adjunct.resources.streams.lake.named_readers import (
+    NewRecords,
+    ReaderInfo,
+    forget_reader,
+    list_readers,
+    read_new,
+)
 from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.registry import open_system, register_system
 
 __all__ = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.assets.bounded.advance import abandon_version
-from dagster_adjunct.assets.rebucketing.report import RebucketReport
+from dagster_adjunct.assets.bounded.advance_versions import abandon_version
+from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
 from dagster_adjunct.assets.retention.erasing.key_search import KeySearch
@@ -13,7 +13,7 @@ from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
 from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
-from dagster_adjunct.orchestration.upkeep.deletion import DeletionReport, delete_dataset, delete_stream
+from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.orchestration.upkeep.discarding import discard, discard_all
 from dagster_adjunct.orchestration.upkeep.repartitioning import (
     RepartitionReport,

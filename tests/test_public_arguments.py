@@ -61,7 +61,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagster_adjunct.resources.backends import registry
+    from dagster_adjunct.resources.backends import backend_registry as registry
     from dagster_adjunct.resources.streams import registry as systems
 
     monkeypatch.chdir(tmp_path)

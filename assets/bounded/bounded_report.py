@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
-from dagster_adjunct.assets.versions.report import Action, AdvanceReport
+from dagster_adjunct.assets.versions.advance_report import Action, AdvanceReport
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.members import Member

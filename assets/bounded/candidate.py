@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
-from dagster_adjunct.assets.versions.log import Attempt
+from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
-from dagster_adjunct.assets.writing.generation import NAMED, add, listed, write_generation
+from dagster_adjunct.assets.writing.write_generation import NAMED, add, listed, write_generation
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -28,16 +28,16 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.schemas.columns import column
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.bounded.members import Member, Unit
-    from dagster_adjunct.assets.sources.delivery import Delivery
-    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.assets.sources.complete_delivery import Delivery
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 _FOOTERS = 1024 * 1024
 # What makes a version unfit whenever it is tried: it is kept aside, and the next one may come.

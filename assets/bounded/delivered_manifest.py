@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.input_place import copied, place_in_input, told_by
-from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.assets.declaration.discard_policy import natural_order
 from dagster_adjunct.assets.versions.deliveries import FACTS_KEPT, NAMES_KEPT, Delivered
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.assets.versions.operator_actions import serve
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
-from dagster_adjunct.assets.writing.generation import add
+from dagster_adjunct.assets.writing.write_generation import add
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.candidate import Built

@@ -9,21 +9,19 @@ from dagster_adjunct.assets.bounded.input_place import declared
 from dagster_adjunct.assets.bounded.members import Member, Unit
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.stream_source import StreamSource
+from dagster_adjunct.assets.versions.advance_report import OnStage, Stages
 from dagster_adjunct.assets.versions.carrying_over import carried_over
-from dagster_adjunct.assets.versions.log import DatasetLog, Manifests
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.operator_actions import expire_pins
-from dagster_adjunct.assets.versions.report import OnStage, Stages
-from dagster_adjunct.assets.writing.generation import check_declaration
-from dagster_adjunct.resources.errors import (
-    DatasetError,
-)
+from dagster_adjunct.assets.writing.write_generation import check_declaration
+from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.delivery import VersionSource
+    from dagster_adjunct.assets.sources.complete_delivery import VersionSource
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 def look(

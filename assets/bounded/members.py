@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.writing.generation import add
+from dagster_adjunct.assets.writing.write_generation import add
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery, VersionSource
+    from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery, VersionSource
+    from dagster_adjunct.assets.versions.advance_report import Stages
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
-    from dagster_adjunct.assets.versions.log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
-    from dagster_adjunct.assets.versions.report import Stages
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 
 @dataclass(frozen=True, slots=True)

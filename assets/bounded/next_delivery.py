@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.members import Unit
 from dagster_adjunct.assets.bounded.waiting import awaited_by, begin, leave
-from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import Awaited
-from dagster_adjunct.resources.errors import (
-    MarkerConflictError,
-)
+from dagster_adjunct.resources.errors import MarkerConflictError
 
 if TYPE_CHECKING:
     pass

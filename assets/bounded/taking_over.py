@@ -13,8 +13,8 @@ from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.candidate import Built
-    from dagster_adjunct.assets.versions.log import Members
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.assets.versions.dataset_log import Members
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 
 def rebased(unit: Unit, built: Sequence[Built], documents: Mapping[str, str]) -> Unit:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.log import DatasetLog, members_of, redirect_of, set_log
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, members_of, redirect_of, set_log
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
 _FORMAT = 1

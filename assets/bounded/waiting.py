@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.input_place import copied, place_in_input, told_by
 from dagster_adjunct.assets.bounded.taking_over import moved
-from dagster_adjunct.assets.sources.delivery import Awaiting
+from dagster_adjunct.assets.sources.complete_delivery import Awaiting
 from dagster_adjunct.assets.versions.deliveries import Awaited
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.resources.errors import CommitConflictError

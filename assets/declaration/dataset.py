@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.declaration.changes.formats import ChangeFormat, Upserts
+from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction, Following, OnLostOffset
 from dagster_adjunct.assets.declaration.inputs import Input, QuerySource
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.declaration.validator import check_validators
-from dagster_adjunct.resources.declared import Place, caller
+from dagster_adjunct.resources.declared_place import Place, caller
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name, split_stream_name
 

@@ -14,7 +14,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError
-from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.spark.spark_errors import first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

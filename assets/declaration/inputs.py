@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.files.formats import FileFormat
+from dagster_adjunct.resources.files.file_formats import FileFormat
 from dagster_adjunct.resources.names import check_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class FileSource:
 
     `complete` is the completion object's name. It is written last; it may be empty, or a JSON object with `rows`, the
     number of records, and `checksum`, as `records_checksum` gives it. `schema` is what the files hold, checked
-    strictly: see resources/files/formats.py for what each format may look like.
+    strictly: see resources/files/file_formats.py for what each format may look like.
     """
 
     url: str

@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.exchange.stream_view import StreamView, arrow_filter, polars_filter, sql_filter
-from dagster_adjunct.assets.reading.dataset import Dataset
+from dagster_adjunct.assets.reading.open_dataset import Dataset
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.arrow_fs import arrow_filesystem, location
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.streams.interface.system import EPOCH, POSITION
+from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, POSITION
 
 if TYPE_CHECKING:
     import duckdb

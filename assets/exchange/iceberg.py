@@ -1,7 +1,7 @@
 """Versions and streams registered as snapshots of an Iceberg table, by PyIceberg: no row is written or copied.
 
 The table's snapshots refer to the lake's own files, so what one of them holds is held in the lake too
-(`versions/holds.py`, `resources/streams/lake/holds.py`) and not deleted. Expire snapshots in the catalogue: the next
+(`versions/version_holds.py`, `streams/lake/file_holds.py`) and not deleted. Expire snapshots in the catalogue: the next
 registration lets theirs go.
 """
 
@@ -20,9 +20,9 @@ from dagster_adjunct.assets.exchange.handover import (
     whole_files,
 )
 from dagster_adjunct.assets.exchange.stream_view import StreamView
-from dagster_adjunct.assets.versions.holds import hold, let_go
-from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
+from dagster_adjunct.assets.versions.version_holds import hold, let_go
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -32,8 +32,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.spark.given_session import starter_of
-from dagster_adjunct.resources.streams.lake import holds as stream_holds
-from dagster_adjunct.resources.streams.lake.document import HIDDEN
+from dagster_adjunct.resources.streams.lake import file_holds as stream_holds
+from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.reading.dataset import Dataset
+    from dagster_adjunct.assets.reading.open_dataset import Dataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.resources.objects.lake import Lake
 
@@ -157,7 +157,7 @@ def publish_to_iceberg(
     NoSealedVersionError while nothing is served.
     """
     spark = starter_of(spark)
-    from dagster_adjunct.assets.reading.dataset import open_dataset
+    from dagster_adjunct.assets.reading.open_dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 
     catalog = table.open()

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile
-from dagster_adjunct.resources.bucketing.files import attempt_of
+from dagster_adjunct.resources.bucketing.bucket_files import attempt_of
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     READER,
     SOURCE,
@@ -18,17 +18,17 @@ from dagster_adjunct.resources.streams.interface.system import (
     TOMBSTONE,
     Epochs,
 )
-from dagster_adjunct.resources.streams.lake.document import HIDDEN
-from dagster_adjunct.resources.streams.lake.index import all_segments
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.latest import WithoutPosition, check_epochs, replaced_results
+from dagster_adjunct.resources.streams.lake.segment_index import all_segments
 from dagster_adjunct.resources.streams.lake.sources import Superseded
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN
 
 if TYPE_CHECKING:
     import polars
 
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 _MOST_CONDITIONS = 1000
 SHOWN = (TOMBSTONE, EPOCH)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 
 
 def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.log import NAMES, DatasetLog, members_of, redirect_of, set_log
+from dagster_adjunct.assets.versions.dataset_log import NAMES, DatasetLog, members_of, redirect_of, set_log
 from dagster_adjunct.resources.errors import DatasetNotFoundError, MalformedDocumentError
 from dagster_adjunct.resources.objects.removal import is_deleted
 

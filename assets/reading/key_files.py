@@ -14,19 +14,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.reading.entry_keys import decode_key
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.keys import decode_key
 from dagster_adjunct.assets.reading.row_group import RowGroup, decode_group, range_of_group
 from dagster_adjunct.assets.reading.stored_files import StoredFile
-from dagster_adjunct.resources.bucketing.files import unpack_footer
+from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.schemas.plain import Plain, to_plain
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 Key = tuple[Plain, ...]
 _TAIL = 64 * 1024

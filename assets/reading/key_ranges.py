@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster_adjunct.assets.reading.keys import coerce_key
+from dagster_adjunct.assets.reading.entry_keys import coerce_key
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.plain import Plain, to_plain
 from dagster_adjunct.resources.schemas.schema import Field

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.delivery import Awaiting
+    from dagster_adjunct.assets.sources.complete_delivery import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 

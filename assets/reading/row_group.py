@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 
 # The codes of memoryview.cast, by Arrow type.
 _CODES = {

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dagster_adjunct.assets.reading.version_in_use import Held, Holding
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.choosing import previous
+from dagster_adjunct.assets.versions.choose_version import previous
+from dagster_adjunct.assets.versions.dataset_log import redirect_of
 from dagster_adjunct.assets.versions.leases import check_not_doomed, check_retained
-from dagster_adjunct.assets.versions.log import redirect_of
 from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.file_cache import FileCache
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 T = TypeVar("T")
 OnDamage = Literal["fail", "previous"]

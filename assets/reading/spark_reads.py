@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ManifestMismatchError
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader

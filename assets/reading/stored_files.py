@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.resources.bucketing.files import BucketFile
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 T = TypeVar("T")
 _CHUNK = 8 * 1024 * 1024

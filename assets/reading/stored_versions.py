@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.dataset_names import dataset_not_found
 from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.no_version import is_delivered, nothing_computed, nothing_delivered, waiting_for
+from dagster_adjunct.assets.reading.no_version import (
+    is_delivered,
+    nothing_computed,
+    nothing_delivered,
+    waiting_for,
+)
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.choosing import SHORT_ID, require_version
+from dagster_adjunct.assets.versions.choose_version import SHORT_ID, require_version
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import check_not_doomed
-from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_number
-from dagster_adjunct.assets.writing.generation import check_declaration
+from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
@@ -32,12 +37,12 @@ from dagster_adjunct.resources.errors import (
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.diff import VersionDiff
-    from dagster_adjunct.assets.sources.delivery import Awaiting
+    from dagster_adjunct.assets.reading.diff_versions import VersionDiff
+    from dagster_adjunct.assets.sources.complete_delivery import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 class StoredVersions(VersionOperations):
@@ -110,7 +115,7 @@ class StoredVersions(VersionOperations):
 
         Builds and commits nothing. Needs the declaration, not only the name.
         """
-        from dagster_adjunct.assets.sources.delivery import Awaiting
+        from dagster_adjunct.assets.sources.complete_delivery import Awaiting
         from dagster_adjunct.assets.sources.open_source import open_source
 
         assert self.spec is not None
@@ -178,7 +183,7 @@ class StoredVersions(VersionOperations):
 
         Raises VersionDiscardedError where one is discarded meanwhile: a `Lease` on both keeps that from happening.
         """
-        from dagster_adjunct.assets.reading.diff import diff_versions
+        from dagster_adjunct.assets.reading.diff_versions import diff_versions
 
         views = self.version(old), self.version(new)
         try:

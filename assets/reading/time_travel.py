@@ -20,9 +20,9 @@ from dagster_adjunct.resources.errors import (
 )
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 
 def served_at(

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.versions.operator_actions import (
 from dagster_adjunct.assets.versions.stored_manifest import stored_body
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
 

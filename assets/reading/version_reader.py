@@ -13,21 +13,21 @@ from itertools import groupby
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_adjunct.assets.reading.entry_keys import coerce_key
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
 from dagster_adjunct.assets.reading.key_ranges import key_range
-from dagster_adjunct.assets.reading.keys import coerce_key
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.hashing import bucketer
-from dagster_adjunct.resources.schemas.columns import column
 from dagster_adjunct.resources.schemas.plain import to_plain
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.spark.given_session import session_of
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
     from dagster_adjunct.resources.schemas.schema import Schema
 
 K = TypeVar("K", bound=Hashable)
@@ -92,7 +92,7 @@ class VersionReader:
         ManifestMismatchError when the stored files are not exactly those of the manifest.
         """
         spark = session_of(spark)
-        from dagster_adjunct.resources.bucketing.read import bucketed_frame
+        from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 
         rows = bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
         if self.sealed.positioned:

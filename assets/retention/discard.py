@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.retention.discard_plan import (
     DiscardPlan,
     Judged,
@@ -28,19 +28,24 @@ from dagster_adjunct.assets.retention.discard_plan import (
     plan_discard,
     spared_of,
 )
-from dagster_adjunct.assets.retention.generations import oldest_kept
+from dagster_adjunct.assets.retention.retired_generations import oldest_kept
 from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, set_log
 from dagster_adjunct.assets.versions.leases import all_leases, store_now
-from dagster_adjunct.assets.versions.log import DatasetLog, set_log
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    DatasetManifest,
+    UnboundedManifest,
+)
 from dagster_adjunct.assets.versions.operator_actions import expire_pin, expire_pins
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit import CommitLog
+    from dagster_adjunct.resources.objects.commit_log import CommitLog
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectInfo
+    from dagster_adjunct.resources.objects.object_store import ObjectInfo
 
 COMMITS_KEPT = 200
 Roots = Callable[[], Mapping[str, str]]

@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.retention.generations import plan_retired
-from dagster_adjunct.assets.versions.choosing import order_of
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
+from dagster_adjunct.assets.retention.retired_generations import plan_retired
+from dagster_adjunct.assets.versions.choose_version import order_of
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    DatasetManifest,
+    UnboundedManifest,
+)
 from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+    from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
     from dagster_adjunct.assets.versions.leases import LeaseInfo
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
+from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.sources.changes import RAW
+from dagster_adjunct.assets.sources.decode_changes import RAW
 from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TIMESTAMP
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 DEAD_LETTERS = Schema.of(
     dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"

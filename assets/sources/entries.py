@@ -12,9 +12,9 @@ from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtrac
 from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
-from dagster_adjunct.resources.streams.interface.system import META, OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -100,7 +100,7 @@ def _no_tombstone(what: str) -> Column:
     """Return `__tombstone` as false, with an error for a row where it is not."""
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.resources.spark.errors import refusal
+    from dagster_adjunct.resources.spark.spark_errors import refusal
 
     place = F.concat(
         F.lit(f"{what}: the record at offset "), column(OFFSET).cast("string"), F.lit(" of partition "),

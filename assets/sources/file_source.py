@@ -15,17 +15,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.policies import natural_order
-from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.declaration.discard_policy import natural_order
+from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import count_records, files_frame, open_tree
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.checksum import NOTHING, promised_checksum, records_checksum
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

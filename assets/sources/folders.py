@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.assets.declaration.discard_policy import natural_order
 from dagster_adjunct.resources.files import FoundFile
 
 

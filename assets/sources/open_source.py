@@ -9,9 +9,9 @@ from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.delivery import VersionSource
+    from dagster_adjunct.assets.sources.complete_delivery import VersionSource
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 def open_source(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
+from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 
@@ -17,7 +17,7 @@ def position_of(rows: DataFrame, name: str) -> Column:
     """Return the position that a value of the ordering column stands for: microseconds, days, or the number."""
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.resources.schemas.columns import column
+    from dagster_adjunct.resources.schemas.quoted_columns import column
 
     value = column(name)
     kind = rows.select(value).schema.fields[0].dataType.simpleString()

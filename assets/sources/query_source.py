@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.inputs import Computation
-from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import first_line
-from dagster_adjunct.resources.streams.interface.system import META
+from dagster_adjunct.resources.spark.spark_errors import first_line
+from dagster_adjunct.resources.streams.interface.stream_system import META
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

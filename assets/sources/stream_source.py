@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.delivery import (
+from dagster_adjunct.assets.sources.complete_delivery import (
     Awaiting,
     Complete,
     Delivery,
@@ -21,9 +21,9 @@ from dagster_adjunct.assets.sources.delivery import (
 )
 from dagster_adjunct.assets.sources.entries import entries_of
 from dagster_adjunct.assets.sources.lost_versions import Unknown, cut_partitions, go_on, to_count
-from dagster_adjunct.assets.sources.made_anew import made_anew
 from dagster_adjunct.assets.sources.opening import Source, as_stored, by_partition
 from dagster_adjunct.assets.sources.redelivery import told_again
+from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
@@ -35,14 +35,20 @@ from dagster_adjunct.resources.streams.interface.checksum import (
     promised_checksum,
 )
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import FIRST_OFFSET, META, OFFSET, PARTITION, Marker
+from dagster_adjunct.resources.streams.interface.stream_system import (
+    FIRST_OFFSET,
+    META,
+    OFFSET,
+    PARTITION,
+    Marker,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.stored_declaration import Declaration
-    from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
 
 
 class StreamSource:

@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.advance_report import report_of
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes
 from dagster_adjunct.assets.unbounded.bootstrap import begin_table
 from dagster_adjunct.assets.unbounded.committing import Advance, Progress, confirm, keep_decision
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.evolve_columns import evolve
 from dagster_adjunct.assets.unbounded.recovery import Plan, decide
+from dagster_adjunct.assets.unbounded.table_report import report_of
 from dagster_adjunct.assets.unbounded.table_state import look
-from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage, Stages, ignore
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, Stages, ignore
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.writing.write_context import WriteContext
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 

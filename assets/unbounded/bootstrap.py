@@ -17,7 +17,7 @@ from dagster_adjunct.assets.sources.opening import as_stored, by_partition
 from dagster_adjunct.assets.unbounded.bulk_snapshot import load_snapshot
 from dagster_adjunct.assets.unbounded.committing import Progress, change_of, commit_manifest
 from dagster_adjunct.assets.unbounded.input_order import last_offsets
-from dagster_adjunct.assets.unbounded.served_version import with_version
+from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.versions.attempts import forget_attempt
 from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
@@ -25,9 +25,9 @@ from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.committing import Advance
     from dagster_adjunct.assets.unbounded.input_order import Offsets
-    from dagster_adjunct.assets.versions.log import Attempt
-    from dagster_adjunct.resources.bucketing.files import Generation
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.assets.versions.dataset_log import Attempt
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 _NOT_BEGUN = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
 

@@ -13,7 +13,7 @@ from dagster_adjunct.resources.names import split_stream_name
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 @dataclass(frozen=True, slots=True)

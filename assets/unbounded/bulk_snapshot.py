@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
-from dagster_adjunct.assets.unbounded.served_version import table_layout
+from dagster_adjunct.assets.unbounded.next_served_version import table_layout
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.sealed_version import POSITION
-from dagster_adjunct.assets.writing.generation import write_generation
+from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import widens
-from dagster_adjunct.resources.streams.interface.system import TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.initial_load import Snapshot
     from dagster_adjunct.assets.sources.opening import Source
-    from dagster_adjunct.assets.versions.log import Attempt, DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
     from dagster_adjunct.assets.writing.write_context import WriteContext
-    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -114,7 +114,7 @@ def check_position(snapshot: Snapshot, source: Source, what: str) -> dict[System
 
 def fitted(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     """Return these columns of the rows, in their types. Raises DatasetError for missing ones and other types."""
-    from dagster_adjunct.resources.schemas.columns import column
+    from dagster_adjunct.resources.schemas.quoted_columns import column
 
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     names = rows.columns

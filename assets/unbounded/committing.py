@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opening import Source
     from dagster_adjunct.assets.unbounded.input_order import Offsets
-    from dagster_adjunct.assets.versions.log import DatasetLog
-    from dagster_adjunct.assets.versions.report import Stages
+    from dagster_adjunct.assets.versions.advance_report import Stages
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.writing.write_context import WriteContext
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 _TRIES = 20
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan, Level, plan_compaction
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge, reach_down_to
-from dagster_adjunct.assets.unbounded.served_version import retire
+from dagster_adjunct.assets.unbounded.next_served_version import retire
 from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
@@ -27,15 +27,15 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit import retry_conflicts
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.spark.given_session import starter_of
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.following import DeltaCompaction
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
 _TRIES = 20

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.following import DeltaCompaction
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 Level = Literal["minor", "major"]
 WORTH = 50_000

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.sources.opening import by_partition
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 # Below this, the time since it was caught up says enough; above, the stream is asked, to within a tenth.
 _EXACT_FROM = timedelta(minutes=1)

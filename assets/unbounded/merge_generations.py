@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.served_version import without_large_footers
+from dagster_adjunct.assets.unbounded.next_served_version import without_large_footers
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
-from dagster_adjunct.assets.writing.generation import write_generation
+from dagster_adjunct.assets.writing.write_generation import write_generation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan
-    from dagster_adjunct.assets.versions.log import Attempt
+    from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.assets.writing.write_context import WriteContext
-    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 _NEWER, _GENERATION = "__newer", "__gen"
 
@@ -83,7 +83,7 @@ def stored_rows(
     context: WriteContext, version: SealedVersion, generations: Sequence[Generation], what: str
 ) -> DataFrame:
     """Return all rows of these generations; bucket i is partition i."""
-    from dagster_adjunct.resources.bucketing.read import bucketed_frame
+    from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 
     rows = bucketed_frame(context.spark(), context.lake.store, what, version.layout, generations)
     return rows if version.partition_by else rows.coalesce(1)
@@ -111,7 +111,7 @@ def without_forgotten(
     from pyspark.sql import Observation, Window
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.resources.schemas.columns import column
+    from dagster_adjunct.resources.schemas.quoted_columns import column
 
     places = Window.partitionBy(*[column(name) for name in key]).orderBy(POSITION, _GENERATION)
     winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)

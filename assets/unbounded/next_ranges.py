@@ -62,7 +62,7 @@ def _share(most: int, lag: int, chunk: int) -> int:
 
 
 def _whole_transactions(advance: Advance, ranges: Ranges) -> Ranges:
-    from dagster_adjunct.assets.sources.transactions import whole_transactions
+    from dagster_adjunct.assets.sources.whole_transactions import whole_transactions
 
     context = advance.context
     return whole_transactions(advance.spec, context.systems, context.spark(), advance.source, ranges)

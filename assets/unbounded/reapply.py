@@ -15,13 +15,13 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.formats import PROBLEM
+from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.following import DeadLetters
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.columns import column
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opening import Ranges
     from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
     from dagster_adjunct.assets.writing.write_context import WriteContext
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 _STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
@@ -110,7 +110,7 @@ def _with_stored(
     """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.resources.bucketing.read import bucketed_frame
+    from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 
     version, key = manifest.version, spec.key
     assert version is not None

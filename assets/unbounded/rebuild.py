@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
+from dagster_adjunct.assets.versions.advance_report import OnStage, ignore
 from dagster_adjunct.assets.versions.operator_actions import explained
-from dagster_adjunct.assets.versions.report import OnStage, ignore
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 @unwrapped()

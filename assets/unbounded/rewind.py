@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from dagster_adjunct.assets.unbounded.advance_report import report_of
 from dagster_adjunct.assets.unbounded.advance_table import carry_out, compact, taken_up
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.committing import Advance, Progress
@@ -23,23 +22,24 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     decide_rewind,
     open_startpoints,
 )
+from dagster_adjunct.assets.unbounded.table_report import report_of
 from dagster_adjunct.assets.unbounded.table_state import Seen, look
+from dagster_adjunct.assets.versions.advance_report import OnStage, Stages, ignore
 from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import explained
-from dagster_adjunct.assets.versions.report import OnStage, Stages, ignore
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
-from dagster_adjunct.resources.spark.errors import unwrapped
 from dagster_adjunct.resources.spark.given_session import starter_of
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 def plan_rewind(

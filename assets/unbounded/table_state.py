@@ -12,21 +12,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.sources.made_anew import made_anew
 from dagster_adjunct.assets.sources.opening import Source, by_partition
+from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
 from dagster_adjunct.assets.versions.carrying_over import carried_over
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.writing.generation import check_declaration
-from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
+from dagster_adjunct.assets.writing.write_generation import check_declaration
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+)
 from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.writing.write_context import WriteContext
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."
 

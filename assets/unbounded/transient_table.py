@@ -10,30 +10,26 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.sources.changes import refuse_problems
-from dagster_adjunct.assets.sources.made_anew import made_anew
+from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
+from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport, Stages
 from dagster_adjunct.assets.versions.followed_table import Decision
-from dagster_adjunct.assets.versions.report import AdvanceReport, Stages
 from dagster_adjunct.assets.versions.sealed_version import POSITION
-from dagster_adjunct.resources.errors import (
-    DatasetError,
-    OffsetOutOfRangeError,
-    StaleDatasetError,
-)
-from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError, StaleDatasetError
+from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.report import Action
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.assets.versions.advance_report import Action
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
 
@@ -238,7 +234,7 @@ class TransientTable:
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
             return ranges
-        from dagster_adjunct.assets.sources.transactions import whole_transactions
+        from dagster_adjunct.assets.sources.whole_transactions import whole_transactions
 
         return whole_transactions(self.spec, self._systems, spark(), self._source, ranges)
 

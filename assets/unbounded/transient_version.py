@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError
-from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

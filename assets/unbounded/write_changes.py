@@ -9,14 +9,14 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.sources.changes import refuse_problems
+from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.assets.unbounded.committing import keep
 from dagster_adjunct.assets.unbounded.next_ranges import offsets_after
-from dagster_adjunct.assets.unbounded.served_version import table_layout
+from dagster_adjunct.assets.unbounded.next_served_version import table_layout
 from dagster_adjunct.assets.versions.manifest import Change
 from dagster_adjunct.assets.versions.sealed_version import POSITION
-from dagster_adjunct.assets.writing.generation import write_generation
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION
+from dagster_adjunct.assets.writing.write_generation import write_generation
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.opening import Ranges
     from dagster_adjunct.assets.unbounded.committing import Advance, Progress
     from dagster_adjunct.assets.unbounded.reapply import Rewinding
-    from dagster_adjunct.assets.versions.log import Attempt
-    from dagster_adjunct.resources.bucketing.files import Generation
+    from dagster_adjunct.assets.versions.dataset_log import Attempt
+    from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 
 def write_changes(

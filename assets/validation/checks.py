@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.reading.stored_files import count_nulls, files_of
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.columns import quoted
-from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.spark.spark_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -30,7 +30,7 @@ from dagster_adjunct.resources.errors import (
     ValidatorError,
     check_whole_number,
 )
-from dagster_adjunct.resources.spark.errors import first_line
+from dagster_adjunct.resources.spark.spark_errors import first_line
 
 _MESSAGE_LENGTH = 2_000
 # What an unknown column, a slip in SQL or in Python raises; Spark's AnalysisException (and ParseException) beside it.

@@ -19,8 +19,8 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.log import DatasetLog
-    from dagster_adjunct.resources.streams.interface.system import StreamInfo
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
 
 CARRY = "carry"
 M = TypeVar("M", bound=CommonManifest)

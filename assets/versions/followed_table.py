@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime
 
-from dagster_adjunct.assets.versions.document import Document, Offset, StoredGeneration, StoredSchema
+from dagster_adjunct.assets.versions.document_base import Document, Offset, StoredGeneration, StoredSchema
 
 
 class Bootstrap(Document):

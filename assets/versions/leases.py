@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
@@ -28,13 +28,13 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.object_store import time_of_store
 from dagster_adjunct.resources.objects.renewal import Renewal
-from dagster_adjunct.resources.objects.store import time_of_store
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectInfo
+    from dagster_adjunct.resources.objects.object_store import ObjectInfo
 
 TTL = timedelta(minutes=10)
 _log = logging.getLogger("adjunct.dataset")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Delivered, Lost
-from dagster_adjunct.assets.versions.document import Document, Offset
+from dagster_adjunct.assets.versions.document_base import Document, Offset
 from dagster_adjunct.assets.versions.followed_table import Bootstrap, Decision, Retired
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, version_number
 from dagster_adjunct.assets.versions.stored_declaration import Declaration

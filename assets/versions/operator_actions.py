@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.versions.choosing import (
+from dagster_adjunct.assets.versions.choose_version import (
     choose_versions,
     comes_after_head,
     heads_without,
@@ -23,7 +23,7 @@ from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Versio
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.log import DatasetLog, Manifests, Members
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests, Members
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from dagster_adjunct.assets.versions.document import Document, Offset, StoredGeneration, StoredSchema
-from dagster_adjunct.resources.bucketing.files import BucketLayout
+from dagster_adjunct.assets.versions.document_base import Document, Offset, StoredGeneration, StoredSchema
+from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.schemas.schema import Schema
 
 POSITION = "__position"

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentErro
 from dagster_adjunct.resources.stored_documents import first_problem
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 # In the order in which they are written. Where a field is of one kind only: what stands there for the other one.
 _FIELDS: dict[str, Any] = {

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
-from dagster_adjunct.resources.bucketing.write import write_buckets
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout
+from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
 from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 Rows_contra = TypeVar("Rows_contra", contravariant=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from dagster_adjunct.orchestration.application.message_stream import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
-from dagster_adjunct.orchestration.operators.declared import KeyedTable
+from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
 from dagster_adjunct.orchestration.operators.input import checked_input
-from dagster_adjunct.orchestration.operators.lineage import Node
-from dagster_adjunct.resources.declared import caller
+from dagster_adjunct.resources.declared_place import caller
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, check_whole_number
 from dagster_adjunct.resources.names import check_name, split_stream_name
 

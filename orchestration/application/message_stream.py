@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.graph import Graph
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.declared import KeyedTable
+    from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.operators.join import How, On
     from dagster_adjunct.orchestration.operators.spec import Spec
     from dagster_adjunct.resources.tables.update import UpdateContract

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dagster_adjunct.orchestration.operators.arguments import column_names
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.columns import quoted
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
 
 Columns = Mapping[str, str] | Sequence[str]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.log import list_applications
+from dagster_adjunct.orchestration.batchlog.batch_log import list_applications
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

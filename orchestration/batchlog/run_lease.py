@@ -33,13 +33,13 @@ from dagster_adjunct.resources.errors import (
     RunLeaseLostError,
     TransientError,
 )
+from dagster_adjunct.resources.objects.object_store import time_of_store
 from dagster_adjunct.resources.objects.renewal import Renewal
-from dagster_adjunct.resources.objects.store import time_of_store
 from dagster_adjunct.resources.stored_documents import StoredDocument
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 TTL = timedelta(minutes=2)
 WAIT = timedelta(minutes=5)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line
-from dagster_adjunct.orchestration.cli.versions import explained, who
+from dagster_adjunct.orchestration.cli.version_commands import explained, who
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.upkeep.deletion import DeletionReport
+    from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport
 
     # Given the lake, the name and how to go about it.
     Deletion = Callable[..., DeletionReport]

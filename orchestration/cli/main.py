@@ -13,8 +13,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_adjunct.orchestration.application.loading import load_application
-from dagster_adjunct.orchestration.cli import checkpoints, datasets, startpoints, streams, tables
-from dagster_adjunct.orchestration.cli.advance import advance_all, bootstraps_shown, has_datasets_only
+from dagster_adjunct.orchestration.cli import (
+    checkpoint_commands as checkpoints,
+)
+from dagster_adjunct.orchestration.cli import (
+    dataset_commands as datasets,
+)
+from dagster_adjunct.orchestration.cli import (
+    startpoint_commands as startpoints,
+)
+from dagster_adjunct.orchestration.cli import (
+    stream_commands as streams,
+)
+from dagster_adjunct.orchestration.cli import (
+    table_commands as tables,
+)
+from dagster_adjunct.orchestration.cli.advance_command import advance_all, bootstraps_shown, has_datasets_only
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
     console,
@@ -25,7 +39,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
-from dagster_adjunct.orchestration.cli.versions import duration
+from dagster_adjunct.orchestration.cli.version_commands import duration
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -33,9 +47,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.report import StepEvent
+    from dagster_adjunct.orchestration.step.step_report import StepEvent
     from dagster_adjunct.resources.objects import Lake
 
 
@@ -92,7 +106,7 @@ def run(
     """
     from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-    from dagster_adjunct.orchestration.step.run import run_application
+    from dagster_adjunct.orchestration.step.run_application import run_application
     from dagster_adjunct.orchestration.step.session_scope import session_scope
     from dagster_adjunct.resources.objects import open_lake
 

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.cli.layout import beneath, in_seconds, natura
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -172,7 +172,7 @@ def _failed(code: int) -> int:
 
 def _inside(error: Exception) -> AdjunctError | None:
     """Return the error of ours that a Spark task raised and Spark reports in its own words."""
-    from dagster_adjunct.resources.spark.errors import adjunct_error
+    from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 
     return adjunct_error(error)
 

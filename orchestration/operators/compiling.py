@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.declared import Declarations
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.interface.system import AppendResult, StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamSystem
     from dagster_adjunct.resources.tables.update import UpdateContract
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
-    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.streams.interface.system import POSITION, RECORD_META
+from dagster_adjunct.resources.streams.interface.stream_system import POSITION, RECORD_META
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

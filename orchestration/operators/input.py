@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dagster_adjunct.orchestration.operators.columns import Types, types_of
+from dagster_adjunct.orchestration.operators.column_lineage import Node, whole
 from dagster_adjunct.orchestration.operators.expressions import plain_column
 from dagster_adjunct.orchestration.operators.hidden_columns import TASK
-from dagster_adjunct.orchestration.operators.lineage import Node, whole
+from dagster_adjunct.orchestration.operators.known_columns import Types, types_of
 from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import TASK_NUMBER, UNKNOWN, facts_of
@@ -19,8 +19,8 @@ from dagster_adjunct.resources.names import split_stream_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.planned import PlanContext, Role
 
 DefaultOffset = Literal["oldest", "upcoming"]

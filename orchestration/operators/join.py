@@ -8,21 +8,32 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.sources.entries import schema_of_entries
 from dagster_adjunct.orchestration.operators.arguments import column_names, first_double
-from dagster_adjunct.orchestration.operators.columns import Columns, Types, refuse_double, require, types_of
+from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.expressions import plain_column, split_alias
-from dagster_adjunct.orchestration.operators.lineage import Node
+from dagster_adjunct.orchestration.operators.known_columns import (
+    Columns,
+    Types,
+    refuse_double,
+    require,
+    types_of,
+)
 from dagster_adjunct.orchestration.operators.planned import Flow, Requirement
 from dagster_adjunct.orchestration.operators.spec import Match, Spec
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.columns import column, quoted
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    PlanningError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.declared import Declarations
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.planned import PlanContext
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
     from dagster_adjunct.resources.schemas.schema import Schema

@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.columns import Columns, Types, refuse_double, require
-from dagster_adjunct.orchestration.operators.expressions import cast_type, plain_column, split_alias, struct_fields
+from dagster_adjunct.orchestration.operators.column_lineage import sources_of
+from dagster_adjunct.orchestration.operators.expressions import (
+    cast_type,
+    plain_column,
+    split_alias,
+    struct_fields,
+)
 from dagster_adjunct.orchestration.operators.hidden_columns import carried
-from dagster_adjunct.orchestration.operators.lineage import sources_of
+from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, refuse_double, require
 from dagster_adjunct.orchestration.operators.spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -20,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
 
 _STRUCT = "named_struct("

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
-from dagster_adjunct.orchestration.operators.columns import require
+from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planned import PlanContext, Role
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.columns import Columns
-    from dagster_adjunct.orchestration.operators.declared import Declarations
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.known_columns import Columns
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Partitioner
 
 Role = Literal["input", "broadcast-input", "output", "intermediate", "side-input"]

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_adjunct.orchestration.operators.columns import require
+from dagster_adjunct.orchestration.operators.column_lineage import Node, whole
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream
-from dagster_adjunct.orchestration.operators.lineage import Node, whole
+from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, StreamFacts, partitioner_of_output
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.declared import Declarations
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planned import Exchange, PlanContext, Role
 
 

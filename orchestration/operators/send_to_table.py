@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.columns import require
+from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream, before_table
-from dagster_adjunct.orchestration.operators.lineage import Node
+from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.planned import Requirement
 from dagster_adjunct.orchestration.operators.spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
-    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.declared import Declarations
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planned import Exchange, Flow, PlanContext
     from dagster_adjunct.resources.tables.update import UpdateContract
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.columns import Types
+    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made, Node
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.declared import Declarations
-    from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made, Node
+    from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
+    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planned import (
         Exchange,
         Flow,

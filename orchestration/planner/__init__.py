@@ -1,11 +1,17 @@
 """The execution planner: from a described application to a proven plan, without Spark and without I/O."""
 
 from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, Catalog, Partitioner, StreamFacts
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    UNKNOWN,
+    Catalog,
+    Partitioner,
+    StreamFacts,
+)
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.planner import plan
-from dagster_adjunct.orchestration.planner.settings import PlannerConfig
+from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig
 
 __all__ = [
     "SPARK",

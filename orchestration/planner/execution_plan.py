@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
-from dagster_adjunct.orchestration.planner.render import render
+from dagster_adjunct.orchestration.planner.plan_text import render
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 

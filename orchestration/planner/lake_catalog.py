@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 def systems_for(app: Application, lake: Lake) -> dict[str, StreamSystem]:

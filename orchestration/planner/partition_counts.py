@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.planned import PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node
-from dagster_adjunct.orchestration.planner.settings import PlannerConfig
+from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:

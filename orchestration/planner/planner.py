@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
     with_broadcast,
 )
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
-from dagster_adjunct.orchestration.planner.settings import PlannerConfig
+from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.resources.errors import PlanningError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.columns import Types
+from dagster_adjunct.orchestration.operators.known_columns import Types
 from dagster_adjunct.orchestration.operators.planned import PlanContext
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.evolution import refused_changes

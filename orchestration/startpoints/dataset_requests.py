@@ -28,7 +28,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import resolve_start
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.report import AdvanceReport
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """What a fan-out decides: which task starts where, from the requests and from what tasks have not committed yet.
 
-Plain values in, plain values out; `startpoints.py` reads and writes them.
+Plain values in, plain values out; `application_startpoints.py` reads and writes them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, Target, newer
-from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable
+from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
 Requests = Mapping[SystemStreamPartition, StartpointRequest]

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.made_anew import check_all_resolved
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot, default_offset, edge_offsets
+from dagster_adjunct.orchestration.startpoints.input_made_anew import check_all_resolved
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import (
+    StreamSnapshot,
+    default_offset,
+    edge_offsets,
+)
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.positions import OffsetState
     from dagster_adjunct.orchestration.operators.input import Input
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.interface.system import StreamInfo
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
 
 
 def first_positions(

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.made_anew import check_all_resolved
+from dagster_adjunct.orchestration.startpoints.input_made_anew import check_all_resolved
 from dagster_adjunct.orchestration.startpoints.stream_snapshots import edge_offsets, snapshot_of
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.positions import ResolvedStartpoint
     from dagster_adjunct.orchestration.operators.input import Input
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 _SHOWN = 5
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
-from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
-from dagster_adjunct.orchestration.startpoints.preview import Preview, preview
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview
 from dagster_adjunct.orchestration.startpoints.resolving import is_broadcast
 from dagster_adjunct.orchestration.startpoints.stored_requests import request_key
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -19,13 +19,13 @@ from dagster_adjunct.resources.streams.interface.startpoint import describe_star
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.positions import Replay
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-    from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable
+    from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 _LOOKS = 5
 

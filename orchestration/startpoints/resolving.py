@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.positions import Replay, ResolvedStartpoint, replay_id
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
-from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint, resolve_startpoint_to_offset
+from dagster_adjunct.resources.streams.interface.startpoint import (
+    describe_startpoint,
+    resolve_startpoint_to_offset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

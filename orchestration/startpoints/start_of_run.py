@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.positions import Replay, replay_id
 from dagster_adjunct.orchestration.startpoints.first_positions import first_positions
-from dagster_adjunct.orchestration.startpoints.repartitioned import carried_note, carried_over
+from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carried_note, carried_over
 from dagster_adjunct.orchestration.startpoints.resolving import (
     Unresolved,
     is_for_one_of_all,
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.positions import ResolvedStartpoint
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 @dataclass(frozen=True, slots=True)

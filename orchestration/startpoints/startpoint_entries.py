@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import MalformedDocumentError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.request import Target
-    from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable
+    from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
     from dagster_adjunct.resources.metadata import Namespace, Snapshot
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 

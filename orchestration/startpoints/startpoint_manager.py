@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.startpoints.stored_requests import (
     sequence_of,
     task_key,
 )
-from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable, partition_of
+from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 
@@ -350,7 +350,7 @@ class StartpointManager:
 
     def _applied(self) -> Taken:
         """Return whether a commit of the application's has taken in a request; looks when first asked."""
-        from dagster_adjunct.orchestration.batchlog.log import application_state
+        from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 
         look = cache(lambda: application_state(self.lake, self.application).offsets)
         return lambda task, request: look().has_taken(request.ssp, request.id)

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     check_task,
     request_from_json,
 )
-from dagster_adjunct.orchestration.startpoints.unreadable import Unreadable, partition_of
+from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 

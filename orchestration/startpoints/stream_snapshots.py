@@ -12,7 +12,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import check_offset
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.input import Input
-    from dagster_adjunct.resources.streams.interface.system import StreamInfo, StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.advance_report import StageEvent, ignore
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.report import StageEvent, ignore
 from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.first_error import raise_first
-from dagster_adjunct.resources.spark.errors import adjunct_error, first_line
+from dagster_adjunct.resources.spark.spark_errors import adjunct_error, first_line
 from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.report import AdvanceReport, OnStage
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.resources.objects import Lake
 
@@ -104,8 +104,8 @@ def advance_together(
 
     Where a version was published, what the policy lets go by then is discarded: the last stage of its cycle.
     """
-    from dagster_adjunct.assets.advancing.advance import advance_dataset
-    from dagster_adjunct.assets.bounded.advance import advance_version_set
+    from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+    from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 
     lake, systems, spark, by = runtime.lake, runtime.systems, runtime.spark, runtime.by
     if unit[0].version_set is not None:

@@ -6,20 +6,20 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.batchlog.log import ClosedBatch, add_counters
-from dagster_adjunct.orchestration.step.compile import BatchInputs, run_batch
+from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch, add_counters
+from dagster_adjunct.orchestration.step.compile_batch import BatchInputs, run_batch
 from dagster_adjunct.orchestration.step.next_batch import lost_counters, records_in
 from dagster_adjunct.orchestration.step.rehearsal import check_outputs
-from dagster_adjunct.orchestration.step.report import StepEvent
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import StoreUnavailableError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.spark.errors import adjunct_error
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.spark.spark_errors import adjunct_error
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batchlog.log import Intent
-    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.orchestration.batchlog.batch_log import Intent
     from dagster_adjunct.orchestration.step.planning import PlannedBatch
+    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep, StepRun
 
 # Seconds before a batch's work is begun again where the store broke off in the middle of it.

@@ -16,10 +16,10 @@ from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.resources.errors import StaleDatasetError, VersionDiscardedError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.report import AdvanceReport
-    from dagster_adjunct.orchestration.batchlog.log import ApplicationState
-    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.step.step_context import StepContext
 
 _TRIES = 5
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.batchlog.log import Intent, Range, add_counters, spread
+from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range, add_counters, spread
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.positions import Replay
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
-    from dagster_adjunct.orchestration.step.context import StepContext
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 Spans = Mapping[SystemStreamPartition, OffsetRange]
 

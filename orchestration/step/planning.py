@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.log import add_counters
-from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
+from dagster_adjunct.orchestration.batchlog.batch_log import add_counters
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
+from dagster_adjunct.orchestration.startpoints.input_made_anew import check_open_batch
 from dagster_adjunct.orchestration.startpoints.input_positions import input_positions
-from dagster_adjunct.orchestration.startpoints.made_anew import check_open_batch
 from dagster_adjunct.orchestration.startpoints.replays_to_read import replays_to_read
 from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 from dagster_adjunct.orchestration.step.next_batch import lost_counters, main_batch, replay_batch
-from dagster_adjunct.orchestration.step.report import StepEvent
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.report import AdvanceReport
-    from dagster_adjunct.orchestration.batchlog.log import Intent
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+    from dagster_adjunct.orchestration.batchlog.batch_log import Intent
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
-    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.hidden_columns import BRANCH
-from dagster_adjunct.resources.schemas.columns import bigints
+from dagster_adjunct.resources.schemas.quoted_columns import bigints
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     OFFSET,
     PARTITION,

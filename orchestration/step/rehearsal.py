@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.compile import Batch, BatchInputs, Counters, sent_schema
+from dagster_adjunct.orchestration.step.compile_batch import Batch, BatchInputs, Counters, sent_schema
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.interface.system import AppendResult
+    from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
     from dagster_adjunct.resources.tables.update import UpdateContract
 
 _log = logging.getLogger("adjunct.step")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.step.batch import close_batch, commit_intent, run_outputs
 from dagster_adjunct.orchestration.step.planning import plan_batch, settle
-from dagster_adjunct.orchestration.step.report import StepEvent
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import open_step
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.step.context import StepContext
-    from dagster_adjunct.orchestration.step.report import StepReport
+    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.orchestration.step.step_report import StepReport
 
 # How often a run begins: another one that was taken over from may come in between, once.
 _BEGINNINGS = 3

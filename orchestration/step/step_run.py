@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.log import BatchLog, LoggedState, add_counters
-from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, LoggedState, add_counters
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
 from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
-from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batchlog.log import ClosedBatch
+    from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-    from dagster_adjunct.orchestration.step.context import StepContext
+    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 

@@ -10,14 +10,14 @@ from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
-from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applications
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, list_applications
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+    from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
     from dagster_adjunct.resources.objects import Lake
 
 

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.dataset_names import list_datasets
-from dagster_adjunct.assets.rebucketing.report import RebucketReport
-from dagster_adjunct.assets.rebucketing.table import repartition_table
-from dagster_adjunct.assets.rebucketing.versions import repartition_versions
+from dagster_adjunct.assets.rebucketing.bounded_versions import repartition_versions
+from dagster_adjunct.assets.rebucketing.followed_table import repartition_table
+from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport
 from dagster_adjunct.assets.versions.carrying_over import carry_over, has_read_all
-from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.orchestration.batchlog.log import BatchLog, list_applications
-from dagster_adjunct.orchestration.startpoints.repartitioned import (
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, list_applications
+from dagster_adjunct.orchestration.startpoints.repartitioned_positions import (
     carried_note,
     carried_over,
     waiting_in,
@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.startpoints.repartitioned import (
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS, REQUESTS
 from dagster_adjunct.orchestration.startpoints.stored_requests import waits_on
 from dagster_adjunct.orchestration.upkeep.discarding import open_batches
-from dagster_adjunct.orchestration.upkeep.readers import Readers, followers_of
+from dagster_adjunct.orchestration.upkeep.who_reads import Readers, followers_of
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -31,13 +31,13 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.readers import list_readers
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.named_readers import list_readers
 from dagster_adjunct.resources.streams.lake.repartition import repartition
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.lake.document import StreamState
+    from dagster_adjunct.resources.streams.lake.stream_manifest import StreamState
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Table functions for real stores. Drivers are imported when a connection is opened, not before."""
 
+from dagster_adjunct.resources.backends.backend_registry import describe, function_from, register_backend
 from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.registry import describe, function_from, register_backend
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.memory_table import MemoryTable
 
 register_backend("memory", MemoryTable)
 register_backend("postgres", PostgresTable)

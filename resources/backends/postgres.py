@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources.backends.column_values import Kind, check_identifier, declared_column
 from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.postgres_connection import (
     check_keywords,
@@ -35,7 +36,6 @@ from dagster_adjunct.resources.backends.rows import (
     key_columns,
     plan_updates,
 )
-from dagster_adjunct.resources.backends.values import Kind, check_identifier, declared_column
 from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError, TransientError
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.update import UpdateMessage

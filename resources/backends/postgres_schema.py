@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.values import Column, Kind, column_of
+from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
 from dagster_adjunct.resources.errors import SchemaMismatchError, TableAccessError
 
 if TYPE_CHECKING:

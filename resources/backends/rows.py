@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.backends.values import Column, Kind, encoder_of
+from dagster_adjunct.resources.backends.column_values import Column, Kind, encoder_of
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.tables.functions import record_not_found
 from dagster_adjunct.resources.tables.update import UpdateMessage

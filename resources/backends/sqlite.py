@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dagster_adjunct.resources.backends.column_values import Column, check_identifier, declared_column
 from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.rows import (
     Key,
@@ -23,7 +24,6 @@ from dagster_adjunct.resources.backends.rows import (
 )
 from dagster_adjunct.resources.backends.sqlite_schema import create_table, quoted, read_columns
 from dagster_adjunct.resources.backends.sqlite_values import DECODERS, ENCODERS
-from dagster_adjunct.resources.backends.values import Column, check_identifier, declared_column
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,

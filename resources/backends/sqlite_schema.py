@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from dagster_adjunct.resources.backends.values import Column, Kind, column_of
+from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
 from dagster_adjunct.resources.errors import SchemaMismatchError, TableAccessError
 
 _TYPES = {

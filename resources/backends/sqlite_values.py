@@ -18,7 +18,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.resources.backends.values import Kind, encoder_of
+from dagster_adjunct.resources.backends.column_values import Kind, encoder_of
 
 
 def _number(value: Any) -> float:

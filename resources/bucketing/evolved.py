@@ -14,7 +14,7 @@ from dagster_adjunct.resources.schemas.schema import Schema, widens
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 
 
 def columns_problem(found: pa.Schema, layout: BucketLayout) -> str:

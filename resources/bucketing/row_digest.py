@@ -1,6 +1,6 @@
 """The digest of rows that Spark's `xxhash64` gives, for rows in Arrow: 64-bit xxHash, seed 42, chained over the values.
 
-It is `row_hash` (resources/schemas/columns.py) row by row in plain Python, which is for tables that fit in memory.
+It is `row_hash` (schemas/quoted_columns.py) row by row in plain Python, which is for tables that fit in memory.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
-from dagster_adjunct.resources.bucketing.files import (
+from dagster_adjunct.resources.bucketing.bucket_files import (
     BucketFile,
     BucketLayout,
     attempt_of,
@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 ROW = "__row"
 DIGEST = "__digest"

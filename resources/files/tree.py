@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     SourceChangedError,
 )
-from dagster_adjunct.resources.objects.store import S3Options
+from dagster_adjunct.resources.objects.object_store import S3Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,7 +231,7 @@ class S3Tree:
 @lru_cache(maxsize=8)
 def _client_of(process: int, options: S3Options) -> S3Client:
     """Return this process's client: a forked worker must not share its parent's sockets."""
-    from dagster_adjunct.resources.objects.s3 import connect
+    from dagster_adjunct.resources.objects.s3_store import connect
 
     return connect(options, "opening S3")
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dagster_adjunct.resources.objects.commit import Commit, CommitLog
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_lake
-from dagster_adjunct.resources.objects.local import LocalStore
-from dagster_adjunct.resources.objects.memory import InMemoryStore
-from dagster_adjunct.resources.objects.paging import PageRef, read_page, write_page
-from dagster_adjunct.resources.objects.store import (
+from dagster_adjunct.resources.objects.local_store import LocalStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.object_store import (
     ObjectInfo,
     ObjectStore,
     S3Options,
     Stored,
     StoreDescriptor,
 )
+from dagster_adjunct.resources.objects.paging import PageRef, read_page, write_page
 
 __all__ = [
     "Commit",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.store import S3Options
+from dagster_adjunct.resources.objects.object_store import S3Options
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 
 def arrow_filesystem(store: ObjectStore) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
+from dagster_adjunct.resources.objects.object_store import ObjectStore, StoreDescriptor
 
 
 class UnmadeLakeStore:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 _SETTLING = timedelta(hours=1)
 

@@ -20,18 +20,18 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
 )
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects.commit import CommitLog
+from dagster_adjunct.resources.objects.commit_log import CommitLog
 from dagster_adjunct.resources.objects.creating import UnmadeLakeStore
 from dagster_adjunct.resources.objects.documents import LakeDocument, decode, encode
+from dagster_adjunct.resources.objects.object_store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.objects.probe import probe_conditional_writes
-from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 DEFAULT_LAKE = ".adjunct/lake"
 _DOCUMENT = "_adjunct/lake.json"

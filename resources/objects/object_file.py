@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 _WHOLE = 4 * 1024 * 1024
 

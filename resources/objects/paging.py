@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import MalformedDocumentError, ManifestMis
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.errors import (
 )
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 _INSTEAD = (
     "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a local folder), "

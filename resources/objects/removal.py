@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit import Commit, CommitLog
+    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 
 _DELETED = "deleted"
 

@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
 )
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 _TRUSTED = 0.9
 

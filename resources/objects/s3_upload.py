@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mypy_boto3_s3 import S3Client
 
-    from dagster_adjunct.resources.objects.store import S3Options
+    from dagster_adjunct.resources.objects.object_store import S3Options
 
 _MOST_PARTS = 10_000
 _THREADS = 4

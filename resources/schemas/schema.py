@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.columns import quoted
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -149,7 +149,7 @@ def _check_reach(master: str, lake_url: str | None) -> None:
 def _s3a() -> dict[str, str]:
     """Return what S3A needs; credentials come from its own standard chain, never from this configuration."""
     from dagster_adjunct.resources.objects.lake import LakeSettings
-    from dagster_adjunct.resources.objects.store import check_endpoint
+    from dagster_adjunct.resources.objects.object_store import check_endpoint
 
     lake = LakeSettings()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"

@@ -15,7 +15,7 @@ import pyarrow.parquet  # noqa: F401
 import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
-import dagster_adjunct.resources.bucketing.write  # noqa: F401
+import dagster_adjunct.resources.bucketing.write_buckets  # noqa: F401
 
 if __name__ == "__main__":
     gc.collect()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.streams.interface.system import StreamSystem
+from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
@@ -16,7 +16,7 @@ Factory = Callable[["Lake"], StreamSystem]
 
 
 def _lake(lake: Lake) -> StreamSystem:
-    from dagster_adjunct.resources.streams.lake.system import LakeStreams
+    from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
     return LakeStreams(lake)
 

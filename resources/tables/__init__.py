@@ -9,7 +9,7 @@ from dagster_adjunct.resources.tables.functions import (
     TableWriteFunction,
     UpdatesWithDefaults,
 )
-from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.tables.memory_table import MemoryTable
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.rate_limit import RateLimit
 from dagster_adjunct.resources.tables.remote import RemoteTable

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.spark.errors import from_document, to_document
+from dagster_adjunct.resources.spark.spark_errors import from_document, to_document
 from dagster_adjunct.resources.tables import TableMetrics, UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system import StreamSystem
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

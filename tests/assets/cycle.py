@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.sources.delivery import Complete, MarkerSaid, Waiting, check_counts, next_delivery
+from dagster_adjunct.assets.sources.complete_delivery import (
+    Complete,
+    MarkerSaid,
+    Waiting,
+    check_counts,
+    next_delivery,
+)
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import Marker
+from dagster_adjunct.resources.streams.interface.stream_system import Marker
 
 P0, P1 = (SystemStreamPartition("lake", "planes", p) for p in (0, 1))
 START = {P0: 0, P1: 0}

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.delivery import Complete, next_delivery
+from dagster_adjunct.assets.sources.complete_delivery import Complete, next_delivery
 from dagster_adjunct.assets.sources.lost_versions import GoesOn, Unknown, go_on, to_count
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import Marker
-from dagster_adjunct.resources.streams.lake.document import Retention
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import Marker
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World
 from tests.assets.cycle import KEYS, NAME, PLANES, SCHEMA, deliver, served, whole
 from tests.assets.plain import build_without_spark, no_session

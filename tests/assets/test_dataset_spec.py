@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.formats import Upserts
+from dagster_adjunct.assets.declaration.changes.change_formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction

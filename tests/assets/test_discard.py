@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.dataset import current_versions
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.reading.open_dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.assets.retention.discard_plan import Listing, plan_discard
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
-from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Pin, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Verdict, VersionRef
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
-from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
@@ -33,7 +33,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.cycle import (

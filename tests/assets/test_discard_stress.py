@@ -14,7 +14,7 @@ from queue import Empty
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.resources.objects import open_lake

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.bounded import delivered_manifest
-from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.inputs import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.verify import verify_version
+from dagster_adjunct.assets.reading.verify_version import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find_keys, forget
@@ -26,7 +26,7 @@ from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.validators import Finding, custom
 from dagster_adjunct.assets.versions.attempts import attempt_key
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.resources.bucketing.files import unpack_footer
+from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -39,8 +39,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
-from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session

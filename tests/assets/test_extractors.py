@@ -23,8 +23,8 @@ from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import find, wrapped
-from dagster_adjunct.resources.streams.interface.system import EPOCH
+from dagster_adjunct.resources.spark.spark_errors import find, wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import EPOCH
 from dagster_adjunct.resources.streams.lake.arrow_read import meta_schema
 from tests.assets.conftest import World
 

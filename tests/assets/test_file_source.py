@@ -16,17 +16,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
 from dagster_adjunct.assets.declaration.inputs import FileSource
-from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.resources.errors import (
     DatasetError,
@@ -629,8 +629,8 @@ def test_records_without_a_key_are_named_by_file_and_line(
 
 def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
     """What tasks meet is raised as Adjunct's own error where the job was started."""
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
-    from dagster_adjunct.resources.bucketing.write import write_buckets
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
+    from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
     from dagster_adjunct.resources.bucketing.writer import WriteOptions
     from dagster_adjunct.resources.objects import InMemoryStore
 

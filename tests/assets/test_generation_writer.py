@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.writing.generation_writer import ARROW, SPARK
-from dagster_adjunct.resources.bucketing.files import BucketLayout
+from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 from dagster_adjunct.resources.bucketing.row_digest import row_digests
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.schemas.columns import row_hash
+from dagster_adjunct.resources.schemas.quoted_columns import row_hash
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
-from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import (
@@ -26,7 +26,7 @@ from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects import renewal as renewal_module
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole
 from tests.assets.plain import build_without_spark

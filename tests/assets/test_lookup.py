@@ -18,7 +18,7 @@ from dagster_adjunct.assets.reading.row_group import RowGroup
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion, layout_of
 from dagster_adjunct.resources.bucketing import writer
-from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
@@ -27,8 +27,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.faulty import FaultyStore
-from dagster_adjunct.resources.objects.memory import InMemoryStore
-from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.plain import to_plain
 from dagster_adjunct.resources.schemas.schema import Schema
 

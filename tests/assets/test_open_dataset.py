@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import parquet_files, polars_frame, pyarrow_dataset
-from dagster_adjunct.assets.reading.dataset import Dataset, current_versions, open_dataset
+from dagster_adjunct.assets.reading.open_dataset import Dataset, current_versions, open_dataset
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (

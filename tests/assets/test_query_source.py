@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
 from dagster_adjunct.assets.declaration.inputs import Computation, QuerySource
-from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery
+from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.query_source import QueryVersions, _filled_in, _new_name
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty import Fault
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets import writing
 from tests.assets.cycle import (
     NAME,

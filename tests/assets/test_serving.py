@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.file_cache import FileCache
+from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import all_leases
@@ -31,7 +31,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session

@@ -15,11 +15,11 @@ from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg, release
 from dagster_adjunct.assets.exchange.stream_view import StreamView, stream_view
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import Clock
 

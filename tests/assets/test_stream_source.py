@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.delivery import Awaiting, Delivery, VersionSource
+from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -36,8 +36,8 @@ from dagster_adjunct.resources.streams.interface.checksum import (
     records_checksum,
 )
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import PARTITION, OffsetRange, StreamSystem
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import PARTITION, OffsetRange, StreamSystem
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World, no_spark
 from tests.assets.plain import build_without_spark, no_session
 

@@ -19,11 +19,11 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.inputs import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.sources.delivery import Delivery
+from dagster_adjunct.assets.sources.complete_delivery import Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 from tests.assets import writing
 from tests.assets.conftest import World
 from tests.assets.cycle import (

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
 from tests.servers.postgres import PostgresServer

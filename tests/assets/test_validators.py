@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException, NumberFormatException, ParseExcept
 from pyspark.sql import SparkSession
 
 from dagster_adjunct.assets.bounded import candidate as candidate_module
-from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.validator import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -47,9 +47,9 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     ValidatorError,
 )
-from dagster_adjunct.resources.objects.local import LocalStore
-from dagster_adjunct.resources.objects.memory import InMemoryStore
-from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.local_store import LocalStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World, no_spark
 from tests.assets.plain import build_without_spark, no_session

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.reading import verify
+from dagster_adjunct.assets.reading import verify_version as verify
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.resources.bucketing.files import BucketFile
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import table_of, view_of
 

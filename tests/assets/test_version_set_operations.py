@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.dataset import current_versions
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.reading.open_dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.operator_actions import kept_beside
@@ -21,7 +21,7 @@ from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.cycle import pin_that_has_ended

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.reading.dataset import current_versions
+from dagster_adjunct.assets.reading.open_dataset import current_versions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow.parquet  # noqa: F401
 import pytest
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.report import StageEvent
+from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step.context import StepContext
-from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.step.step_context import StepContext
+from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.backends import SqliteTable
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system import RECORD_META, StreamSystem
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, StreamSystem
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import RemoteTable
 
 if TYPE_CHECKING:

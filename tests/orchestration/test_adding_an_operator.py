@@ -11,10 +11,10 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.lineage import outputs_of
+from dagster_adjunct.orchestration.application.output_lineage import outputs_of
 from dagster_adjunct.orchestration.code_location.shared.column_lineage import output_columns
-from dagster_adjunct.orchestration.operators.columns import Types
-from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made, Node, add
+from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made, Node, add
+from dagster_adjunct.orchestration.operators.known_columns import Types
 from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
 from dagster_adjunct.orchestration.operators.spec import Spec

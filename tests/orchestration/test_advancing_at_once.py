@@ -13,7 +13,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.orchestration.step.run_application import run_application
 from dagster_adjunct.resources.errors import DatasetError, StoreUnavailableError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.orchestration.batchlog.log import (
+from dagster_adjunct.orchestration.batchlog.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step import compile as compiling
+from dagster_adjunct.orchestration.step import compile_batch as compiling
 from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld

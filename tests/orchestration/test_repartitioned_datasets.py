@@ -13,7 +13,7 @@ from dagster_adjunct.resources.errors import StillReadError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, deliver, planes_in, publish, served, whole
 from tests.assets.plain import build_without_spark

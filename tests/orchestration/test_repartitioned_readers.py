@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, Intent, Range
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, Intent, Range
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.startpoints.repartitioned import carried_over
+from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
+from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carried_over
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS
-from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.stored_requests import settled_key
 from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_stream
 from dagster_adjunct.resources.errors import (
@@ -29,8 +29,8 @@ from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.lake.readers import NewRecords, read_new
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.named_readers import NewRecords, read_new
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_deleting import sent, values
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.batchlog.log import (
+from dagster_adjunct.orchestration.batchlog.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,

@@ -6,16 +6,16 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
-from dagster_adjunct.orchestration.step.report import StepEvent
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     MalformedDocumentError,
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark

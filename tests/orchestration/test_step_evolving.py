@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.report import StepEvent
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import PlanningError, ProducerConflictError, StreamExistsError
 from tests.orchestration.step_world import StepWorld
 

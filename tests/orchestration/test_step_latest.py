@@ -9,8 +9,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
-from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
@@ -19,7 +19,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
 )
-from dagster_adjunct.resources.streams.interface.system import POSITION
+from dagster_adjunct.resources.streams.interface.stream_system import POSITION
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _die(*_: object, **__: object) -> None:
 
 def test_a_function_that_loses_the_position_behind_an_output_is_refused(step_world: StepWorld) -> None:
     from dagster_adjunct.resources.errors import PlanningError
-    from dagster_adjunct.resources.streams.interface.system import RECORD_META
+    from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META
 
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.send("numbers", ("a", 1))

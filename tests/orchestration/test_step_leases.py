@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step import batch as batch_module
-from dagster_adjunct.orchestration.step.context import StepContext
-from dagster_adjunct.orchestration.step.report import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.step.step_context import StepContext
+from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.orchestration.upkeep.discarding import discard_all
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -34,7 +34,7 @@ from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects import renewal as renewal_module
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session

@@ -15,14 +15,14 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
-from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.step import advancing
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
-from dagster_adjunct.orchestration.step.report import StepEvent
-from dagster_adjunct.orchestration.step.run import RunReport, run_application
+from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.upkeep.discarding import open_batches
 from dagster_adjunct.resources.errors import (
     BadChangeError,
@@ -32,8 +32,8 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
-from dagster_adjunct.resources.streams.lake.document import Retention
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.clocks import on_clock
 from tests.orchestration.step_world import StepWorld
 

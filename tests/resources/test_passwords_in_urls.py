@@ -15,8 +15,8 @@ from dagster_adjunct.resources.errors import (
     without_passwords,
 )
 from dagster_adjunct.resources.objects import LakeSettings, open_lake
+from dagster_adjunct.resources.objects.object_store import S3Options
 from dagster_adjunct.resources.objects.s3_errors import asking
-from dagster_adjunct.resources.objects.store import S3Options
 
 
 @pytest.mark.parametrize(

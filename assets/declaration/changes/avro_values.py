@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.spark.errors import wrapped
+from dagster_adjunct.resources.spark.spark_errors import wrapped
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.formats import (
+from dagster_adjunct.assets.declaration.changes.change_formats import (
     ORDER,
     PROBLEM,
     TRUNCATE,
@@ -30,9 +30,9 @@ from dagster_adjunct.assets.declaration.changes.json_values import (
     value_of,
 )
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
-from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.streams.interface.system import META, TOMBSTONE
+from dagster_adjunct.resources.streams.interface.stream_system import META, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

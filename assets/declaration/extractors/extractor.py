@@ -21,10 +21,10 @@ from operator import and_
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.columns import quoted
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import first_line
-from dagster_adjunct.resources.streams.interface.system import TOMBSTONE
+from dagster_adjunct.resources.spark.spark_errors import first_line
+from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

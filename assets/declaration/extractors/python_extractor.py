@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
-from dagster_adjunct.resources.spark.errors import wrapped
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.spark.spark_errors import wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
     import pyarrow as pa

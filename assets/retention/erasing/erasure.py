@@ -6,7 +6,7 @@
     delete    what is doomed and nobody holds; keys in past commits, verdicts and reasons are cleared
     prove     every object of the dataset is opened and searched
 
-Of an unbounded dataset it is generations that are rewritten, in one new version (`generations.py`).
+Of an unbounded dataset it is generations that are rewritten, in one new version (`erased_generations.py`).
 
 Repeat it until its report is complete: a run that died is taken up, and what was leased goes later. It can't reach
 what is not the dataset's: its input, outputs of applications that joined it, Dagster's own history. A later
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.discard_plan import Judged
-from dagster_adjunct.assets.retention.erasing.generations import Regenerating
+from dagster_adjunct.assets.retention.erasing.erased_generations import Regenerating
 from dagster_adjunct.assets.retention.erasing.key_search import KeySearch, search_keys
 from dagster_adjunct.assets.retention.erasing.key_set import KeySet
 from dagster_adjunct.assets.retention.erasing.leftovers import clear_past, delete_superseded
 from dagster_adjunct.assets.retention.erasing.replacing import Replacing
 from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now
-from dagster_adjunct.assets.versions.log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError
 from dagster_adjunct.resources.schemas.schema import Field

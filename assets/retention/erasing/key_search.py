@@ -10,15 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.retention.erasing.redaction import redacted
-from dagster_adjunct.assets.versions.log import SETS
+from dagster_adjunct.assets.versions.dataset_log import SETS
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ObjectNotFoundError
 from dagster_adjunct.resources.objects.object_file import open_object
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
-    from dagster_adjunct.assets.versions.log import DatasetLog
-    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+    from dagster_adjunct.resources.objects.object_store import ObjectInfo, ObjectStore
 
 _WORKERS = 8
 

@@ -12,13 +12,13 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.keys import coerce_key, decode_key
-from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
+from dagster_adjunct.assets.reading.entry_keys import coerce_key, decode_key
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, encode_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
     from dagster_adjunct.resources.schemas.schema import Field
 
 Key = tuple[Any, ...]

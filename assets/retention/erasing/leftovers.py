@@ -13,12 +13,12 @@ from dagster_adjunct.assets.retention.discard_plan import Judged
 from dagster_adjunct.assets.retention.erasing.key_search import own_part, search_files, set_manifests
 from dagster_adjunct.assets.retention.erasing.redaction import redacted
 from dagster_adjunct.assets.versions.attempts import attempts
-from dagster_adjunct.assets.versions.log import SETS
+from dagster_adjunct.assets.versions.dataset_log import SETS
 from dagster_adjunct.resources.errors import ObjectNotFoundError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
-    from dagster_adjunct.assets.versions.log import DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 _WORKERS = 8

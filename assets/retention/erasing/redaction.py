@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.bucketing.files import unpack_footer
+from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import MalformedDocumentError
 

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, 
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
-    from dagster_adjunct.assets.versions.log import Attempt, DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 
 _ROUNDS = 20
 

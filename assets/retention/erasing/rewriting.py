@@ -15,20 +15,20 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
 from dagster_adjunct.assets.versions.sealed_version import TOMBSTONE, SealedVersion
-from dagster_adjunct.resources.bucketing.evolved import as_laid_out
-from dagster_adjunct.resources.bucketing.files import (
+from dagster_adjunct.resources.bucketing.bucket_files import (
     BucketFile,
     BucketLayout,
     Generation,
     attempt_of,
     bucket_file_name,
 )
+from dagster_adjunct.resources.bucketing.evolved import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ObjectExistsError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
-    from dagster_adjunct.assets.versions.log import Attempt, DatasetLog
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.application.lineage import joins_of
+from dagster_adjunct.orchestration.application.output_lineage import joins_of
 
 if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetSpec
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.lineage import Node
+    from dagster_adjunct.orchestration.operators.column_lineage import Node
 
 
 def join_check_specs(app: Application, outputs: Mapping[Node, AssetSpec]) -> dict[str, AssetCheckSpec]:

@@ -10,7 +10,7 @@ from dagster import (
     StaticPartitionsDefinition,
 )
 
-from dagster_adjunct.assets.declaration.policies import natural_order
+from dagster_adjunct.assets.declaration.discard_policy import natural_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ from dagster import (
     job,
 )
 
-from dagster_adjunct.orchestration.code_location.assets.datasets import DatasetAsset
+from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.first_error import raise_first
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import CodeReferencesMetadataValue, LocalFileCodeReference
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.declared import Place
+    from dagster_adjunct.resources.declared_place import Place
 
 
 def code_references(place: Place | None) -> dict[str, Any]:

@@ -6,8 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.orchestration.application.lineage import source_of
-from dagster_adjunct.orchestration.operators.lineage import LineageContext, Made, Node, Sources, add, sources_of, whole
+from dagster_adjunct.orchestration.application.output_lineage import source_of
+from dagster_adjunct.orchestration.operators.column_lineage import (
+    LineageContext,
+    Made,
+    Node,
+    Sources,
+    add,
+    sources_of,
+    whole,
+)
 from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
 
 if TYPE_CHECKING:

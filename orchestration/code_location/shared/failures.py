@@ -15,7 +15,7 @@ from dagster_adjunct.resources.errors import (
     PermanentError,
     TransientError,
 )
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 
 # Errors after which the same call is wrong, and a new run is right: it reads what stands and goes on from there.
 RUN_AGAIN = (CommitStateUnknownError, LeaseLostError)

@@ -10,23 +10,23 @@ from dagster import MetadataValue, TableColumn, TableColumnDep, TableColumnLinea
 from dagster_adjunct.resources.backends import describe
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
     from dagster import AssetKey
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.freshness import PartitionLag
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
-    from dagster_adjunct.assets.versions.report import AdvanceReport
     from dagster_adjunct.orchestration.application.message_stream import OutputStream
-    from dagster_adjunct.orchestration.operators.declared import KeyedTable
-    from dagster_adjunct.orchestration.operators.lineage import Made, Node
-    from dagster_adjunct.orchestration.step.report import StepReport
+    from dagster_adjunct.orchestration.operators.column_lineage import Made, Node
+    from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
+    from dagster_adjunct.orchestration.step.step_report import StepReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 
 # The tag by which Dagster knows a materialisation's data version; results have a field for it.

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
 
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.dataset import Dataset
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.assets.reading.open_dataset import Dataset
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 MASKED = "(masked)"
 MOST_ROWS = 50
@@ -32,7 +32,7 @@ def stream_preview(
 
     `hidden` says which of its columns are masked.
     """
-    from dagster_adjunct.resources.streams.lake.system import LakeStreams
+    from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
     system_name, stream = split_stream_name(name)
     system = systems[system_name]

@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import MarkerConflictError
-from dagster_adjunct.resources.schemas.columns import column, row_hash
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.streams.interface.system import PARTITION
+from dagster_adjunct.resources.schemas.quoted_columns import column, row_hash
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
+from dagster_adjunct.resources.streams.interface.stream_system import PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

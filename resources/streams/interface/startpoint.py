@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocume
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.interface.system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
 
-    from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings
+    from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
 
 T = TypeVar("T")
 _LOOK = 0.05

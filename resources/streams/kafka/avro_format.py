@@ -21,8 +21,8 @@ from dagster_adjunct.resources.streams.kafka.avro_types import (
 )
 from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
 from dagster_adjunct.resources.streams.kafka.framing import HEADER_BYTES, header, number_of
-from dagster_adjunct.resources.streams.kafka.registry import SchemaRegistry
-from dagster_adjunct.resources.streams.kafka.values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.streams.kafka.record_values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.streams.kafka.values import UNFIT, Convert, Unfit
+from dagster_adjunct.resources.streams.kafka.record_values import UNFIT, Convert, Unfit
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.streams.kafka.values import Problems
+from dagster_adjunct.resources.streams.kafka.record_values import Problems
 
 if TYPE_CHECKING:
     import pyarrow as pa

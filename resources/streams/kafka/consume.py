@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
-from dagster_adjunct.resources.streams.kafka.delivery import END_OF_DATASET
 from dagster_adjunct.resources.streams.kafka.offsets import too_old
 from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-    from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings
+    from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
 
 BATCH = 10_000
 _WAIT = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from dagster_adjunct.resources.streams.kafka.values import Unfit
+from dagster_adjunct.resources.streams.kafka.record_values import Unfit
 
 _HEADER = struct.Struct(">bI")
 HEADER_BYTES = _HEADER.size

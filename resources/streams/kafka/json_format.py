@@ -14,7 +14,13 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, as_schema, check_malformed
 from dagster_adjunct.resources.streams.kafka.json_at_once import at_once
-from dagster_adjunct.resources.streams.kafka.values import Problems, brief, columns_of, from_json, to_texts
+from dagster_adjunct.resources.streams.kafka.record_values import (
+    Problems,
+    brief,
+    columns_of,
+    from_json,
+    to_texts,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

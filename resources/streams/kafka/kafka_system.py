@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.security import Value
-from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.registry import register_system
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+    from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class _Opener:
     settings: KafkaSettings
 
     def __call__(self, lake: Lake) -> KafkaStreams:
-        from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+        from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 
         return KafkaStreams(lake, self.settings)
 

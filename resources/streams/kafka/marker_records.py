@@ -16,14 +16,14 @@ from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import Marker
+from dagster_adjunct.resources.streams.interface.stream_system import Marker
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
-from dagster_adjunct.resources.streams.kafka.delivery import END_OF_DATASET
+from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+    from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 
 
 class _Said(BaseModel):

@@ -2,7 +2,7 @@
 
 Without transactions an append is at least once: what is repeated, a batch or a failed task, is written again, and
 consumers can tell it by the headers `adjunct-producer` and `adjunct-sequence`. With `transactional=True` on the topic
-the whole append goes through one task, in one transaction, and is exactly once; see transactions.py.
+the whole append goes through one task, in one transaction, and is exactly once; see kafka_transactions.py.
 """
 
 from __future__ import annotations
@@ -14,21 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.schemas.columns import quoted
-from dagster_adjunct.resources.spark.errors import unwrapped, wrapped
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.schemas.quoted_columns import quoted
+from dagster_adjunct.resources.spark.spark_errors import unwrapped, wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     RECORD_META,
     TIMESTAMP,
     TOMBSTONE,
     AppendResult,
 )
-from dagster_adjunct.resources.streams.kafka.delivery import KEY, Append, Sender, Span, Target, records_of
-from dagster_adjunct.resources.streams.kafka.formats import schema_of
+from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, spans_of, transact
 from dagster_adjunct.resources.streams.kafka.marker_records import marker_text
 from dagster_adjunct.resources.streams.kafka.raw_format import Raw
+from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
 from dagster_adjunct.resources.streams.kafka.records import encode, encode_table
-from dagster_adjunct.resources.streams.kafka.transactions import read_marks, spans_of, transact
+from dagster_adjunct.resources.streams.kafka.task_producer import (
+    KEY,
+    Append,
+    Sender,
+    Span,
+    Target,
+    records_of,
+)
 from dagster_adjunct.resources.streams.lake.producers import check_producer
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-    from dagster_adjunct.resources.streams.kafka.system import KafkaStreams, TopicFacts
+    from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams, TopicFacts
 
 _TASKS = 32
 _DEFAULT_LIMIT = 1_000_000  # where the cluster does not tell the topic's settings

@@ -26,8 +26,8 @@ from dagster_adjunct.resources.streams.kafka.protobuf_types import (
     nested_json,
     put,
 )
-from dagster_adjunct.resources.streams.kafka.registry import SchemaRegistry
-from dagster_adjunct.resources.streams.kafka.values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.streams.kafka.record_values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
 
 if TYPE_CHECKING:
     import pyarrow as pa

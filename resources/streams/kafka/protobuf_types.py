@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.streams.kafka.values import Unfit
+from dagster_adjunct.resources.streams.kafka.record_values import Unfit
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _TIMESTAMP = "google.protobuf.Timestamp"

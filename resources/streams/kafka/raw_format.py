@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
-from dagster_adjunct.resources.streams.kafka.values import UNFIT, Problems, columns_of, from_text, to_texts
+from dagster_adjunct.resources.streams.kafka.record_values import (
+    UNFIT,
+    Problems,
+    columns_of,
+    from_text,
+    to_texts,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""From records with typed columns to Kafka's messages: what formats.py reads, and the other way round."""
+"""From records with typed columns to Kafka's messages: what record_formats.py reads, and the other way round."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.columns import column
+from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema, conform, widens
-from dagster_adjunct.resources.spark.errors import wrapped
-from dagster_adjunct.resources.streams.interface.system import TOMBSTONE
-from dagster_adjunct.resources.streams.kafka.formats import (
+from dagster_adjunct.resources.spark.spark_errors import wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
+from dagster_adjunct.resources.streams.kafka.record_formats import (
     HEADERS,
     KEY,
     VALUE,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.kafka.settings import KafkaTopic
+    from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
 
 BATCH_ROWS = 10_000
 

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.errors import (
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-    from dagster_adjunct.resources.streams.kafka.delivery import Target
+    from dagster_adjunct.resources.streams.kafka.task_producer import Target
 
 _SHOWN = 60
 

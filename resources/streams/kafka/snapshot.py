@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagster_adjunct.resources.streams.kafka.system import Edges, KafkaStreams, TopicFacts
+from dagster_adjunct.resources.streams.kafka.kafka_streams import Edges, KafkaStreams, TopicFacts
 
 
 class KafkaSnapshot(KafkaStreams):

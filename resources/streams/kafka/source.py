@@ -12,8 +12,8 @@ from weakref import WeakSet
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from dagster_adjunct.resources.spark.errors import wrapped
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.spark.spark_errors import wrapped
+from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     OFFSET,
     PARTITION,
@@ -23,15 +23,22 @@ from dagster_adjunct.resources.streams.interface.system import (
     TOMBSTONE,
 )
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
-from dagster_adjunct.resources.streams.kafka.delivery import RESERVED
-from dagster_adjunct.resources.streams.kafka.formats import HEADERS, KEY, VALUE, Raw, decoder, schema_of
+from dagster_adjunct.resources.streams.kafka.record_formats import (
+    HEADERS,
+    KEY,
+    VALUE,
+    Raw,
+    decoder,
+    schema_of,
+)
+from dagster_adjunct.resources.streams.kafka.task_producer import RESERVED
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+    from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 
 NAME = "adjunct-kafka"
 SPLIT = 250_000

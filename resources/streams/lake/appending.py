@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
-from dagster_adjunct.resources.streams.interface.system import AppendResult
-from dagster_adjunct.resources.streams.lake.document import FileEntry, MarkerEntry, Segment, Sent, StreamState
-from dagster_adjunct.resources.streams.lake.index import Fold, folded
+from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 from dagster_adjunct.resources.streams.lake.producers import check_same, known, remembered, result_of
+from dagster_adjunct.resources.streams.lake.segment_index import Fold, folded
 from dagster_adjunct.resources.streams.lake.sources import Sources, with_sources
+from dagster_adjunct.resources.streams.lake.stream_manifest import (
+    FileEntry,
+    MarkerEntry,
+    Segment,
+    Sent,
+    StreamState,
+)
 
 
 @dataclass(frozen=True, slots=True)

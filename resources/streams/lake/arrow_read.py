@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.object_file import open_object
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     OFFSET,
     PARTITION,
@@ -17,14 +17,20 @@ from dagster_adjunct.resources.streams.interface.system import (
     TIMESTAMP,
     TOMBSTONE,
 )
-from dagster_adjunct.resources.streams.lake.document import HIDDEN, ROW, FileEntry, Segment, StreamState
-from dagster_adjunct.resources.streams.lake.index import Pages, Span, touches, walk
+from dagster_adjunct.resources.streams.lake.segment_index import Pages, Span, touches, walk
+from dagster_adjunct.resources.streams.lake.stream_manifest import (
+    HIDDEN,
+    ROW,
+    FileEntry,
+    Segment,
+    StreamState,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 _POSITION_KINDS = {name: kind for name, kind in HIDDEN if name in POSITION}
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.bucketing.files import BucketFile
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.columns import column, quoted
+from dagster_adjunct.resources.schemas.quoted_columns import column, quoted
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, conform, same_family, widens
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     POSITION,
     READER,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
-    from dagster_adjunct.resources.streams.lake.document import Declaration, StreamState
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
+    from dagster_adjunct.resources.streams.lake.stream_manifest import Declaration, StreamState
 
 _POSITIONS = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
 MARKS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **_POSITIONS}
@@ -53,7 +53,7 @@ def write_records(
             )
         table = table_content(data, declaration, what)
         return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)
-    from dagster_adjunct.resources.bucketing.write import write_buckets
+    from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
 
     frame = frame_content(data, declaration, order_by, what)
     return write_buckets(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_adjunct.resources.streams.lake.document import Segment
-from dagster_adjunct.resources.streams.lake.index import Span
+from dagster_adjunct.resources.streams.lake.segment_index import Span
+from dagster_adjunct.resources.streams.lake.stream_manifest import Segment
 
 _INTERVALS = 8
 

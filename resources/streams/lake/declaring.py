@@ -12,8 +12,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.schemas.evolution import evolved, refused_changes
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 from dagster_adjunct.resources.stored_documents import first_problem
-from dagster_adjunct.resources.streams.interface.system import Repartitioned, StreamInfo
-from dagster_adjunct.resources.streams.lake.document import (
+from dagster_adjunct.resources.streams.interface.stream_system import Repartitioned, StreamInfo
+from dagster_adjunct.resources.streams.lake.stream_manifest import (
     CompactionPolicy,
     Declaration,
     Retention,
@@ -21,7 +21,7 @@ from dagster_adjunct.resources.streams.lake.document import (
 )
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
 
 
 @dataclass(frozen=True, slots=True)

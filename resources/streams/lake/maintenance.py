@@ -13,9 +13,18 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.commit import retry_conflicts
-from dagster_adjunct.resources.streams.lake.compaction import merge_files
-from dagster_adjunct.resources.streams.lake.document import (
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.streams.lake.file_holds import held_attempts
+from dagster_adjunct.resources.streams.lake.merge_segments import merge_files
+from dagster_adjunct.resources.streams.lake.segment_index import (
+    Pages,
+    all_segments,
+    leaves,
+    page_keys,
+    rebuilt,
+)
+from dagster_adjunct.resources.streams.lake.segment_policies import expired, merged, runs_to_merge
+from dagster_adjunct.resources.streams.lake.stream_manifest import (
     Dropped,
     Entry,
     FileEntry,
@@ -23,12 +32,9 @@ from dagster_adjunct.resources.streams.lake.document import (
     StreamState,
     data_folder,
 )
-from dagster_adjunct.resources.streams.lake.holds import held_attempts
-from dagster_adjunct.resources.streams.lake.index import Pages, all_segments, leaves, page_keys, rebuilt
-from dagster_adjunct.resources.streams.lake.policies import expired, merged, runs_to_merge
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit import Commit
+    from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 
 from dagster_adjunct.resources.errors import ConfigurationError, ProducerConflictError
-from dagster_adjunct.resources.streams.interface.system import AppendResult
-from dagster_adjunct.resources.streams.lake.document import Sent
+from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
+from dagster_adjunct.resources.streams.lake.stream_manifest import Sent
 
 WINDOW = 32
 PRODUCERS = 256

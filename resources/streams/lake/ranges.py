@@ -8,9 +8,9 @@ from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRang
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
-from dagster_adjunct.resources.streams.lake.document import StreamState
-from dagster_adjunct.resources.streams.lake.index import Span
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.lake.segment_index import Span
+from dagster_adjunct.resources.streams.lake.stream_manifest import StreamState
 
 
 def one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:

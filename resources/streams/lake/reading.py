@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import POSITION, Epochs, Marker, OffsetRange
+from dagster_adjunct.resources.streams.interface.stream_system import POSITION, Epochs, Marker, OffsetRange
 from dagster_adjunct.resources.streams.lake.arrow_read import meta_schema, read_tables
-from dagster_adjunct.resources.streams.lake.document import Segment, StreamState
-from dagster_adjunct.resources.streams.lake.index import Span, markers_in, touches, walk
 from dagster_adjunct.resources.streams.lake.latest import (
     WithoutPosition,
     check_epochs,
@@ -21,6 +19,8 @@ from dagster_adjunct.resources.streams.lake.latest import (
     without_positions,
 )
 from dagster_adjunct.resources.streams.lake.ranges import check_ranges, one_stream
+from dagster_adjunct.resources.streams.lake.segment_index import Span, markers_in, touches, walk
+from dagster_adjunct.resources.streams.lake.stream_manifest import Segment, StreamState
 from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
 
 if TYPE_CHECKING:

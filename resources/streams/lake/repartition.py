@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.bucketing.evolved import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
-from dagster_adjunct.resources.objects.commit import retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
-from dagster_adjunct.resources.streams.interface.system import EPOCH, TIMESTAMP
+from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, TIMESTAMP
 from dagster_adjunct.resources.streams.lake.arrow_read import open_parquet
-from dagster_adjunct.resources.streams.lake.compaction import positions_in
-from dagster_adjunct.resources.streams.lake.document import (
+from dagster_adjunct.resources.streams.lake.merge_segments import positions_in
+from dagster_adjunct.resources.streams.lake.segment_index import all_segments, page_keys, rebuilt
+from dagster_adjunct.resources.streams.lake.stream_manifest import (
     ROW,
     Declaration,
     Dropped,
@@ -34,14 +35,13 @@ from dagster_adjunct.resources.streams.lake.document import (
     StreamState,
     data_folder,
 )
-from dagster_adjunct.resources.streams.lake.index import all_segments, page_keys, rebuilt
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
-    from dagster_adjunct.resources.objects.store import ObjectStore
-    from dagster_adjunct.resources.streams.lake.system import LakeStreams
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
+    from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
 _TRIES = 10
 Ranges = tuple[tuple[int, int], ...]

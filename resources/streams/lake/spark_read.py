@@ -7,10 +7,10 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.bucketing.files import bucket_file_end
-from dagster_adjunct.resources.bucketing.read import GENERATION, bucketed_frame
-from dagster_adjunct.resources.schemas.columns import bigints, quoted
-from dagster_adjunct.resources.streams.interface.system import (
+from dagster_adjunct.resources.bucketing.bucket_files import bucket_file_end
+from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION, bucketed_frame
+from dagster_adjunct.resources.schemas.quoted_columns import bigints, quoted
+from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     OFFSET,
     PARTITION,
@@ -21,13 +21,13 @@ from dagster_adjunct.resources.streams.interface.system import (
     TOMBSTONE,
 )
 from dagster_adjunct.resources.streams.lake.cuts import Cut, cut_of
-from dagster_adjunct.resources.streams.lake.document import HIDDEN, ROW, Segment, StreamState
-from dagster_adjunct.resources.streams.lake.index import Span, holds_records
+from dagster_adjunct.resources.streams.lake.segment_index import Span, holds_records
+from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN, ROW, Segment, StreamState
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 
 def read_frame(

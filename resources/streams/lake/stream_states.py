@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.objects.removal import is_deleted
-from dagster_adjunct.resources.streams.lake.document import KIND, StreamState
-from dagster_adjunct.resources.streams.lake.index import Pages
+from dagster_adjunct.resources.streams.lake.segment_index import Pages
+from dagster_adjunct.resources.streams.lake.stream_manifest import KIND, StreamState
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit import Commit, CommitLog
+    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
     from dagster_adjunct.resources.objects.lake import Lake
 
 NAMES = "streams/_names"

@@ -7,19 +7,19 @@ import json
 
 import pytest
 
+from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.formats import OperationColumn
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.sources.changes import refuse_problems
 from dagster_adjunct.assets.sources.dead_letters import (
     DEAD_LETTERS,
     problems_of,
     send_dead_letters,
     without_problems,
 )
+from dagster_adjunct.assets.sources.decode_changes import refuse_problems
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from tests.assets.changes.changing import VALUES, dataset, frame_of, send, stream
 from tests.assets.conftest import World
 

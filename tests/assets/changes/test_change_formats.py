@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.formats import (
+from dagster_adjunct.assets.declaration.changes.change_formats import (
     ChangeFormat,
     DebeziumUnwrapped,
     OperationColumn,
     Upserts,
 )
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
 from dagster_adjunct.assets.sources.opening import Source

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.sources.opening import Source
-from dagster_adjunct.assets.sources.transactions import Part, cut_at_incomplete, whole_transactions
+from dagster_adjunct.assets.sources.whole_transactions import Part, cut_at_incomplete, whole_transactions
 from dagster_adjunct.resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.document import Retention
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
 from tests.clocks import on_clock

@@ -28,8 +28,8 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import records_of
 from tests.assets.unbounded.tables import without_spark

@@ -18,15 +18,15 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OFFSET, OffsetRange, StreamInfo
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, OffsetRange, StreamInfo
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.clocks import on_clock
@@ -109,8 +109,8 @@ class Table:
 
     def drop_the_front(self, keep: int = 1) -> None:
         """Let retention drop all segments of the stream but the newest `keep`."""
-        from dagster_adjunct.resources.streams.lake.document import Retention
-        from dagster_adjunct.resources.streams.lake.index import all_segments
+        from dagster_adjunct.resources.streams.lake.segment_index import all_segments
+        from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 
         streams = LakeStreams(self.world.lake)
         _, state = streams.state(NAME)

@@ -18,8 +18,8 @@ from dagster_adjunct.assets.unbounded import merge_generations
 from dagster_adjunct.assets.versions.attempts import attempts
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.write_context import WriteContext
-from dagster_adjunct.resources.bucketing.files import Generation
-from dagster_adjunct.resources.bucketing.read import bucketed_frame
+from dagster_adjunct.resources.bucketing.bucket_files import Generation
+from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema

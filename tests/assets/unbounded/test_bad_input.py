@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.changes.formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters, OnLostOffset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -18,9 +18,9 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.document import Retention
-from dagster_adjunct.resources.streams.lake.index import all_segments
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.segment_index import all_segments
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

@@ -7,13 +7,14 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import merge_generations, served_version
+from dagster_adjunct.assets.unbounded import merge_generations
+from dagster_adjunct.assets.unbounded import next_served_version as served_version
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_plan import plan_compaction
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.write_context import WriteContext
-from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,

@@ -13,16 +13,20 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older
 from tests.assets.plain import no_session

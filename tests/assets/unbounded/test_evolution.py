@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.following import DeltaCompaction
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.verify import verify_version
+from dagster_adjunct.assets.reading.verify_version import verify_version
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import check_evolution

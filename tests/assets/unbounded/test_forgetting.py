@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismat
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
@@ -385,7 +385,7 @@ def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) 
 
 
 def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagster_adjunct.assets.retention.erasing import generations
+    from dagster_adjunct.assets.retention.erasing import erased_generations as generations
 
     spec = grown(quick)
     monkeypatch.setattr(generations, "_ROUNDS", 2)

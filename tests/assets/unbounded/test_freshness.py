@@ -15,7 +15,7 @@ from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progre
 from dagster_adjunct.assets.unbounded.freshness import check_fresh, lag_of, stale_partitions
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.objects.faulty import Crash
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import (
     COLUMNS,

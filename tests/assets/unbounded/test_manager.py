@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.advancing.manager import AdjunctDatasetManager
+from dagster_adjunct.assets.advancing.dataset_manager import AdjunctDatasetManager
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     bounded_dataset,
@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     version_set,
 )
 from dagster_adjunct.assets.declaration.inputs import FileSource
-from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import all_leases
 from dagster_adjunct.resources.errors import (

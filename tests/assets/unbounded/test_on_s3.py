@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import pytest
 
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset

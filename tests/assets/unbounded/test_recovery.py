@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
-from dagster_adjunct.assets.retention.deletion import delete
+from dagster_adjunct.assets.retention.dataset_deletion import delete
 from dagster_adjunct.assets.sources.opening import by_partition
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
-from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.progress import waiting_datasets
+from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -31,7 +31,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import faulty
 from tests.assets.plain import no_session

@@ -11,19 +11,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.formats import OperationColumn
+from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.sources.opening import Source
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.reapply import Rewinding
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.report import AdvanceReport
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (

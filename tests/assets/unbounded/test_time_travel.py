@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.commit import Commit
+from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
-from dagster_adjunct.assets.declaration.changes.formats import Upserts
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.declaration.changes.change_formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following import DeadLetters
-from dagster_adjunct.assets.sources import transactions
+from dagster_adjunct.assets.sources import whole_transactions as transactions
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import ranges_of, version_of
 from dagster_adjunct.resources.errors import (
@@ -29,12 +29,12 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import unwrapped
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import StreamInfo
-from dagster_adjunct.resources.streams.lake.document import Retention
-from dagster_adjunct.resources.streams.lake.index import all_segments
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.segment_index import all_segments
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def test_a_text_that_is_no_version_is_refused(text: str) -> None:
 def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.bucketing.read._TABLES_KEPT", 1)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.bucketed_tables._TABLES_KEPT", 1)
     runs.send(a=1)
     table = runs.start()
     runs.batch()

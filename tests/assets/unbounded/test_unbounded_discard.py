@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
-from dagster_adjunct.assets.retention.generations import oldest_kept, plan_retired
+from dagster_adjunct.assets.retention.retired_generations import oldest_kept, plan_retired
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.versions.followed_table import Bootstrap, Retired

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.exchange.iceberg import (
     IcebergTable,

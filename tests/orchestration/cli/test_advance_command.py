@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
 from dagster_adjunct.assets.declaration.inputs import QuerySource
-from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.delivery import Delivery
+from dagster_adjunct.assets.sources.complete_delivery import Delivery
 from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
-from dagster_adjunct.assets.versions.report import StageEvent
+from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import AdjunctError

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded.following_plain import follow_without_spark

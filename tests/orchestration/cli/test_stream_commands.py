@@ -15,10 +15,10 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.document import Retention
-from dagster_adjunct.resources.streams.lake.readers import read_new
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.named_readers import read_new
 from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from dagster_adjunct.assets.validation.validators import (
     thresholds_of,
     values_in,
 )
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState
-from dagster_adjunct.orchestration.step.report import StepReport
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, Said, key_of, plain, running_lab
 

@@ -24,12 +24,12 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.code_location import LaunchWhen
 from dagster_adjunct.errors import ConfigurationError
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, Intent, Range
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, Intent, Range
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay, ResolvedStartpoint
-from dagster_adjunct.orchestration.code_location.sensing import new_records
+from dagster_adjunct.orchestration.code_location.sensing import new_records_sensor as new_records
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import launch_rules
-from dagster_adjunct.orchestration.code_location.sensing.new_records import (
+from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor import (
     NewRecordsCursor,
     Stock,
     decide,
@@ -44,8 +44,8 @@ from dagster_adjunct.orchestration.code_location.sensing.stream_ends import (
     look_at_streams,
 )
 from dagster_adjunct.orchestration.code_location.shared.runs import concerns
-from dagster_adjunct.resources.objects.memory import InMemoryStore
-from dagster_adjunct.resources.objects.store import Stored
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.object_store import Stored
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker

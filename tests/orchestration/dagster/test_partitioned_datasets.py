@@ -20,13 +20,13 @@ from dagster import (
 )
 
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
+from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
 from dagster_adjunct.assets.declaration.inputs import QuerySource
-from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.sources.delivery import Delivery
+from dagster_adjunct.assets.sources.complete_delivery import Delivery
 from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState
-from dagster_adjunct.orchestration.step.report import StepReport
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Said, key_of, running_lab
 

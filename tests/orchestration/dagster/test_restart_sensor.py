@@ -27,9 +27,15 @@ from dagster_adjunct.errors import (
     RunLeaseLostError,
     TransientError,
 )
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState, BatchLog, ClosedBatch, Intent, Range
+from dagster_adjunct.orchestration.batchlog.batch_log import (
+    ApplicationState,
+    BatchLog,
+    ClosedBatch,
+    Intent,
+    Range,
+)
 from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.code_location.sensing.restarts import Attempt, Restart, decide
+from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import Attempt, Restart, decide
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from tests.clocks import on_clock

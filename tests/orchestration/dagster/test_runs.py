@@ -13,10 +13,10 @@ import pytest
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
 from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
-from dagster_adjunct.assets.advancing import advance as advancing
+from dagster_adjunct.assets.advancing import advance_dataset as advancing
 from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.resources.errors import NullKeyError, StoreUnavailableError
-from dagster_adjunct.resources.spark.errors import adjunct_error
+from dagster_adjunct.resources.spark.spark_errors import adjunct_error
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
-from dagster_adjunct.orchestration.code_location.sensing.new_records import NewRecordsCursor
-from dagster_adjunct.orchestration.code_location.sensing.restarts import RestartCursor
+from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor import NewRecordsCursor
+from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import RestartCursor
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
     Asked,
     Request,

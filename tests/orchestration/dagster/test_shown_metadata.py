@@ -21,15 +21,15 @@ from dagster_adjunct import (
     update_message,
 )
 from dagster_adjunct.changes import Projection
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
     dataset_columns,
     origins,
     output_columns,
 )
-from dagster_adjunct.orchestration.operators.lineage import Node
+from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step.report import StepReport
+from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from dagster_adjunct.orchestration.batchlog.log import ApplicationState
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
 from dagster_adjunct.orchestration.code_location.shared.metadata import step_metadata
-from dagster_adjunct.orchestration.step.report import StepReport
+from dagster_adjunct.orchestration.step.step_report import StepReport
 
 REPLAY = Replay(
     id="s@lake.orders.0",

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.streams.lake.document import Retention
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
 from tests.assets.unbounded.following_plain import follow_without_spark
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.objects.faulty import Fault

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.parsing import (
+from dagster_adjunct.orchestration.startpoints.request_parsing import (
     expand_partitions,
     parse_position,
     preview,

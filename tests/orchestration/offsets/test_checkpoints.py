@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
 from dagster_adjunct.resources.objects.faulty import Crash
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (

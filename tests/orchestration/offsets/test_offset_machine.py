@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.log import BatchLog
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.objects import commit as commit_module
+from dagster_adjunct.resources.objects import commit_log as commit_module
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from tests.orchestration.offsets.offsets_doings import LIMIT, TASKS, Doing, Doings, in_turn, number

@@ -9,13 +9,13 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.coordinator import startpoints_of
-from dagster_adjunct.orchestration.startpoints.listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.parsing import startpoint_requests
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.requesting import Asked, TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.step.report import StepEvent
+from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition

@@ -20,11 +20,11 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.metadata import document as document_module
-from dagster_adjunct.resources.objects import commit as commit_module
+from dagster_adjunct.resources.metadata import namespace_document as document_module
+from dagster_adjunct.resources.objects import commit_log as commit_module
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
 from tests.clocks import on_clock

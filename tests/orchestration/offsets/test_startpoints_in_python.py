@@ -19,7 +19,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointTimestamp,
     StartpointUpcoming,
 )
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
 from tests.clocks import on_clock
 from tests.orchestration.input_progress import input_progress

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.listing import list_startpoints
-from dagster_adjunct.orchestration.startpoints.parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.requesting import TakenBack, ask, take_back
+from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition

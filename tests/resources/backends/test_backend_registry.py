@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.resources.backends import SqliteTable, describe, function_from, register_backend
-from dagster_adjunct.resources.backends.values import Kind, column_of
+from dagster_adjunct.resources.backends.column_values import Kind, column_of
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.tables import MemoryTable
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources.bucketing import writer
-from dagster_adjunct.resources.bucketing.files import (
+from dagster_adjunct.resources.bucketing.bucket_files import (
     BucketFile,
     BucketLayout,
     Generation,
@@ -28,9 +28,9 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
-from dagster_adjunct.resources.objects.local import LocalStore
-from dagster_adjunct.resources.objects.memory import InMemoryStore
-from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.local_store import LocalStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 
 SCHEMA = Schema.of(k="string", v="bigint")

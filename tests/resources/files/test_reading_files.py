@@ -18,8 +18,8 @@ import pytest
 
 from dagster_adjunct.resources.errors import SchemaMismatchError, SourceChangedError
 from dagster_adjunct.resources.files import FileFormat, count_records, open_tree
-from dagster_adjunct.resources.files.formats import tables
-from dagster_adjunct.resources.files.read import shared_out
+from dagster_adjunct.resources.files.file_formats import tables
+from dagster_adjunct.resources.files.read_files import shared_out
 from dagster_adjunct.resources.files.tree import FoundFile
 from dagster_adjunct.resources.schemas.schema import Schema
 

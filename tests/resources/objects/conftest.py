@@ -21,7 +21,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return InMemoryStore()
     if request.param == "local":
         return LocalStore(tmp_path / "a lake of ünits")
-    from dagster_adjunct.resources.objects.s3 import S3Store
+    from dagster_adjunct.resources.objects.s3_store import S3Store
 
     server: S3Server = request.getfixturevalue(request.param)
     for variable, value in server.env.items():
@@ -31,5 +31,5 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.objects.commit._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("dagster_adjunct.resources.objects.commit_log._FIRST_PAUSE", 0.001)
     monkeypatch.setattr("dagster_adjunct.resources.objects.s3_errors._FIRST_PAUSE", 0.001)

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.objects import (
 )
 from dagster_adjunct.resources.objects.faulty import FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
 if TYPE_CHECKING:
     from pathlib import Path

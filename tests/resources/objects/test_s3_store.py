@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import CommitLog, S3Options
-from dagster_adjunct.resources.objects.s3 import S3Store
+from dagster_adjunct.resources.objects.s3_store import S3Store
 from tests.servers.s3_proxy import TroubledS3
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.resources.streams.stream_helpers import SCHEMA
 
 

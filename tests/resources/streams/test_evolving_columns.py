@@ -19,10 +19,10 @@ from dagster_adjunct.resources.errors import (
     StreamExistsError,
 )
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 

@@ -13,8 +13,8 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.interface.system import POSITION, OffsetRange
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.interface.stream_system import POSITION, OffsetRange
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.latest import WithoutPosition
 from dagster_adjunct.resources.streams.lake.sources import (
     Coverage,
@@ -25,7 +25,7 @@ from dagster_adjunct.resources.streams.lake.sources import (
     superseded,
     with_sources,
 )
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 if TYPE_CHECKING:

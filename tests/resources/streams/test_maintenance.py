@@ -9,22 +9,22 @@ import pytest
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import POSITION, OffsetRange
-from dagster_adjunct.resources.streams.lake.document import (
+from dagster_adjunct.resources.streams.interface.stream_system import POSITION, OffsetRange
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.maintenance import Maintained
+from dagster_adjunct.resources.streams.lake.segment_index import FAN
+from dagster_adjunct.resources.streams.lake.segment_policies import expired, runs_to_merge
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.stream_manifest import (
     HIDDEN,
     CompactionPolicy,
     FileEntry,
     Retention,
     Segment,
 )
-from dagster_adjunct.resources.streams.lake.index import FAN
-from dagster_adjunct.resources.streams.lake.maintenance import Maintained
-from dagster_adjunct.resources.streams.lake.policies import expired, runs_to_merge
-from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 

@@ -12,8 +12,8 @@ from dagster_adjunct.resources.errors import (
     ProducerConflictError,
 )
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]

@@ -16,10 +16,15 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.readers import NewRecords, forget_reader, list_readers, read_new
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.named_readers import (
+    NewRecords,
+    forget_reader,
+    list_readers,
+    read_new,
+)
 from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 

@@ -14,13 +14,13 @@ from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention, StreamState
-from dagster_adjunct.resources.streams.lake.readers import list_readers, read_new
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.named_readers import list_readers, read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention, StreamState
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 

@@ -12,9 +12,9 @@ import pytest
 from dagster_adjunct.resources.errors import ManifestMismatchError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy
 from tests.resources.streams.stream_helpers import SCHEMA
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
@@ -31,9 +31,9 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     resolve_startpoint_to_offset,
     startpoint_from_json,
 )
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
-from dagster_adjunct.resources.streams.lake.document import Retention
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 

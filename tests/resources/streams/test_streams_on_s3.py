@@ -11,8 +11,8 @@ import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.lake.document import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.system import LakeStreams
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 from tests.servers.s3 import S3Server

@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import unwrapped
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
-from dagster_adjunct.resources.streams.kafka.formats import (
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.record_formats import (
     Avro,
     Json,
     KeyText,
@@ -34,8 +36,6 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     decoder,
     schema_of,
 )
-from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka.messages import (
     FIRST,
     STREAM,

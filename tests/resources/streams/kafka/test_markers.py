@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 
-from dagster_adjunct.assets.advancing.advance import advance_dataset
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.report import AdvanceReport
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import Marker, OffsetRange
-from dagster_adjunct.resources.streams.kafka.settings import KafkaTopic
-from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.streams.interface.stream_system import Marker, OffsetRange
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 

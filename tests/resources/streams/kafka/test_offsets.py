@@ -25,11 +25,11 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.interface.system import StreamSystem
+from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic, kafka_system
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin
-from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
-from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.record_formats import Json, KeyText
 from dagster_adjunct.resources.streams.registry import open_system
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import TopicLog

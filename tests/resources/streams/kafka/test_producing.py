@@ -17,10 +17,10 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
-from dagster_adjunct.resources.streams.kafka.delivery import Append, Target
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.produce import deliver
-from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import free_port
@@ -28,7 +28,7 @@ from tests.servers.s3 import free_port
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.resources.streams.interface.system import AppendResult
+    from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
 
 pytestmark = pytest.mark.server
 KEYS = ["N14228", "", "zürich", "東京", "🛩", "a" * 300, *(f"key-{i}" for i in range(2000))]

@@ -20,8 +20,8 @@ import pytest
 import requests
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
-from dagster_adjunct.resources.streams.kafka.formats import Avro, Protobuf, SchemaRegistry, schema_of
-from dagster_adjunct.resources.streams.kafka.settings import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.record_formats import Avro, Protobuf, SchemaRegistry, schema_of
 from tests.resources.streams.kafka.messages import avro_schema, descriptor_set, message_class, read, written
 from tests.servers.s3 import free_port
 

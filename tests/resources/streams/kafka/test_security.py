@@ -17,13 +17,13 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailableError
 from dagster_adjunct.resources.objects.lake import lake_in
-from dagster_adjunct.resources.objects.memory import InMemoryStore
+from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
+from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.security import resolved
-from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
 from tests.resources.streams.kafka import guarded
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
@@ -108,7 +108,7 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
 
 
 def _sent(settings: KafkaSettings, topic: str, identity: str) -> object:
-    from dagster_adjunct.resources.streams.kafka.delivery import Sender, Target
+    from dagster_adjunct.resources.streams.kafka.task_producer import Sender, Target
 
     sender = Sender(Target(settings, topic, topic, identity, 1, 1_000_000))
     sender.send([(b"k", b"v", 0, [])])

@@ -15,10 +15,10 @@ import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.kafka.delivery import Append, Target
-from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.transactions import read_marks, transact
+from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, transact
+from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT

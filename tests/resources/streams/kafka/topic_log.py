@@ -14,8 +14,8 @@ from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import DataFrame
 
 from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
-from dagster_adjunct.resources.streams.interface.system import OffsetRange
-from dagster_adjunct.resources.streams.kafka.system import KafkaStreams
+from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from tests.servers.kafka import KafkaServer
 
 Headers = list[tuple[str, bytes | None]]

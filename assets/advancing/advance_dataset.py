@@ -1,0 +1,49 @@
+"""Brings a dataset of either kind up to date with its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.versions.advance_report import OnStage, ignore
+from dagster_adjunct.assets.writing.write_context import WriteContext
+from dagster_adjunct.resources.spark.given_session import starter_of
+from dagster_adjunct.resources.spark.spark_errors import unwrapped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+
+
+@unwrapped()
+def advance_dataset(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    spark: SparkSession | Callable[[], SparkSession],
+    *,
+    by: str,
+    partition: str | None = None,
+    make_current: bool = False,
+    on_stage: OnStage = ignore,
+) -> AdvanceReport:
+    """Publish the complete versions of a bounded dataset, or bootstrap and follow an unbounded one.
+
+    `spark` is called only when there is something to build. Safe to call again after any failure; several
+    datasets may advance at the same time, in threads of one session. `partition` and `make_current` are for
+    bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
+    """
+    spark = starter_of(spark)
+    if spec.kind == "bounded":
+        from dagster_adjunct.assets.bounded.advance_versions import advance_bounded
+
+        return advance_bounded(
+            lake, systems, spec, spark, by=by, partition=partition, make_current=make_current, on_stage=on_stage
+        )
+    from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
+
+    return advance_unbounded(WriteContext(lake, systems, spark, by), spec, on_stage=on_stage)

@@ -1,0 +1,293 @@
+"""The forms in which changes arrive on a stream: what a record says of which row.
+
+`Upserts`, `OperationColumn` and `DebeziumUnwrapped` are here: each record is one row, and a column of it or a mark says
+whether it is written or deleted. `DebeziumEnvelope`, with the row before and after, is in debezium.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from dagster_adjunct.assets.declaration.extractors.extractor import companions
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+PROBLEM = "__problem"
+_BEGINS, _ENDS = "\x02", "\x03"  # around a value in a reason, until `telling`
+ORDER = "__order"
+_WRITE = ("c", "i", "r", "u", "create", "insert", "read", "update", "upsert")
+
+
+@runtime_checkable
+class ChangeFormat(Protocol):
+    """Turns the records of a change stream into changes of rows. A frozen value, comparable and picklable."""
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        """Return the columns of the rows that change; `what` names the dataset in errors.
+
+        Raises SchemaMismatchError for a stream whose columns can't be changes of this form.
+        """
+        ...
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        """Whether these columns of every change are the record's own, so that it lies in the row's partition."""
+        ...
+
+    def orders(self, path: str) -> bool:
+        """Whether `decode` can order changes by this path, which is no column of the rows."""
+        ...
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: str | None,
+        comparable: bool,
+    ) -> DataFrame:
+        """Return changes with the columns of `schema`, META and PROBLEM: none, one or two a record.
+
+        PROBLEM is null, or says why the change can't be applied. `__tombstone` says that the row of its key is deleted;
+        only its `key` columns, and `order_by` where that is a column, need values then. Where `order_by` is a path,
+        ORDER is its value as a bigint. `comparable` says whether positions tell which change is newer also where a key
+        comes in several partitions. Further columns that begin with `__` pass through.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return the format in one line."""
+        ...
+
+
+class _RecordIsRow:
+    """What holds where a record is a row itself, with all its columns."""
+
+    __slots__ = ()
+
+    def keeps(self, columns: Sequence[str]) -> bool:
+        return True
+
+    def orders(self, path: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Upserts(_RecordIsRow):
+    """Each record is the new row of its key; a tombstone deletes it."""
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        return records
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: str | None,
+        comparable: bool,
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return records.withColumn(PROBLEM, F.lit(None).cast("string"))
+
+    def describe(self) -> str:
+        return "upserts"
+
+
+@dataclass(frozen=True, slots=True)
+class OperationColumn(_RecordIsRow):
+    """Each record is a row, and its text column `column` says what happened to it; the column is not stored.
+
+    `delete`, `write` and `ignore` are the operations that delete the row, write it, or say nothing of it; case does not
+    matter. Any other operation, or none, is a bad change. A tombstone deletes, whatever it says.
+    """
+
+    column: str = "op"
+    delete: tuple[str, ...] = ("d", "delete")
+    write: tuple[str, ...] = _WRITE
+    ignore: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        said: list[str] = []
+        for name in ("delete", "write", "ignore"):
+            given = getattr(self, name)
+            words = tuple(dict.fromkeys(str(word).lower() for word in ((given,) if isinstance(given, str) else given)))
+            object.__setattr__(self, name, words)
+            said += words
+        twice = sorted({word for word in said if said.count(word) > 1})
+        if twice:
+            raise ConfigurationError(
+                f"the operation {twice[0]!r} of column {self.column!r} is declared in two ways.",
+                "Name each operation in one of delete, write and ignore; the two others can be given as ().",
+            )
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        _check_type(records, self.column, ("string",), f"{what}: the record", "the operation")
+        return _without(records, {self.column}, what)
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: str | None,
+        comparable: bool,
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        said = F.lower(column(self.column))
+        if self.ignore:
+            records = records.where(F.coalesce(~said.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
+        known = F.coalesce(said.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
+        problem = F.when(~known, unknown_operation(column(self.column)))
+        tombstone = F.col(TOMBSTONE) | F.coalesce(said.isin(*self.delete), F.lit(False))
+        return changed(records, schema, tombstone, problem)
+
+    def describe(self) -> str:
+        ignored = f", {'/'.join(self.ignore)} ignored" if self.ignore else ""
+        return f"operation in {self.column}: {'/'.join(self.delete)} delete{ignored}"
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumUnwrapped(_RecordIsRow):
+    """Rows that Debezium's ExtractNewRecordState made of its envelopes, with deletions rewritten.
+
+    `deleted` is the column that says whether the row was deleted: boolean, or "true" and "false". `op` is the column
+    with the operation, where there is one. Debezium calls them `__deleted` and `__op`; a stream's own columns do not
+    begin with `__`, so whoever writes the stream renames them. Neither is stored.
+    """
+
+    deleted: str = "deleted"
+    op: str | None = None
+
+    def schema(self, records: Schema, what: str) -> Schema:
+        _check_type(records, self.deleted, ("string", "boolean"), f"{what}: the record", "whether the row was deleted")
+        if self.op is not None:
+            _check_type(records, self.op, ("string",), f"{what}: the record", "the operation")
+        return _without(records, {self.deleted, self.op}, what)
+
+    def decode(
+        self,
+        records: DataFrame,
+        schema: Schema,
+        what: str,
+        *,
+        key: tuple[str, ...],
+        order_by: str | None,
+        comparable: bool,
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        mark = F.col(TOMBSTONE)
+        said = F.lower(column(self.deleted).cast("string"))
+        deleted = said == "true"
+        problem = F.when(
+            ~F.coalesce(said.isin("true", "false"), F.lit(False)) & ~mark,
+            F.concat(
+                F.lit(f"column {self.deleted!r} is "), shown(column(self.deleted).cast("string")),
+                F.lit(": expected true or false"),
+            ),
+        )  # fmt: skip
+        if self.op is not None:
+            op = F.lower(column(self.op))
+            known = F.coalesce(op.isin("c", "r", "u", "d"), F.lit(False)) | mark
+            truncate = F.when(op == "t", F.lit(TRUNCATE))
+            problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation(column(self.op))))
+            deleted = deleted | F.coalesce(op == "d", F.lit(False))
+        return changed(records, schema, mark | F.coalesce(deleted, F.lit(False)), problem)
+
+    def describe(self) -> str:
+        return f"Debezium, unwrapped ({self.deleted}{f', {self.op}' if self.op else ''})"
+
+
+TRUNCATE = "a truncate deletes all rows at once, and a change is of one row: build the dataset anew"
+
+
+def shown(value: Column) -> Column:
+    """Return a text as reasons show it: quoted, its first 100 characters, or null."""
+    from pyspark.sql import functions as F
+
+    quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
+    return F.coalesce(a_value(quoted), F.lit("null"))
+
+
+def a_value(text: Column) -> Column:
+    """Return a part of a reason that is a record's own; `telling` decides whether it is told."""
+    from pyspark.sql import functions as F
+
+    return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
+
+
+def telling(reason: Column, *, values: bool) -> Column:
+    """Return a reason with the values that stand in it (`shown`), or with a word in their places."""
+    from pyspark.sql import functions as F
+
+    if values:
+        return F.translate(reason, _BEGINS + _ENDS, "")
+    return F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", "a value that is not told")
+
+
+YEARS = "years are 1 to 9999"
+_DAYS = (-719_162, 2_932_896)  # from 0001-01-01 to 9999-12-31
+_MICROS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
+
+
+def outside_years(value: Column, kind: str) -> Column:
+    """Whether a date or timestamp is of a year that Python, and so a reader by key, has no value for."""
+    from pyspark.sql import functions as F
+
+    return ~(F.unix_date(value).between(*_DAYS) if kind == "date" else F.unix_micros(value).between(*_MICROS))
+
+
+def unknown_operation(value: Column) -> Column:
+    """Return the reason for an operation that is not declared."""
+    from pyspark.sql import functions as F
+
+    return F.concat(F.lit("unknown operation "), shown(value))
+
+
+def changed(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
+    """Return the rows of records that are one change each, with what is known of them."""
+    from pyspark.sql import functions as F
+
+    rest = [F.col(name) for name in companions(records) if name != TOMBSTONE]
+    return records.select(
+        *[column(name) for name in schema.names],
+        *rest,
+        tombstone.alias(TOMBSTONE),
+        problem.cast("string").alias(PROBLEM),
+    )
+
+
+def _check_type(records: Schema, column: str, kinds: tuple[str, ...], whose: str, meaning: str) -> None:
+    found = records.field(column, whose)
+    if found.type not in kinds:
+        raise SchemaMismatchError(
+            f"{whose} has column {column!r} as {found.type}, and it is declared to say {meaning}: expected "
+            f"{' or '.join(kinds)}.",
+            "Name the right column in the change format.",
+            column=column,
+        )
+
+
+def _without(records: Schema, columns: set[str | None], what: str) -> Schema:
+    kept = tuple(field for field in records.fields if field.name not in columns)
+    if not kept:
+        raise SchemaMismatchError(
+            f"{what}: the record has no columns but {', '.join(records.names)}, which only say what happened.",
+            "Name the right columns in the change format.",
+        )
+    return Schema(kept)

@@ -1,0 +1,290 @@
+"""A dataset, opened: by key, whole, or by other engines; what it held earlier; what operators do to its versions."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from dagster_adjunct.assets.reading.entries_in_order import EntriesInOrder
+from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_operations import VersionOperations
+from dagster_adjunct.assets.reading.watch import Watch
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.reading.diff_versions import VersionDiff
+    from dagster_adjunct.assets.reading.file_cache import FileCache
+    from dagster_adjunct.assets.reading.verify_version import VerifyReport
+    from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader
+    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+    from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+    from dagster_adjunct.resources.errors import ManifestMismatchError
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class Dataset(VersionOperations):
+    """A dataset that `open_dataset` has opened. Safe to share between threads; close it, or use it in a `with`.
+
+    A version is one state of the dataset, and has an id. One of a bounded dataset was delivered under a name, too, and
+    is asked for by either; a name stands for the newest version of it.
+
+    What is read is one version: the one that is served, until `refresh` or a watch moves on to another, or a chosen one
+    for good. Every call reads one whole version; an iteration that runs keeps its version to the end.
+
+    **Leases.** A version that is read is held by a lease (three requests, then one a renewal in the background), which
+    keeps it from being discarded. It is taken as soon as more is read than one answer: before the second `get` or
+    `get_all`, and before the first `items`, `frame`, `watch`, `hold` or hand-over to another engine. It is given back
+    when the dataset has moved on and the calls on it have ended; a version that `frame` or another engine was given
+    stays held until `close`, because it is read later. So a first `get` costs three requests: CURRENT, the manifest,
+    and one row group. With `lease=False` a version may go: `get` and `get_all` then answer from the version served by
+    that time, and what has begun fails with VersionDiscardedError. What Spark says of a file of the version that is
+    gone or damaged leaves the `with` as VersionDiscardedError or ManifestMismatchError.
+
+    **Damage.** A damaged or missing file is ManifestMismatchError, unless another version is served by then. With
+    `on_damage="previous"` the sealed version before is read, with a warning in the log and the error in `damaged`,
+    until another version is served. An iteration that has begun fails all the same, and so does a chosen version.
+    """
+
+    def __init__(self, stored: StoredVersions, served: ServedVersion) -> None:
+        self._stored, self._served = stored, served
+        self._watch: Watch | None = None
+
+    def __repr__(self) -> str:
+        held = self._served.held
+        return f"Dataset({self.name!r}, {held.reader.version if held else None!r})"
+
+    # -- what is read
+
+    @property
+    def name(self) -> str:
+        """The dataset's name."""
+        return self._stored.name
+
+    @property
+    def version(self) -> str:
+        """The id of the version that the next call reads."""
+        return self._served.reader.version
+
+    @property
+    def sealed(self) -> SealedVersion:
+        """What is stored of that version: its name, number, offsets, counters and files."""
+        return self._served.reader.sealed
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of its entries."""
+        return self._served.reader.schema
+
+    @property
+    def rows(self) -> int | None:
+        """The number of its entries; None where deltas have to be merged to know it."""
+        return self._served.reader.rows
+
+    @property
+    def damaged(self) -> dict[str, ManifestMismatchError]:
+        """The versions that turned out to be damaged while they were read here, by id, with what was found."""
+        return dict(self._served.damaged)
+
+    # -- reading
+
+    def get(self, key: object) -> Entry | None:
+        """Return the entry of `key`, or None.
+
+        A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
+        value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
+        """
+        return self._served.answer(lambda reader: reader.get(key))
+
+    def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
+        """Return the entries of those keys that have one, all of one version, under the keys as they were given."""
+        wanted = list(keys)
+        return self._served.answer(lambda reader: reader.get_all(wanted))
+
+    def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
+        """Yield (key, entry) in the order of keys, all of the version that is read when this is called.
+
+        `prefix` is a text (or bytes) with which the first key column begins, or a tuple of whole values of leading
+        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only the row
+        groups with such keys are read, when they are reached. Raises SchemaMismatchError at once for bounds that do
+        not fit the key.
+        """
+        return EntriesInOrder(self._served, lambda reader: reader.items(prefix, start=start, end=end))
+
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return all entries as a DataFrame, with the columns of `schema`; the version stays held until `close`.
+
+        A partitioned dataset is a bucketed scan: a join on its partition columns, or on its key, has no exchange
+        on this side. With deltas, superseded rows are dropped where they are scanned. Read it before the dataset is
+        closed. Raises ManifestMismatchError when the stored files are not exactly those of the manifest.
+        """
+        return self._served.lend(lambda reader: reader.frame(spark))
+
+    def lend(self, read: Callable[[VersionReader], T]) -> T:
+        """Return what `read` makes of the version for an engine that reads its files later, held until `close`."""
+        return self._served.lend(read)
+
+    # -- versions
+
+    def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
+        """Return what differs between two versions, by id or name: counts, and up to `sample` keys of each kind.
+
+        Raises VersionDiscardedError where one is discarded meanwhile: open both, and hold them, where that must not be.
+        """
+        return self._stored.diff(old, new, sample=sample)
+
+    def verify(self, *, deep: bool = False) -> VerifyReport:
+        """Return which stored objects of the version are missing, damaged or not listed; raises nothing for these.
+
+        Reads all bytes once (with `deep` the key columns once more). See VerifyReport.
+        """
+        from dagster_adjunct.assets.reading.verify_version import verify_version
+
+        held = self._served.enter(leased=True)
+        try:
+            report = verify_version(held.reader, deep=deep)
+            if not report.ok:
+                self._served.explain(held.reader.version)
+            return report
+        finally:
+            self._served.leave(held)
+
+    # -- moving on
+
+    def refresh(self) -> bool:
+        """Move on to the version that is served now; return whether it is another one. One request if nothing changed.
+
+        Calls that run keep their version. Raises NoSealedVersionError when none is served any more (the last one was
+        withdrawn); every call does from then on, until a refresh finds one. A chosen version is never left: its
+        refresh raises DatasetError once it was withdrawn or discarded.
+        """
+        return self._served.refresh()
+
+    def watch(self, interval: float = 5.0) -> Watch:
+        """Refresh every `interval` seconds in the background, until the watch is stopped or this is closed."""
+        self.hold()
+        with self._served.moving:
+            if self._watch is None or not self._watch.running:
+                self._watch = Watch(self.name, self.refresh, interval)
+            return self._watch
+
+    def hold(self) -> None:
+        """Take the lease now. Nothing is done where one is held, or with `lease=False`."""
+        self._served.leave(self._served.enter(leased=True))
+
+    def close(self) -> None:
+        """Stop watching; give the leases back once running iterations have ended. Other calls fail from now on."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._served.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lent = self._served.lent
+        self.close()
+        if error is not None and lent:
+            self._explain(error, lent)
+
+    def _explain(self, error: BaseException, lent: Sequence[VersionReader]) -> None:
+        """Raise Spark's error about a file that it could not read as what it is; return for any other."""
+        from dagster_adjunct.assets.reading.spark_reads import unread_version
+
+        unread = unread_version(error, lent)
+        if unread is not None:
+            self._served.explain(unread[1].version)
+            raise unread[0] from error
+
+    @property
+    def _log(self) -> DatasetLog:
+        return self._stored.log
+
+    def _newest(self) -> DatasetManifest:
+        return self._stored.require_manifest()
+
+
+def open_dataset(
+    lake: Lake,
+    dataset: AdjunctDataset | str,
+    *,
+    version: str | None = None,
+    as_of: datetime | int | str | None = None,
+    cache: FileCache | None = None,
+    lease: bool = True,
+    on_damage: OnDamage | None = None,
+    holder: str | None = None,
+) -> Dataset:
+    """Return a dataset as it is served now; or for good at `version` (an id or name), or `as_of` then.
+
+    `dataset` is the name, or a declaration, which is refused where it differs from the stored one. `as_of` is a time
+    with its zone, which stands for the newest commit at or before it, or a commit's number or id. `cache` may be shared
+    by datasets. `lease` and `on_damage` (the declaration's unless given) are told at `Dataset`; `holder` stands in the
+    lease, for operators: the machine and process unless given.
+
+    Raises DatasetNotFoundError, and for a version or moment DatasetError where it is not there or withdrawn,
+    NoSealedVersionError where nothing was served, and VersionDiscardedError where it can't be read any more. A
+    dataset without a version that is served can be opened: what reads it raises NoSealedVersionError.
+    """
+    stored = StoredVersions(lake, dataset)
+    if version is not None and as_of is not None:
+        raise ConfigurationError(
+            f"dataset {stored.name!r} is to be read at version {version!r} and as of {as_of}.",
+            "Give version= or as_of=, not both.",
+        )
+    fixed = None
+    if version is not None:
+        fixed = stored.version(version)
+    elif isinstance(as_of, datetime):
+        fixed = stored.as_of(as_of)
+    elif as_of is not None:
+        fixed = stored.as_of(commit=as_of)
+    return _opened(stored, fixed, cache=cache, lease=lease, on_damage=on_damage, holder=holder)
+
+
+def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> dict[str, Dataset | None]:
+    """Return the version that each dataset serves now, opened for good; None for one that serves none.
+
+    Members of one version set are of one snapshot of it.
+    """
+    from dagster_adjunct.assets.reading.served_together import current_readers
+
+    stored = {each.name: each for each in (StoredVersions(lake, dataset) for dataset in datasets)}
+    return {
+        name: None if reader is None else _opened(stored[name], reader)
+        for name, reader in current_readers(stored).items()
+    }
+
+
+def _opened(
+    stored: StoredVersions,
+    fixed: VersionReader | None,
+    *,
+    cache: FileCache | None = None,
+    lease: bool = True,
+    on_damage: OnDamage | None = None,
+    holder: str | None = None,
+) -> Dataset:
+    served = ServedVersion(
+        stored,
+        fixed=fixed,
+        cache=cache,
+        leases=lease,
+        on_damage=on_damage or (stored.spec.on_damage if stored.spec is not None else "fail"),
+        holder=holder or f"{socket.gethostname()}, process {os.getpid()}",
+    )
+    return Dataset(stored, served)

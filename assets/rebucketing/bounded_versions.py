@@ -1,0 +1,151 @@
+"""Rewrites a bounded dataset's versions into another number of partitions: the same entries, in one commit.
+
+Every version that is retained gets a copy under a new id, so that a rollback meets the same partitions. Readers keep
+the old copies until they let go, as after an erasure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.stored_files import files_of
+from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport, check, check_unused
+from dagster_adjunct.assets.rebucketing.rebucketed_files import rebucketed
+from dagster_adjunct.assets.retention.discard import delete_doomed
+from dagster_adjunct.assets.retention.erasing.replacing import Replacement, replaced
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.leases import store_now
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
+from dagster_adjunct.assets.versions.sealed_version import VersionRef, layout_of
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    DatasetNotFoundError,
+    ManifestMismatchError,
+)
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.retention.discard import Roots
+    from dagster_adjunct.resources.objects.lake import Lake
+
+_ROUNDS = 10
+
+
+def repartition_versions(
+    lake: Lake, dataset: str, partitions: int, *, reason: str, by: str, roots: Roots = dict, dry_run: bool = False
+) -> RebucketReport:
+    """Rewrite every retained version of a bounded dataset into this number of partitions; names and offsets stay.
+
+    A crash leaves the dataset as it was. `roots` gives, by version id, why applications still need a version: those of
+    open batches refuse it with StillReadError, for they can't meet other partitions. Until it is declared with the new
+    count, the dataset is refused when it is advanced or opened. Of a member of a version set it is one commit of the
+    set. `dry_run` only says what would be done. Raises ConfigurationError for an unbounded dataset, a broadcast one,
+    or no change.
+    """
+    log = DatasetLog(lake, dataset)
+    made: dict[str, Replacement] = {}
+    try:
+        for _ in range(_ROUNDS):
+            manifest = log.read()[1]
+            if manifest is None:
+                raise DatasetNotFoundError(
+                    f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it first.", dataset=dataset
+                )
+            if not isinstance(manifest, BoundedManifest):
+                raise ConfigurationError(
+                    f"dataset {dataset!r} is unbounded: it has one table, and no versions to rewrite.",
+                    f"Rewrite it so: adjunct dataset repartition {dataset} --partitions {partitions} --reason ….",
+                )
+            before = check(log, manifest, partitions, reason)
+            if dry_run:
+                return _planned(log, manifest, before, partitions, roots)
+            check_unused(dataset, roots())
+            made = {key: each for key, each in made.items() if _stands(lake, manifest, each)}
+            for ref in _documented(manifest):
+                if str(ref.document) not in made:
+                    made[str(ref.document)] = _rewritten(log, ref, partitions, by)
+            check_unused(dataset, roots())  # once more: writing takes a while
+            after = log.transact(partial(_after, made=made, partitions=partitions, reason=reason), by=by)
+            if after.declaration.partitions == partitions:
+                spared, _ = delete_doomed(log, after, roots, store_now(lake, dataset), by=by)
+                used = [each for each in made.values() if after.ref(each.new.id) is not None]
+                ids, rows = {each.old.id: each.new.id for each in used}, sum(each.sealed.stored_rows for each in used)
+                pending = tuple(f"{each.what}: {each.reason}" for each in spared)
+                return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
+        raise CommitConflictError(
+            f"dataset {dataset!r}: versions are published faster than they can be rewritten.",
+            "Repeat it when the dataset is quiet.",
+            dataset=dataset,
+        )
+    finally:
+        for each in made.values():
+            if each.attempt is not None:
+                lake.store.delete(attempt_key(lake, dataset, each.attempt.id))
+
+
+def _planned(log: DatasetLog, manifest: BoundedManifest, before: int, partitions: int, roots: Roots) -> RebucketReport:
+    ids = {ref.id: "" for ref in _documented(manifest)}
+    rows = sum(ref.rows or 0 for ref in _documented(manifest))
+    holding = tuple(sorted(set(roots().values())))
+    return RebucketReport(log.name, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
+
+
+def _stands(lake: Lake, manifest: BoundedManifest, each: Replacement) -> bool:
+    """Whether nobody has discarded what was rewritten, which no manifest lists yet."""
+    document = str(each.new.document)
+    return not {*each.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
+
+
+def _documented(manifest: BoundedManifest) -> Iterator[VersionRef]:
+    return (ref for ref in manifest.versions if ref.document is not None)
+
+
+def _after(
+    manifest: BoundedManifest, made: dict[str, Replacement], partitions: int, reason: str
+) -> BoundedManifest | None:
+    """Return the manifest with the rewritten versions; None where there are more to rewrite."""
+    refs = list(_documented(manifest))
+    if any(str(ref.document) not in made for ref in refs):
+        return None
+    old = {ref.id: made[str(ref.document)] for ref in refs}
+    after = replaced(manifest, old)
+    doomed = [*manifest.doomed]
+    doomed += [entry for each in old.values() for entry in (*each.old.folders, str(each.old.document))]
+    served = old.get(manifest.version.id) if manifest.version else None
+    return after.after(
+        declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
+        doomed=tuple(dict.fromkeys(doomed)),
+        # So that a build that is under way, which has the old partitions, loses its race.
+        next_number=manifest.next_number + 1,
+        change=Change(action="repartition", version=served.new.id if served else None, reason=reason),
+    )
+
+
+def _rewritten(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> Replacement:
+    sealed = log.read_version(ref)
+    (generation,) = sealed.generations
+    layout = layout_of(sealed.columns, sealed.key, sealed.partition_by, partitions, sealed.positioned)
+    attempt = log.attempt()
+    # On record until the commit, so that nobody takes the new files for garbage.
+    with AttemptRenewal(log.lake, log.name, attempt.id, by):
+        files = rebucketed(log, files_of(log.lake.store, log.name, sealed), layout, attempt, generation.id)
+    new = attempt.generation(generation.id, files)
+    if new.rows != generation.rows:
+        raise ManifestMismatchError(
+            f"dataset {log.name!r}: rewriting version {ref.id} wrote {new.rows} rows, the manifest lists "
+            f"{generation.rows}.",
+            "Nothing was committed. Check the version: adjunct dataset verify.",
+            dataset=log.name,
+            version=ref.id,
+        )
+    made = sealed.after(id=f"v{sealed.number:06d}-{attempt.id}", partitions=partitions, generations=(new,))
+    update = {
+        "id": made.id,
+        "document": log.write_version(made),
+        "folders": (new.folder,),
+        "bytes": new.size,
+    }
+    return Replacement(ref, ref.model_copy(update=update), made, attempt, 0)

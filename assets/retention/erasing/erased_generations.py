@@ -1,0 +1,248 @@
+"""Takes keys out of the generations of a change stream's table: of the served one, of one being built, of earlier ones.
+
+Generations that are served or built are written again without the rows of the keys, live ones and tombstones alike;
+one commit puts them in the place of the old. Versions before it read the old ones, and can't be read any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.reading.stored_files import StoredFile
+from dagster_adjunct.assets.retention.erasing.key_search import search_files
+from dagster_adjunct.assets.retention.erasing.leftovers import Leftovers, find_leftovers
+from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
+from dagster_adjunct.assets.retention.erasing.rewriting import (
+    Rewritten,
+    files_with,
+    live_rows_with,
+    rewrite_generation,
+)
+from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetNotFoundError, ManifestMismatchError
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.retention.erasing.key_set import KeySet
+    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
+
+_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Regenerated:
+    """A generation and what takes its place. `rows` is how many went, `live` those of them that were no tombstones."""
+
+    old: Generation
+    new: Generation
+    attempt: Attempt
+    rows: int
+    live: int
+
+
+@dataclass
+class Regenerating:
+    """One erasure under way. A generation is searched once, however often the commit is decided again.
+
+    By folder: `clean` are generations that hold none of the keys, `found` what takes the place of the others, and
+    `holding` generations that only earlier versions read and that hold a key or can't be read.
+    """
+
+    log: DatasetLog
+    keys: KeySet
+    by: str
+    clean: set[str] = field(default_factory=set)
+    found: dict[str, Regenerated] = field(default_factory=dict)
+    holding: set[str] = field(default_factory=set)
+    leftovers: Leftovers = field(default_factory=Leftovers)
+
+    def commit(self, reason: str) -> UnboundedManifest:
+        """Commit the table without the keys, dooming what held them; return what is current then.
+
+        What is committed meanwhile is searched too. Raises ManifestMismatchError, with nothing erased, when a damaged
+        file can't be searched.
+        """
+        try:
+            current = retry_conflicts(lambda: self._commit_once(reason), attempts=_ROUNDS)
+        except CommitConflictError as conflict:
+            self._tidy(None)
+            raise CommitConflictError(
+                f"dataset {self.log.name!r}: commits are made faster than they can be searched for keys.",
+                "Run the erasure again when the dataset is quiet.",
+                dataset=self.log.name,
+            ) from conflict
+        self._tidy(current)
+        return current
+
+    def _commit_once(self, reason: str) -> UnboundedManifest:
+        commit, manifest = self.log.read()
+        if commit is None or manifest is None:
+            raise DatasetNotFoundError(
+                f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
+            )
+        manifest = as_unbounded(manifest)
+        self.found = {folder: each for folder, each in self.found.items() if self._stands(manifest, each)}
+        self._look(manifest)
+        self.leftovers = find_leftovers(self.log, manifest, self.keys)
+        commit_id = self.log.attempt().id
+        after = self._after(manifest, commit.number + 1, commit_id, reason)
+        if after is not None:
+            self.log.commit(commit, after, by=self.by, commit_id=commit_id)
+        return after or manifest
+
+    def rewritten(self, manifest: DatasetManifest) -> tuple[Rewritten, ...]:
+        """Return the generations that were rewritten, of those that this manifest holds."""
+        served = {generation.folder for generation in manifest.version.generations} if manifest.version else set()
+        return tuple(
+            Rewritten(
+                each.old.folder, each.new.folder, None, "served" if each.new.folder in served else "building", each.rows
+            )
+            for each in self.found.values()
+        )
+
+    def reworded(self, manifest: DatasetManifest) -> int:
+        """Return how many versions only got another document: versions of a change stream have none of their own."""
+        return 0
+
+    # -- looking
+
+    def _look(self, manifest: UnboundedManifest) -> None:
+        for layout, generation in _in_use(manifest):
+            folder = generation.folder
+            if folder in self.clean or folder in self.found:
+                continue
+            files = self._files(manifest, generation)
+            try:
+                affected = files_with(files, layout, self.keys)
+                if affected:
+                    self.found[folder] = self._without(files, layout, generation, affected)
+                else:
+                    self.clean.add(folder)
+            except ManifestMismatchError as error:
+                if not self._in_use_now(folder):
+                    continue  # compacted and discarded meanwhile: the commit fails, and is decided again
+                raise ManifestMismatchError(
+                    f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
+                    f"Restore that object, or rebuild the dataset ({self.log.name}), and run the erasure again.",
+                ) from error
+        earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
+        files_of_earlier = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
+        seen = search_files(self.log.lake.store, files_of_earlier, self.keys)
+        # What can't be read can't be proved to be without the keys, so it goes with what holds them.
+        holding = {each.object.rsplit("/", 1)[0] for each in (*seen.found, *seen.unsearched)}
+        self.holding |= holding
+        self.clean |= earlier - holding
+
+    def _files(self, manifest: UnboundedManifest, generation: Generation) -> list[StoredFile]:
+        version = manifest.version
+        served = version is not None and generation in version.generations
+        what = f"dataset {self.log.name!r}, {f'version {version.id}' if version and served else 'being built'}"
+        return [StoredFile(self.log.lake.store, what, generation.folder, file) for file in generation.files]
+
+    def _without(
+        self, files: Sequence[StoredFile], layout: BucketLayout, generation: Generation, affected: dict[str, int]
+    ) -> Regenerated:
+        attempt = self.log.attempt()
+        # On record until the commit, so that nobody takes the new files for garbage.
+        with AttemptRenewal(self.log.lake, self.log.name, attempt.id, self.by):
+            live = live_rows_with(files, self.keys, affected)
+            new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
+        return Regenerated(generation, new, attempt, sum(affected.values()), live)
+
+    def _in_use_now(self, folder: str) -> bool:
+        manifest = self.log.read()[1]
+        now = () if manifest is None else _in_use(as_unbounded(manifest))
+        return any(folder == generation.folder for _, generation in now)
+
+    # -- deciding
+
+    def _after(self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str) -> UnboundedManifest | None:
+        """Return the manifest without the keys; None when there is nothing to do."""
+        version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
+        served = version.generations if version is not None else ()
+        hit = [self.found[generation.folder] for generation in served if generation.folder in self.found]
+        if version is not None and hit:
+            version = self._version(version, hit, number, commit_id)
+            retained_from = number
+        else:
+            retained_from = max([retained_from, *(each.until for each in retired if each.folder in self.holding)])
+        gone = [each.folder for each in retired if each.until <= retained_from]
+        bootstrap = manifest.bootstrap
+        building = [self.found[g.folder].new if g.folder in self.found else g for g in bootstrap.building]
+        gone += [g.folder for g in bootstrap.building if g.folder in self.found]
+        bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
+        after = manifest.after(
+            version=version,
+            retired=tuple(each for each in retired if each.until > retained_from),
+            retained_from=retained_from,
+            bootstrap=bootstrap,
+        )
+        after = as_unbounded(manifest_from(redacted(stored_body(after), self.keys)))
+        doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(each.old.folder for each in hit)]
+        kept = after.reachable()
+        doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
+        if after == manifest and doomed == list(manifest.doomed):
+            return None
+        change = Change(action=FORGET, version=version.id if version is not None and hit else None, reason=reason)
+        return after.after(doomed=tuple(doomed), change=change)
+
+    def _version(
+        self, version: SealedVersion, hit: Sequence[Regenerated], number: int, commit_id: str
+    ) -> SealedVersion:
+        """Return the served version with the new generations; those without a row left are not needed."""
+        new = [self.found[g.folder].new if g.folder in self.found else g for g in version.generations]
+        rows = version.rows
+        if rows is not None:
+            rows -= sum(each.live for each in hit)
+        elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
+            rows = new[0].rows  # a base alone, which has no tombstones
+        facts = {
+            "id": f"v{number:06d}-{commit_id}",
+            "number": number,
+            "sealed_at": self.log.lake.now(),
+            "generations": tuple(g for g in new if g.files) or (new[0],),
+            "rows": rows,
+            "counters": {"forgotten": sum(each.rows for each in hit)},
+        }
+        return version.after(**facts)
+
+    def _stands(self, manifest: UnboundedManifest, each: Regenerated) -> bool:
+        """Whether what was rewritten is needed still, and nobody has discarded it: with no grace, a discard may have.
+
+        It dooms before it deletes, in a commit that we have read or that makes ours fail.
+        """
+        needed = any(generation.folder == each.old.folder for _, generation in _in_use(manifest))
+        there = {item.key for item in self.log.lake.store.list(f"{each.new.folder}/")}
+        whole = {f"{each.new.folder}/{file.name}" for file in each.new.files} <= there
+        stands = needed and whole and each.new.folder not in manifest.doomed
+        if not stands:
+            self._drop(each)
+        return stands
+
+    def _tidy(self, manifest: UnboundedManifest | None) -> None:
+        """Take the builds off record; without a manifest that holds them, delete them too."""
+        for each in self.found.values():
+            if manifest is None:
+                self._drop(each)
+            else:
+                self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, each.attempt.id))
+
+    def _drop(self, each: Regenerated) -> None:
+        self.log.drop(each.new)
+        self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, each.attempt.id))
+
+
+def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
+    """Yield the generations of the served version and of a table that is being built, with how their rows lie."""
+    if manifest.version is not None:
+        yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
+    bootstrap, declared = manifest.bootstrap, manifest.declaration
+    if bootstrap.columns is not None:
+        layout = layout_of(bootstrap.columns, declared.key, declared.partition_by, declared.partitions, positioned=True)
+        yield from ((layout, generation) for generation in bootstrap.building)

@@ -1,0 +1,306 @@
+"""Which version of a bounded dataset is complete: decided from offsets and markers alone, without I/O.
+
+In each partition, the records up to the first marker of a version that is not settled yet are that version's.
+A version is complete when every partition has delivered its marker, in whatever order. Records that end with
+the marker of a settled version (sealed before, or abandoned) are a re-delivery: dropped, counted and
+told, unless the marker contradicts what was sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
+from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.stream_system import Marker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest
+    from dagster_adjunct.assets.versions.stored_declaration import Declaration
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A version that has arrived whole, from whatever source: what it is called and where its records are.
+
+    `offsets` are the manifest's after it, `ranges` what it takes in by stream partition; both are empty for files
+    and queries. `markers` are what it promised, by stream partition or by completion object. `redelivered` counts
+    records dropped before it, `lost` what retention took before it was read. `notes` tell of what was not taken, and
+    `stream` which stream this is. `copies` are deliveries that lie there anew with the same contents: by name, what
+    their markers are now. `content` is the source's own. `identity` tells files from any others, so that a build of
+    them that died after it was finished is taken up; "" where nothing does.
+    """
+
+    version: str
+    offsets: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    markers: Mapping[str, MarkerFacts] = field(default_factory=dict)
+    redelivered: int = 0
+    lost: Lost | None = None
+    notes: tuple[str, ...] = ()
+    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
+    stream: str | None = None
+    content: Any = None
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaiting:
+    """No version is complete. `version` is the one that has begun, if any; `missing` names the markers it lacks.
+
+    `offsets` are the manifest's behind dropped re-deliveries and what retention took (`lost`). `idle` says that nothing
+    at all has arrived. `notes` tell of what was not taken, and of what may be wrong with the place that was looked at.
+    """
+
+    version: str | None
+    missing: tuple[str, ...]
+    offsets: Mapping[str, str] = field(default_factory=dict)
+    redelivered: int = 0
+    idle: bool = False
+    lost: Lost | None = None
+    notes: tuple[str, ...] = ()
+    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
+    stream: str | None = None
+
+
+class VersionSource(Protocol):
+    """Where versions of one dataset come from, looked at once: `next` decides from what was seen then.
+
+    Every source refuses, with DatasetError naming the dataset, what can't make it: no schema, key columns missing.
+    """
+
+    @property
+    def spec(self) -> AdjunctDataset: ...
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the entries, after extractor and `columns`."""
+        ...
+
+    @property
+    def declaration(self) -> Declaration: ...
+
+    @property
+    def copartitioned(self) -> bool:
+        """Whether partition i of what `read` returns holds exactly bucket i, so that no exchange is needed."""
+        ...
+
+    @property
+    def ordered_by(self) -> tuple[str, ...]:
+        """Columns of what `read` returns that put records of one key in order, the last one counting."""
+        ...
+
+    def first_manifest(self) -> BoundedManifest:
+        """Return the manifest of a dataset that has no commit yet."""
+        ...
+
+    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
+        """Return the next complete version after what the manifest has settled. Raises MarkerConflictError."""
+        ...
+
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
+        """Return how many records it holds; raise MarkerConflictError where they are not what was promised."""
+        ...
+
+    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return its records: the columns of `schema`, those of META, and `ordered_by`. Checked strictly."""
+        ...
+
+    def place(self, delivery: Delivery, partition: int, offset: int) -> str:
+        """Say where the record lies that `read` gave this `__partition` and `__offset`; "" where it lies nowhere."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerSaid:
+    """What the marker of a settled version said in one partition; None: it did not say."""
+
+    rows: int | None
+    checksum: str | None
+
+
+Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerSaid]]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The records [start, end) of one partition and the marker at `end` that closed them."""
+
+    ssp: SystemStreamPartition
+    start: int
+    end: int
+    marker: Marker
+
+    @property
+    def next(self) -> int:
+        """The first offset after the marker, which takes one."""
+        return self.end + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """A version that every partition has delivered: its records, and what to drop before them."""
+
+    version: str
+    segments: tuple[Segment, ...]
+    dropped: tuple[Segment, ...]
+
+    @property
+    def offsets(self) -> dict[SystemStreamPartition, int]:
+        """Where each partition stands after this version."""
+        return {segment.ssp: segment.next for segment in self.segments}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No version is complete. `version` is the one that some partitions have delivered, if any has.
+
+    `missing` are the partitions without its marker. `offsets` are behind the re-deliveries in `dropped`.
+    """
+
+    version: str | None
+    missing: tuple[SystemStreamPartition, ...]
+    dropped: tuple[Segment, ...]
+    offsets: dict[SystemStreamPartition, int]
+
+
+def next_delivery(
+    dataset: str,
+    offsets: Mapping[SystemStreamPartition, int],
+    markers: Sequence[Marker],
+    settled: Settled,
+    gone: Collection[str] = (),
+) -> Complete | Waiting:
+    """Return the next complete version after `offsets`, or which partitions it waits for.
+
+    `markers` are all markers at or after the offsets. `settled` has, by version name, what its markers said
+    (an empty mapping for an abandoned one). `gone` names versions that were lost or dropped: they may be delivered
+    again, and their markers alone, sent again, are no version without records. Raises MarkerConflictError when a marker
+    contradicts another one of its version, or when partitions mark different versions as the next.
+    """
+    by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
+    for marker in sorted(markers, key=lambda found: int(found.offset)):
+        if marker.ssp in by_partition and int(marker.offset) >= offsets[marker.ssp]:
+            by_partition[marker.ssp].append(marker)
+    found: dict[SystemStreamPartition, Segment] = {}
+    dropped: list[Segment] = []
+    position = dict(offsets)
+    for ssp, delivered in by_partition.items():
+        for marker in delivered:
+            if marker.version not in settled:
+                found[ssp] = Segment(ssp, position[ssp], int(marker.offset), marker)
+                break
+            _check_repeated(dataset, marker, settled[marker.version].get(ssp))
+            segment = Segment(ssp, position[ssp], int(marker.offset), marker)
+            dropped.append(segment)
+            position[ssp] = segment.next
+    check_one_version(dataset, {ssp: segment.marker.version for ssp, segment in found.items()})
+    if len(found) == len(by_partition) and _come_again(found.values(), gone):
+        behind = next_delivery(dataset, {ssp: each.next for ssp, each in found.items()}, markers, settled, gone)
+        return replace(behind, dropped=(*dropped, *behind.dropped))
+    for ssp, segment in found.items():
+        first = MarkerSaid(segment.marker.rows, segment.marker.checksum)
+        for marker in by_partition[ssp]:
+            if marker.version == segment.marker.version:
+                _check_repeated(dataset, marker, first)
+    missing = tuple(ssp for ssp in by_partition if ssp not in found)
+    if missing or not found:
+        version = next((segment.marker.version for segment in found.values()), None)
+        return Waiting(version, missing, tuple(dropped), position)
+    segments = tuple(found[ssp] for ssp in by_partition)
+    return Complete(segments[0].marker.version, segments, tuple(dropped))
+
+
+def is_bare(markers: Iterable[Marker]) -> bool:
+    """Whether markers stand alone as far as the stream counted, and no producer said that nothing belongs there."""
+    return all(marker.counted and marker.rows == 0 for marker in markers)
+
+
+def _come_again(found: Collection[Segment], gone: Collection[str]) -> bool:
+    return bool(found) and all(each.marker.version in gone for each in found) and is_bare(each.marker for each in found)
+
+
+def check_repeats(
+    dataset: str, complete: Complete, markers: Sequence[Marker], records: Mapping[SystemStreamPartition, int]
+) -> None:
+    """Refuse a version of which a marker came again with another count than the records before its first one.
+
+    That is for first markers which do not say how many they expect; of the others `next_delivery` sees it.
+    """
+    for segment in complete.segments:
+        if segment.marker.rows is not None:
+            continue
+        counted = MarkerSaid(records[segment.ssp], segment.marker.checksum)
+        for marker in markers:
+            again = marker.ssp == segment.ssp and marker.version == complete.version
+            if again and int(marker.offset) > segment.end:
+                _check_repeated(dataset, marker, counted)
+
+
+def check_counts(dataset: str, complete: Complete, records: Mapping[SystemStreamPartition, int]) -> None:
+    """Refuse a version whose markers expect other counts than the partitions hold before them."""
+    for segment in complete.segments:
+        expected, got = segment.marker.rows, records[segment.ssp]
+        if expected is not None and expected != got:
+            raise MarkerConflictError(
+                f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
+                f"of {segment.ssp} expects {expected} records, the partition holds {got} before it.",
+                _way_out(dataset, complete.version),
+                dataset=dataset,
+                version=complete.version,
+                expected=f"{expected} records",
+                found=f"{got} records",
+            )
+
+
+def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> None:
+    if before is None:
+        return
+    # What the stream counted is nobody's promise: the marker may come again alone. It is told where records came.
+    for what, said, now in (
+        ("records", before.rows, None if marker.counted else marker.rows),
+        ("checksum", before.checksum, marker.checksum),
+    ):
+        if said is not None and now is not None and said != now:
+            raise MarkerConflictError(
+                f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
+                f"{marker.ssp} with {what} {now}; it was first delivered there with {said}.",
+                _way_out(dataset, marker.version),
+                dataset=dataset,
+                version=marker.version,
+                expected=f"{what} {said}",
+                found=f"{what} {now}",
+            )
+
+
+def check_one_version(dataset: str, found: Mapping[SystemStreamPartition, str]) -> None:
+    """Refuse partitions that mark different versions as the next one."""
+    names: dict[str, list[SystemStreamPartition]] = {}
+    for ssp, version in found.items():
+        names.setdefault(version, []).append(ssp)
+    if len(names) > 1:
+        said = "; ".join(
+            f"{', '.join(map(str, ssps[:3]))}{' …' if len(ssps) > 3 else ''}: {version!r}"
+            for version, ssps in sorted(names.items())
+        )
+        raise MarkerConflictError(
+            f"dataset {dataset!r}: partitions mark different versions as the next one ({said}); expected the same "
+            "version in every partition, in one order.",
+            "If the marker of one version will never come, abandon that version: "
+            f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+            dataset=dataset,
+        )
+
+
+def _way_out(dataset: str, version: str) -> str:
+    return (
+        "Nothing was published and what is current stays. Deliver the right content under a new version name, and "
+        f"end this one with abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
+    )

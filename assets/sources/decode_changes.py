@@ -1,0 +1,190 @@
+"""From records of a change stream to changes of a dataset's entries.
+
+    records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
+
+What can't be applied goes through as a change with a problem: `refuse_problems` lets the job fail at it, or
+quarantine.py takes it out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.changes.change_formats import (
+    ORDER,
+    PROBLEM,
+    YEARS,
+    outside_years,
+    shown,
+    telling,
+)
+from dagster_adjunct.assets.declaration.extractors.extractor import (
+    Projection,
+    PythonExtractor,
+    companions,
+    hiding,
+)
+from dagster_adjunct.assets.versions.sealed_version import POSITION
+from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.spark_errors import refusal
+from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+
+RAW = "__raw"
+_ORDERED = ("tinyint", "smallint", "int", "bigint", "date", "timestamp")
+
+
+def schema_of_rows(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
+    """Return the columns of the rows that change, which the dataset's extractor gets.
+
+    Raises SchemaMismatchError, naming the dataset, where the stream can't be of the declared format, or can't be
+    ordered as declared.
+    """
+    what, following = _what(spec), spec.following
+    rows = following.changes.schema(stream_schema, what)
+    path = following.order_by
+    if path is None:
+        return rows
+    if path in rows.names:
+        kind = rows.field(path).type
+        if kind not in _ORDERED:
+            raise SchemaMismatchError(
+                f"{what}: order_by names the column {path!r}, which is {kind}: expected an integer, a date or a "
+                "timestamp.",
+                "Order by another column, or by offset (leave order_by out).",
+                column=path,
+            )
+    elif not following.changes.orders(path):
+        raise SchemaMismatchError(
+            f"{what}: order_by is {path!r}, and changes ({following.changes.describe()}) have no such column or "
+            f"position: their columns are {', '.join(rows.names)}.",
+            "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like.",
+        )
+    return rows
+
+
+def decode_changes(
+    spec: AdjunctDataset, records: DataFrame, stream_schema: Schema, entry_schema: Schema, *, partitions: int
+) -> DataFrame:
+    """Return the changes of entries that records make: `entry_schema`, META, `__position` and PROBLEM.
+
+    `partitions` is how many the stream has. A change may become none, one or several entries; its problem says why it
+    can't be applied. Where problems go to dead letters, `__raw` is the record that it was made of, as JSON.
+    """
+    from pyspark.sql import functions as F
+
+    from dagster_adjunct.assets.sources.ordering import position_of
+
+    what, following = _what(spec), spec.following
+    rows_schema = schema_of_rows(spec, stream_schema)
+    if following.on_bad_change != "fail":
+        given = F.struct(*[column(name) for name in stream_schema.names])
+        records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
+    order_by = following.order_by
+    rows = following.changes.decode(
+        records,
+        rows_schema,
+        what,
+        key=tuple(name for name in spec.key if name in rows_schema.names),
+        order_by=order_by,
+        comparable=order_by is not None or partitions == 1,
+    )
+    rows = _within_years(rows, rows_schema)
+    if order_by is not None and order_by in rows_schema.names:
+        rows = rows.withColumn(ORDER, position_of(rows, order_by))
+    if order_by is not None:
+        rows = _with_problem(rows, F.when(F.col(ORDER).isNull(), F.lit(f"no value to order by: {order_by!r} is null")))
+    if spec.extractor is not None:
+        rows = _within_years(_extracted(spec, rows, entry_schema, what), entry_schema)
+    null_key = [F.when(column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
+    changes = _with_problem(rows, *null_key)
+    raw = [F.col(RAW)] if RAW in changes.columns else []
+    # A text that can't be taken apart may hold any column, so one that is sensitive hides the values of all.
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    return changes.select(
+        *[column(name) for name in entry_schema.names],
+        *META,
+        F.col(OFFSET if order_by is None else ORDER).alias(POSITION),
+        telling(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
+        *raw,
+    )
+
+
+def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
+    """Return the changes without PROBLEM; the job that writes them fails, with BadChangeError, at one that has any."""
+    from pyspark.sql import functions as F
+
+    place = F.concat(
+        F.lit(f"dataset {dataset!r}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
+        F.col(PARTITION).cast("string"), F.lit(" can't be applied: "), F.col(PROBLEM), F.lit("."),
+    )  # fmt: skip
+    step = (
+        "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
+        "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
+    )
+    # In the column that every writer reads: a filter might be optimised away.
+    mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
+        refusal(BadChangeError, place, step, dataset=dataset)
+    )
+    kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
+    return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])
+
+
+def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
+    """Return the entries that the extractor makes of rows; deletions and problems go around it.
+
+    A change of which it makes no entry deletes the one that was there, where the key tells which.
+    """
+    from pyspark.sql import functions as F
+
+    assert spec.extractor is not None
+    extractor = hiding(spec.extractor, spec.sensitive)
+    kept = extractor.keeps(spec.key)
+    marks = companions(rows)
+    around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
+    if kept and isinstance(extractor, Projection | PythonExtractor):
+        entries = extractor.apply_to_changes(around, entry_schema, what, spec.key)
+    else:
+        entries = extractor.apply(around, entry_schema, what)
+    lost = [name for name in marks if name not in entries.columns]
+    if lost:
+        raise SchemaMismatchError(
+            f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}.",
+            "Let apply pass on every column that begins with '__', record by record.",
+        )
+    if kept:
+        return entries
+    told = "a deletion, and nothing says of which entry: the key is computed by the extractor"
+    return _with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(told)))
+
+
+def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:
+    """Return the changes with a problem, and no value, where a date or timestamp is of a year that Python has not."""
+    from pyspark.sql import functions as F
+
+    reasons, values = [], {}
+    for field in (field for field in schema.fields if field.type in ("date", "timestamp")):
+        value = column(field.name)
+        outside = outside_years(value, field.type)
+        said = shown(value.cast("string"))
+        told = F.concat(F.lit(f"column {field.name!r} is "), said, F.lit(f", declared {field.type}: {YEARS}"))
+        reasons.append(F.when(outside, told))
+        values[field.name] = F.when(~outside, value)
+    return changes.withColumns(values | {PROBLEM: F.coalesce(F.col(PROBLEM), *reasons)}) if reasons else changes
+
+
+def _with_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
+    """Return the changes with what is wrong with them, where nothing was before."""
+    from pyspark.sql import functions as F
+
+    return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
+
+
+def _what(spec: AdjunctDataset) -> str:
+    return f"dataset {spec.name!r} (input {spec.input})"

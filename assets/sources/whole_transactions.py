@@ -1,0 +1,281 @@
+"""Transactions of the source, kept whole: ranges that end before the first transaction that is not all there.
+
+Debezium tells on a stream of its own when a transaction has ended, and how many changes of each table it had. Changes
+of one that has not ended yet, or of which some have not arrived, wait, with all that stands behind them in their
+partitions; what is held back this way may make further transactions incomplete, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.changes.envelope import transactions_of
+from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.stream_system import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    OffsetRange,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opening import Ranges, Source
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+
+_LOOK_BACK_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one partition holds of one transaction: its first and last offset, and how many changes."""
+
+    first: int
+    last: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the transaction stream says: transactions that began, and the changes of those that ended."""
+
+    begun: frozenset[str]
+    expected: Mapping[str, int]
+
+
+def cut_at_incomplete(
+    seen: Mapping[tuple[str, int], Part], complete: Mapping[str, int], ends: Mapping[int, int], *, spare: int = 0
+) -> dict[int, int]:
+    """Return per partition the end before the first change of a transaction that is not whole.
+
+    `seen` are the changes below `ends`, by (transaction, partition). `complete` says how many changes a transaction
+    has that has ended. Holding changes back makes their transactions incomplete, so this goes on until nothing changes:
+    the ends are then the furthest at which every transaction is in with all its changes, or with none. `spare` changes
+    could not be read and may be of any transaction that ended: so many may be missing.
+    """
+    held = {
+        transaction
+        for transaction, count in counts_of(seen).items()
+        if transaction not in complete or count + spare < complete[transaction]
+    }
+    cuts = dict(ends)
+    fresh = set(held)
+    while fresh:
+        for (transaction, partition), part in seen.items():
+            if transaction in fresh:
+                cuts[partition] = min(cuts[partition], part.first)
+        fresh = {
+            transaction
+            for (transaction, partition), part in seen.items()
+            if transaction not in held and part.last >= cuts[partition]
+        }
+        held |= fresh
+    return cuts
+
+
+def whole_transactions(
+    spec: AdjunctDataset,
+    systems: Mapping[str, StreamSystem],
+    spark: SparkSession,
+    source: Source,
+    ranges: Ranges,
+) -> Ranges:
+    """Return the ranges without the changes of transactions that are not whole yet; a range may drop out.
+
+    Costs one aggregation over the ranges, and reading the transaction stream from some minutes before their first
+    record. Only where changes of a transaction that has ended are missing, it is looked for them before the ranges:
+    they may begin inside of it, or have it again. Raises DatasetError where the transaction stream does not reach back
+    to a transaction, or does not know the table.
+    """
+    declared = spec.following.changes
+    assert isinstance(declared, DebeziumEnvelope)
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    found = _looked_at(declared, source, spark, ranges, what)
+    seen = _parts(found)
+    if not seen:
+        return ranges
+    spare = sum(row["count"] for row in found if not row["readable"])
+    since = _since(found)
+    expected = dict(ends_of(declared, systems, spark, since, what).expected)
+    counts = counts_of(seen)
+    oldest = source.system.oldest(list(ranges))
+    trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
+    for name in _cut_off(found, trimmed) & expected.keys():
+        expected[name] = min(expected[name], counts[name])
+    near = min(since.values()) - _LOOK_BACK_MS
+    for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
+        short = {name for name in expected if counts[name] + spare < expected[name]}
+        wider = {ssp: (_lower(source.system, before[ssp], start), end) for ssp, (start, end) in ranges.items()}
+        if short and wider != ranges:
+            again = counts_of(_parts(_looked_at(declared, source, spark, wider, what)))
+            expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
+    ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
+    cuts = cut_at_incomplete(seen, expected, ends, spare=spare)
+    return {
+        ssp: (start, str(cuts[ssp.partition])) for ssp, (start, _) in ranges.items() if cuts[ssp.partition] > int(start)
+    }
+
+
+def counts_of(seen: Mapping[tuple[str, int], Part]) -> dict[str, int]:
+    """Return how many changes of each transaction there are in all partitions."""
+    counts: dict[str, int] = {}
+    for (transaction, _), part in seen.items():
+        counts[transaction] = counts.get(transaction, 0) + part.count
+    return counts
+
+
+def _looked_at(declared: DebeziumEnvelope, source: Source, spark: SparkSession, ranges: Ranges, what: str) -> list[Row]:
+    """Return by transaction and partition its offsets, its first time (ms), and its changes, each counted once."""
+    from pyspark.sql import functions as F
+
+    rows = transactions_of(declared, source.read(spark, ranges), what)
+    each = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
+    return (
+        rows.groupBy("transaction", PARTITION, "readable")
+        .agg(
+            F.min(OFFSET).alias("first"),
+            F.max(OFFSET).alias("last"),
+            F.count_distinct(each).alias("count"),
+            F.unix_millis(F.min(TIMESTAMP)).alias("since"),
+        )
+        .collect()
+    )
+
+
+def _parts(found: Iterable[Row]) -> dict[tuple[str, int], Part]:
+    return {
+        (row["transaction"], row[PARTITION]): Part(row["first"], row["last"], row["count"])
+        for row in found
+        if row["transaction"] is not None and row["readable"]
+    }
+
+
+def _since(found: Iterable[Row]) -> dict[str, int]:
+    """Return when each transaction was first seen (ms)."""
+    since: dict[str, int] = {}
+    for row in found:
+        if (name := row["transaction"]) is not None and row["readable"]:
+            since[name] = min(row["since"], since.get(name, row["since"]))
+    return since
+
+
+def _cut_off(found: Sequence[Row], trimmed: Collection[int]) -> set[str]:
+    """Return transactions that may have begun in what the stream's retention has dropped of these partitions.
+
+    That is what stands first in one of them, or is older than that: then it is from another partition.
+    """
+    firsts = [
+        min((row for row in found if row[PARTITION] == partition), key=lambda row: int(row["first"]))
+        for partition in {row[PARTITION] for row in found} & set(trimmed)
+    ]
+    until = max((row["since"] for row in firsts), default=0)
+    names = {row["transaction"] for row in firsts} - {None}
+    return names | {name for name, at in _since(found).items() if at < until}
+
+
+def _lower(system: StreamSystem, one: str, other: str) -> str:
+    return one if system.compare(one, other) < 0 else other
+
+
+def ends_of(
+    declared: DebeziumEnvelope,
+    systems: Mapping[str, StreamSystem],
+    spark: SparkSession,
+    since: Mapping[str, int],
+    what: str,
+) -> Ended:
+    """Return what the transaction stream says of these transactions; `since` is when each was first seen (ms).
+
+    What it says stands near the changes as a rule. Only where nothing is found there, the rest of it is read too.
+    """
+    assert declared.transactions is not None
+    name, stream = split_stream_name(declared.transactions)
+    if name not in systems:
+        raise DatasetError(
+            f"{what}: its transactions are on {declared.transactions}, and no stream system {name!r} is given: there "
+            f"are {', '.join(sorted(systems)) or 'none'}.",
+            "Pass it in systems, as open_system(name, lake) gives it.",
+        )
+    system = systems[name].snapshot(stream)
+    _check_stream(system.info(stream).schema, declared.transactions, what)
+    ssps = system.partitions(stream)
+    oldest, ends = system.oldest(ssps), system.upcoming(ssps)
+    near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
+    ended = _said(declared, system, spark, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since, what)
+    missing = since.keys() - ended.begun - ended.expected.keys()
+    if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
+        before = _said(declared, system, spark, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since, what)
+        ended = Ended(ended.begun | before.begun, {**before.expected, **ended.expected})
+        missing = since.keys() - ended.begun - ended.expected.keys()
+    for transaction in sorted(missing):
+        at = since[transaction]
+        # Offset 0 was dropped, and what is left is all younger: nothing will ever be said of this one.
+        if all(oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp] for ssp in ssps):
+            raise DatasetError(
+                f"{what}: {declared.transactions} does not reach back to transaction {transaction!r} any more, so "
+                "nothing says how many changes it has.",
+                "Give that stream a retention as long as the input's. To go on, declare the dataset without "
+                "transactions= once.",
+            )
+    return ended
+
+
+def _said(
+    declared: DebeziumEnvelope,
+    system: StreamSystem,
+    spark: SparkSession,
+    spans: Mapping[SystemStreamPartition, tuple[str, str]],
+    wanted: Iterable[str],
+    what: str,
+) -> Ended:
+    from pyspark.sql import functions as F
+
+    ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
+    if not ranges:
+        return Ended(frozenset(), {})
+    collection = "struct<data_collection:string,event_count:bigint>"
+    block = f"status string, id string, data_collections array<{collection}>"
+    form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
+    ids = spark.createDataFrame([(each,) for each in wanted], "id string")
+    events = system.read(spark, ranges).select(F.from_json("value", form).alias("e"))
+    payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
+    events = events.select(payload.alias("e")).select("e.*")
+    rows = events.join(F.broadcast(ids), "id", "left_semi").collect()
+    return said_by([row.asDict(recursive=True) for row in rows], declared, what)
+
+
+def said_by(events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, what: str) -> Ended:
+    """Return what BEGIN and END events say of the changes of this table."""
+    begun: set[str] = set()
+    expected: dict[str, int] = {}
+    for event in events:
+        if event["status"] == "BEGIN":
+            begun.add(event["id"])
+        elif event["status"] == "END":
+            counts = {each["data_collection"]: each["event_count"] for each in event["data_collections"] or ()}
+            if declared.collection not in counts:
+                raise DatasetError(
+                    f"{what}: the end of transaction {event['id']!r} on {declared.transactions} counts changes of "
+                    f"{', '.join(sorted(counts)) or 'no table'}, and none of {declared.collection!r}, of which there "
+                    "are.",
+                    "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
+                )
+            expected[event["id"]] = counts[declared.collection]
+    return Ended(frozenset(begun), expected)
+
+
+def _check_stream(schema: Schema | None, stream: str, what: str) -> None:
+    if schema is None or "value" not in schema.names or schema.field("value").type != "string":
+        found = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+        raise SchemaMismatchError(
+            f"{what}: its transactions are on {stream}, whose records are {found}: expected a column value STRING.",
+            "Put Debezium's transaction metadata there, as JSON.",
+        )

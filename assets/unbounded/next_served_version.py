@@ -1,0 +1,81 @@
+"""Versions of a table: what a commit serves once its generations have changed, and what it retires."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.versions.followed_table import Retired
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.unbounded.committing import Advance
+    from dagster_adjunct.assets.versions.dataset_log import Attempt
+    from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
+    from dagster_adjunct.resources.objects.commit_log import Commit
+
+FOOTERS = 256 * 1024
+"""More bytes of footers than these are left out of a commit: every one after it would repeat them."""
+
+
+def with_version(
+    advance: Advance,
+    parent: Commit | None,
+    manifest: UnboundedManifest,
+    attempt: Attempt,
+    generations: tuple[Generation, ...],
+    counters: Mapping[str, int],
+) -> UnboundedManifest:
+    """Return the manifest serving a version of these generations, read as far as its offsets; retires what it replaces.
+
+    `parent` is the commit before the one that makes the version.
+    """
+    number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
+    version = SealedVersion(
+        id=f"v{number:06d}-{attempt.id}",
+        number=number,
+        name=None,
+        sealed_at=now,
+        columns=advance.source.schema,
+        key=spec.key,
+        partition_by=spec.partition_by,
+        partitions=spec.partitions,
+        positioned=True,
+        order_by=spec.following.order_by,
+        generations=generations,
+        rows=generations[0].rows if len(generations) == 1 and not _keeps_deletions(spec, generations[0]) else None,
+        offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
+        counters=dict(counters),
+    )
+    return retire(manifest, version, now)
+
+
+def retire(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
+    """Return the manifest serving `version`; what only earlier versions read stays for these until it is discarded."""
+    before = manifest.version.generations if manifest.version else ()
+    needed = {generation.folder for generation in version.generations}
+    gone = [generation for generation in before if generation.folder not in needed and generation.files]
+    retired = [
+        Retired(generation=generation.id, folder=generation.folder, until=version.number, at=now) for generation in gone
+    ]
+    return manifest.after(version=version, retired=(*manifest.retired, *retired))
+
+
+def without_large_footers(generation: Generation) -> Generation:
+    """Return a generation as commits keep it."""
+    return generation.without_footers() if generation.footer_size > FOOTERS else generation
+
+
+def table_layout(source: Source) -> BucketLayout:
+    """Return how the rows of a table lie in files, by its declaration of now."""
+    spec = source.spec
+    return layout_of(source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
+
+
+def _keeps_deletions(spec: AdjunctDataset, generation: Generation) -> bool:
+    """Whether rows of a generation may be deletions, which are no entries."""
+    return spec.following.order_by is not None or any(file.stats.get("tombstones") for file in generation.files)

@@ -1,0 +1,313 @@
+"""A dataset's commits: its manifests, where they are, and how they are changed.
+
+A dataset has a log of its own. A member of a version set has only a redirect in it, and its manifest stands in
+the set's log, beside those of the other members, so that one swap of one pointer changes all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from dagster_adjunct.assets.versions.manifest import KIND, BoundedManifest, DatasetManifest, as_bounded
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
+from dagster_adjunct.assets.versions.stored_manifest import parse_manifest, problem_with_document, stored_body
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, Generation
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    CommitConflictError,
+    DatasetError,
+    DatasetNotFoundError,
+    MalformedDocumentError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+)
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.objects.removal import is_deleted
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+    from dagster_adjunct.resources.objects.lake import Lake
+
+NAMES = "datasets/_names"
+SETS = "version-sets"
+SET_KIND = "version-set"
+_TRIES = 20
+
+Manifests = Mapping[str, DatasetManifest]
+Members = Mapping[str, BoundedManifest]
+"""Those of a version set, or of one bounded dataset alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a version: `id` names the folder that only this try writes to."""
+
+    folder: str
+    id: str
+
+    def generation(self, number: int, files: Sequence[BucketFile] = ()) -> Generation:
+        """Return the generation `number`, made of these files of this attempt."""
+        return Generation(number, f"{self.folder}/{self.id}", tuple(files))
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLog:
+    """The commits of one dataset in a lake."""
+
+    lake: Lake
+    name: str
+
+    @property
+    def prefix(self) -> str:
+        return self.lake.dataset_prefix(self.name)
+
+    @property
+    def log(self) -> CommitLog:
+        """The dataset's own log; that of a member of a version set ends with the redirect."""
+        return self.lake.commit_log(self.prefix, KIND)
+
+    # -- reading
+
+    def read(self) -> tuple[Commit | None, DatasetManifest | None]:
+        """Return the current commit and its manifest, (None, None) before the first. Two requests, four in a set."""
+        commit, manifests = self.read_all()
+        return commit, manifests.get(self.name)
+
+    def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
+        """Return the current commit and its manifest, and ""; if it can't be read, the newest that can, and why.
+
+        The commit then is one to commit after, and has no body; the manifest is None where no other can be read.
+        Raises MalformedDocumentError where the pointer itself can't be read, or says that this is another's dataset.
+        """
+        try:
+            return *self.read(), ""
+        except MalformedDocumentError as error:
+            head = self.log.head()  # raises again where the pointer is damaged: nothing says what to commit after
+            if head is None:
+                raise
+            problem = error.problem.rstrip(".")
+        for commit in self.log.before(head.number):
+            if is_deleted(commit):
+                break
+            if redirect_of(commit) is None:
+                with contextlib.suppress(MalformedDocumentError):
+                    return head, parse_manifest(self.name, commit), problem
+        return head, None, problem
+
+    def read_all(self) -> tuple[Commit | None, dict[str, DatasetManifest]]:
+        """Return the current commit with the manifests of all members of the version set, or of this one alone."""
+        own = self.log.current()
+        if own is None:
+            return None, {}
+        if is_deleted(own):
+            return own, {}
+        set_name = redirect_of(own)
+        if set_name is None:
+            return own, {self.name: parse_manifest(self.name, own)}
+        shared = set_log(self.lake, set_name).current()
+        if shared is None or self.name not in members_of(shared):
+            # Joining the set was interrupted: the redirect fences the dataset and has its manifest meanwhile.
+            kept = own.body.get("manifest")
+            return own, {} if kept is None else {self.name: parse_manifest(self.name, replace(own, body=kept))}
+        return shared, manifests_in(shared)
+
+    def version_set(self) -> str | None:
+        """Return the version set that this dataset is a member of."""
+        own = self.log.current()
+        return None if own is None else redirect_of(own)
+
+    def read_version(self, ref: VersionRef) -> SealedVersion:
+        """Return what a retained version holds. Raises DatasetError where it has no document, or lost it."""
+        if ref.document is None:
+            raise DatasetError(
+                f"dataset {self.name!r}: version {ref.id} was refused before it was built ({ref.reason}).",
+                "There are no entries to look at. Deliver the content again under a new name.",
+                dataset=self.name,
+                version=ref.id,
+            )
+        try:
+            return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
+        except ObjectNotFoundError as error:
+            raise DatasetError(
+                f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is missing.",
+                "The version was discarded meanwhile, or the object is lost: open another version.",
+                dataset=self.name,
+                version=ref.id,
+            ) from error
+        except (ValidationError, AdjunctError) as error:
+            raise MalformedDocumentError(
+                f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be read: "
+                f"{problem_with_document(error)}.",
+                "Restore that object from a backup; other versions are untouched.",
+                document=ref.document,
+            ) from error
+
+    def read_at(self, number: int, commit_id: str) -> DatasetManifest:
+        """Return the manifest of one commit of the dataset's own log. Raises ObjectNotFoundError."""
+        return parse_manifest(self.name, self.log.read(self.log.manifest_key(number, commit_id)))
+
+    def history(self, limit: int | None = None) -> Iterator[tuple[Commit, DatasetManifest]]:
+        """Yield the commits that changed this dataset, newest first, as far back as their manifests are kept."""
+        for count, change in enumerate(self._history()):
+            if limit is not None and count >= limit:
+                return
+            yield change
+
+    def _history(self) -> Iterator[tuple[Commit, DatasetManifest]]:
+        set_name = self.version_set()
+        if set_name is not None:
+            newer: Commit | None = None
+            for commit in set_log(self.lake, set_name).history():
+                # A commit that changed other members only has the same manifest as the one before it.
+                if newer is not None and _member(newer, self.name) != _member(commit, self.name):
+                    yield newer, manifests_in(newer)[self.name]
+                newer = commit
+            if newer is not None and _member(newer, self.name) is not None:
+                yield newer, manifests_in(newer)[self.name]
+        newest = True
+        try:
+            for commit in self.log.history():
+                if is_deleted(commit):
+                    return  # what was there before it was another one
+                if redirect_of(commit) is None:
+                    yield commit, parse_manifest(self.name, commit)
+                newest = False
+        except MalformedDocumentError:
+            if newest:
+                raise  # an older one that is damaged ends the history: the commit after it says why it went on
+
+    # -- writing
+
+    def attempt(self) -> Attempt:
+        return Attempt(f"{self.prefix}/data", uuid.uuid4().hex[:16])
+
+    def write_version(self, version: SealedVersion) -> str:
+        """Write a version's document and return its key; nothing refers to it before a commit does."""
+        key = f"{self.prefix}/versions/{version.id}-{uuid.uuid4().hex[:8]}.json"
+        self.lake.store.put_if_absent(key, version.model_dump_json().encode())
+        return key
+
+    def commit(
+        self, parent: Commit | None, manifest: DatasetManifest, *, by: str, commit_id: str | None = None
+    ) -> Commit:
+        """Make `manifest` current by one swap of the pointer. Raises CommitConflictError: then nothing is visible."""
+        return self.commit_all(parent, {self.name: manifest}, by=by, commit_id=commit_id)
+
+    def commit_all(
+        self, parent: Commit | None, manifests: Manifests, *, by: str, commit_id: str | None = None
+    ) -> Commit:
+        """Make the manifests of several members current in one swap; those not named stay as they are."""
+        if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
+            log, body = set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
+            body["members"] = members_of(parent) | {name: stored_body(new) for name, new in manifests.items()}
+        elif parent is not None and redirect_of(parent) is not None:
+            raise CommitConflictError(
+                f"dataset {self.name!r} is about to join the version set {redirect_of(parent)!r}.",
+                "Advance the version set, which ends the joining, and try again.",
+                dataset=self.name,
+            )
+        else:
+            log, body = self.log, stored_body(manifests[self.name])
+            self._list_name(parent)
+        try:
+            return log.commit(parent, body, by=by, commit_id=commit_id)
+        except CommitConflictError as conflict:
+            raise CommitConflictError(
+                f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
+                "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
+                dataset=self.name,
+            ) from conflict
+
+    def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
+        """Fence the dataset's own pointer: from now on its manifest is in the version set's log."""
+        self._list_name(parent)
+        self.log.commit(parent, {"version_set": version_set, "manifest": manifest}, by=by)
+
+    def transact(self, change: Callable[[DatasetManifest], DatasetManifest | None], *, by: str) -> DatasetManifest:
+        """Commit what `change` makes of the manifest, deciding again after every conflict; return what is current.
+
+        `change` must have no side effects; its None means that there is nothing to do.
+        """
+
+        def change_one(manifests: Manifests) -> Manifests | None:
+            after = change(manifests[self.name])
+            return None if after is None else {self.name: after}
+
+        return self.transact_all(change_one, by=by)[self.name]
+
+    def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
+        """Commit what `change` makes of the manifests of all members of the version set, or of this one alone."""
+
+        def once() -> dict[str, DatasetManifest]:
+            commit, manifests = self.read_all()
+            if self.name not in manifests:
+                raise DatasetNotFoundError(
+                    f"dataset {self.name!r} has no commit yet in {self.lake.url}.",
+                    "Advance it a first time.",
+                    dataset=self.name,
+                )
+            after = change(manifests)
+            if after is None:
+                return manifests
+            self.commit_all(commit, after, by=by)
+            return manifests | dict(after)
+
+        return retry_conflicts(once, attempts=_TRIES)
+
+    def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
+        """As `transact_all`, for what only datasets have that arrive in versions; return what is current of this one.
+
+        Raises DatasetError for a dataset that follows a change stream.
+        """
+
+        def change_versions(manifests: Manifests) -> Manifests | None:
+            return change({name: as_bounded(manifest) for name, manifest in manifests.items()})
+
+        return as_bounded(self.transact_all(change_versions, by=by)[self.name])
+
+    def _list_name(self, parent: Commit | None) -> None:
+        if parent is None:
+            # The name first: a dataset that is there is always listed; a name without a commit is left out.
+            with contextlib.suppress(ObjectExistsError):
+                self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
+
+    def drop(self, written: Generation | None) -> None:
+        """Delete files that nothing can refer to; what can't be deleted now is garbage for discarding."""
+        files = written.files if written is not None else ()
+        with contextlib.suppress(AdjunctError):
+            self.lake.store.delete_many([f"{written.folder}/{file.name}" for file in files if written])
+
+
+def set_log(lake: Lake, name: str) -> CommitLog:
+    """Return the log that the members of a version set share."""
+    return lake.commit_log(f"{SETS}/{name}", SET_KIND)
+
+
+def redirect_of(commit: Commit) -> str | None:
+    """Return the version set that a commit of a dataset's own log leads to."""
+    name = commit.body.get("version_set")
+    return name if isinstance(name, str) else None
+
+
+def members_of(commit: Commit) -> dict[str, Any]:
+    """Return the bodies of the manifests in a version set's commit, by dataset; None for one never advanced."""
+    return dict(commit.body["members"])
+
+
+def manifests_in(commit: Commit) -> dict[str, DatasetManifest]:
+    """Return the manifests in a version set's commit, of those members that have one."""
+    return {
+        name: parse_manifest(name, replace(commit, body=body))
+        for name, body in members_of(commit).items()
+        if body is not None
+    }
+
+
+def _member(commit: Commit, name: str) -> Any:
+    return members_of(commit).get(name)

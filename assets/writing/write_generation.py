@@ -1,0 +1,122 @@
+"""What bounded and unbounded datasets share when they write: one generation of bucket files, one declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.versions.dataset_log import Attempt
+from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.writing.generation_writer import ARROW, SPARK, GenerationWriter
+from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions
+from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.resources.objects.lake import Lake
+
+# How many keys or records an error names.
+NAMED = 5
+
+
+def write_generation(
+    lake: Lake,
+    attempt: Attempt,
+    number: int,
+    layout: BucketLayout,
+    rows: DataFrame | pa.Table,
+    *,
+    what: str,
+    order_by: Sequence[str],
+    keep_tombstones: bool,
+    partitioned: bool,
+    refuse_conflicting: bool = False,
+) -> tuple[Generation, dict[str, int]]:
+    """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
+
+    `order_by` puts the rows of one key next to each other, the one that counts last. Counted are the rows that a
+    later one of their key superseded, those of them that said something else ("conflicting", left out where there
+    are none), and, where tombstones are not kept, the keys that ended deleted. With `refuse_conflicting` rows of one
+    key that contradict each other are a SchemaMismatchError, which names keys.
+
+    Rows of a DataFrame are written by Spark's tasks, rows of an Arrow table here: the files are the same.
+    """
+    empty = attempt.generation(number)
+    options = write_options(what, keep_tombstones=keep_tombstones, refuse_conflicting=refuse_conflicting)
+    write: GenerationWriter[Any] = SPARK if hasattr(rows, "sparkSession") else ARROW
+    files = write(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
+    return generation_of(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)
+
+
+def write_options(what: str, *, keep_tombstones: bool, refuse_conflicting: bool) -> WriteOptions:
+    """Return how the rows of a generation are written."""
+    named = NAMED if refuse_conflicting else 0
+    return WriteOptions(what, last_per_key=True, drop_tombstones=not keep_tombstones, name_conflicting=named)
+
+
+def generation_of(
+    attempt: Attempt,
+    number: int,
+    layout: BucketLayout,
+    files: Sequence[BucketFile],
+    *,
+    what: str,
+    refuse_conflicting: bool,
+) -> tuple[Generation, dict[str, int]]:
+    """Return the generation that these files make, and counters; see `write_generation`."""
+    counters = {
+        what: sum(int(file.stats.get(what, 0)) for file in files) for what in ("superseded", "deleted", "conflicting")
+    }
+    if counters["conflicting"] and refuse_conflicting:
+        keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
+        raise SchemaMismatchError(
+            f"{what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another record and "
+            f"say something else, and the dataset is declared with duplicates='error': {listed(keys)}.",
+            "Deliver each key once, or declare duplicates='last'.",
+        )
+    if not counters["conflicting"]:
+        del counters["conflicting"]
+    return attempt.generation(number, [file for file in files if file.rows]), counters
+
+
+def listed(things: Sequence[str]) -> str:
+    """Return the first of these, for errors."""
+    return f"{', '.join(things[:NAMED])}{' …' if len(things) > NAMED else ''}"
+
+
+def check_declaration(name: str, stored: Declaration, declared: Declaration) -> None:
+    """Refuse a declaration under which the stored entries could not be found again, naming each difference."""
+    changes = [
+        f"{what} is {_told(new)}, was {_told(old)}"
+        for what, old, new in (
+            ("kind", stored.kind, declared.kind),
+            ("input", stored.input, declared.input),
+            ("key", stored.key, declared.key),
+            ("type of the key", stored.key_types, declared.key_types),
+            ("partition_by", stored.partition_by, declared.partition_by),
+            ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
+            ("number of input partitions", stored.input_partitions, declared.input_partitions),
+        )
+        if old != new
+    ]
+    if changes:
+        in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
+        raise DatasetError(
+            f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
+            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To build "
+            f"it anew, delete it (adjunct dataset delete {name} --reason …) and advance it again."
+            + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
+            dataset=name,
+        )
+
+
+def _told(value: object) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)
+
+
+def add(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+    """Return the sums of two sets of counters."""
+    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}

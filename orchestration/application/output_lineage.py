@@ -1,0 +1,85 @@
+"""What an application's outputs are made of, read off its operator graph: lineage as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.orchestration.operators.column_lineage import Node
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Something that the application writes, and what its records are made of, in order of the graph."""
+
+    node: Node
+    upstream: tuple[Node, ...]
+
+
+def outputs_of(app: Application) -> tuple[Output, ...]:
+    """Return the outputs in order of definition.
+
+    What follows an output stream is made of that stream and of what is joined after it, not of what went into
+    it. A table that is sent to in several places is made of all of them.
+    """
+    made_of: dict[str, tuple[Node, ...]] = {}
+    outputs: dict[Node, tuple[Node, ...]] = {}
+    for operator in app.operators:
+        upstream = _union(*[made_of[parent] for parent in operator.inputs])
+        spec = operator.spec
+        if spec.reads is not None:
+            upstream = _union(upstream, (Node("stream", spec.reads),))
+        if spec.match is not None:
+            upstream = _union(upstream, (Node("dataset", spec.match.dataset),))
+        target = spec.target(app)
+        if target is not None:
+            outputs[target] = _union(outputs.get(target, ()), upstream)
+            if not spec.writes_aside:
+                upstream = (target,)
+        made_of[operator.id] = upstream
+    return tuple(Output(node, upstream) for node, upstream in outputs.items())
+
+
+def joins_of(app: Application) -> dict[str, Node]:
+    """Return the joins whose records reach an output, by their ids, each with the first output that they reach."""
+    passed: dict[str, tuple[str, ...]] = {}
+    reached: dict[str, Node] = {}
+    for operator in app.operators:
+        joins = tuple(dict.fromkeys(join for parent in operator.inputs for join in passed[parent]))
+        if operator.spec.match is not None:
+            joins = (*joins, operator.id)
+        target = operator.spec.target(app)
+        if target is not None:
+            for join in joins:
+                reached.setdefault(join, target)
+        passed[operator.id] = joins
+    return reached
+
+
+def unused_datasets(app: Application) -> tuple[Node, ...]:
+    """Return the datasets that are declared and not joined: no output is made of them, but batches wait for them."""
+    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None}
+    return tuple(Node("dataset", dataset.name) for dataset in app.datasets if dataset.name not in joined)
+
+
+def source_of(dataset: AdjunctDataset) -> Node | None:
+    """Return what a dataset is made from: a stream or a folder of files; None for a query, which is no asset."""
+    if isinstance(dataset.input, FileSource):
+        return Node("files", dataset.input.url)
+    return None if dataset.stream is None else Node("stream", dataset.stream)
+
+
+def sources_read(app: Application) -> tuple[Node, ...]:
+    """Return the streams and files that the application or one of its datasets reads, each once."""
+    made_from = [source for source in map(source_of, app.datasets) if source is not None]
+    return _union([Node("stream", stream) for stream in app.inputs], made_from)
+
+
+def _union(*nodes: Sequence[Node]) -> tuple[Node, ...]:
+    return tuple(dict.fromkeys(node for several in nodes for node in several))

@@ -1,0 +1,307 @@
+"""The application's batch log: intents, checkpoints and their history, behind one pointer.
+
+Each batch commits twice: its intent before anything is read, its close when every sink has flushed. The
+close is the checkpoint, and the only authority on where to go on. An intent that a crash left open is run
+again exactly as written, so that the same input meets the same versions and gives the same output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from pydantic import Field as Default
+from pydantic import ValidationError
+
+from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Partition, Replay
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    MalformedDocumentError,
+    ObjectExistsError,
+)
+from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects.commit_log import Commit
+    from dagster_adjunct.resources.objects.lake import Lake
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+
+K = TypeVar("K", bound=Hashable)
+KIND = "application"
+NAMES = "applications/_names"
+
+
+class Range(StoredDocument):
+    """The offsets [start, end) of one stream partition; opaque strings that only its system orders."""
+
+    start: str
+    end: str
+
+
+class Intent(StoredDocument):
+    """What one batch is going to do, written before it reads anything.
+
+    `startpoints` are the ids of those that it applies, `epochs` what its records carry (0 where left out), and `lost`
+    the offsets that retention took before they were read, where the input stream says to go on. A batch of `replays`
+    (their ids by partition) reads ranges of these only, and moves no checkpoint. `tasks` is how many read each record
+    of a broadcast input; None where there is none.
+    """
+
+    batch: int
+    run: str
+    clock: datetime
+    ranges: dict[Partition, Range]
+    versions: dict[str, str | None]
+    startpoints: dict[Partition, str] = Default(default_factory=dict)
+    epochs: dict[Partition, int] = Default(default_factory=dict)
+    lost: dict[Partition, Range] = Default(default_factory=dict)
+    replays: dict[Partition, str] = Default(default_factory=dict)
+    tasks: int | None = None
+
+
+class ClosedBatch(StoredDocument):
+    """What one batch did: its intent, the input records it read, and the counters of each output and join."""
+
+    intent: Intent
+    closed_at: datetime
+    records: int
+    counters: dict[str, dict[str, int]]
+    seconds: dict[str, float]
+
+
+class ApplicationState(StoredDocument):
+    """The whole state of an application.
+
+    `checkpoint` is the next offset to read of each stream partition; `records` and `totals` add up the input records
+    and the counters of all closed batches. `note` says what else there is to know of this commit, such as what it was
+    for where it is no batch's.
+    """
+
+    checkpoint: dict[Partition, str] = Default(default_factory=dict)
+    batch: int = 0
+    records: int = 0
+    open: Intent | None = None
+    last: ClosedBatch | None = None
+    totals: dict[str, dict[str, int]] = Default(default_factory=dict)
+    offsets: OffsetState = Default(default_factory=OffsetState)
+    note: str | None = None
+
+
+class LoggedState(NamedTuple):
+    """A commit of the batch log (None before the first), and the state of the application that it holds."""
+
+    commit: Commit | None
+    state: ApplicationState
+
+
+class BatchLog:
+    """The batch log of one application in one lake.
+
+    Every change is a compare-and-swap on the application's pointer, from the commit that it was decided over: a second
+    run of the application that commits in between makes ours fail with CommitConflictError, and nothing of ours counts.
+    Each returns what is stored then.
+    """
+
+    def __init__(self, lake: Lake, application: str) -> None:
+        self._lake, self._application = lake, application
+        self._log = lake.commit_log(lake.application_prefix(application), KIND)
+
+    def read(self) -> LoggedState:
+        """Return the newest commit and the state it holds (an empty one before the first)."""
+        commit = self._log.current()
+        return LoggedState(commit, self._parse(commit))
+
+    def move(self, logged: LoggedState, moved: ApplicationState, *, by: str, note: str | None = None) -> LoggedState:
+        """Commit positions that no batch has moved, before anything is read from them."""
+        return self._commit(logged, moved.model_copy(update={"note": note}), by)
+
+    def open(self, logged: LoggedState, intent: Intent) -> LoggedState:
+        """Commit an intent: a new one, or one left open that `intent.run` takes over."""
+        return self._commit(logged, logged.state.model_copy(update={"open": intent, "note": None}), intent.run)
+
+    def close(self, logged: LoggedState, done: ClosedBatch) -> LoggedState:
+        """Commit the end of a batch, whose ends become the checkpoint."""
+        state = logged.state
+        checkpoint, offsets = _after(state, done.intent, done.closed_at)
+        closed = ApplicationState(
+            checkpoint=checkpoint,
+            batch=done.intent.batch,
+            records=state.records + done.records,
+            open=None,
+            last=done,
+            totals=add_counters(state.totals, done.counters),
+            offsets=offsets,
+            note=_lost(done.intent),
+        )
+        return self._commit(logged, closed, done.intent.run)
+
+    def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
+        """Give up the open batch, so that the next run plans anew; return what it was going to do.
+
+        Its number is not used again: outputs that hold records of it already get those that are read again under
+        another number, so twice, but in a higher epoch. With `skip`, its ranges count as read, and what no output has
+        yet is passed over. Raises ConfigurationError where no batch is open or no reason is given, and
+        CommitConflictError.
+        """
+        if not reason.strip():
+            raise ConfigurationError(
+                f"the open batch of application {self._application!r} can't be abandoned without a reason.",
+                "Say why (reason=…): it is kept with the change.",
+            )
+        logged = self.read()
+        state = logged.state
+        intent = state.open
+        if intent is None:
+            raise ConfigurationError(
+                f"application {self._application!r} has no open batch: there is nothing to abandon.",
+                "Look at its state: adjunct checkpoint show.",
+            )
+        note = f"batch {intent.batch} abandoned: {reason}"
+        update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
+        if skip:
+            checkpoint, offsets = _after(state, intent, self._lake.now())
+            state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
+            update["note"] = f"batch {intent.batch} skipped: {reason}"
+        else:
+            again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
+            update["offsets"] = state.offsets.with_given_up(again, intent.replays)
+        self._commit(logged, state.model_copy(update=update), by)
+        return intent
+
+    def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
+        """Stop these bounded replays where they are; return those that were under way.
+
+        Raises ConfigurationError while a batch of one of them is open, and CommitConflictError.
+        """
+        logged = self.read()
+        state = logged.state
+        stopped = [state.offsets.replays[each] for each in sorted(ids) if each in state.offsets.replays]
+        if not stopped:
+            return []
+        if state.open is not None and set(state.open.replays.values()) & {each.id for each in stopped}:
+            raise ConfigurationError(
+                f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
+                f"{', '.join(str(each.ssp) for each in stopped)}.",
+                "Wait for its end and repeat this, or abandon the batch: adjunct checkpoint abandon.",
+            )
+        replays = {key: each for key, each in state.offsets.replays.items() if each not in stopped}
+        update = {
+            "offsets": state.offsets.model_copy(update={"replays": replays}),
+            "note": f"replays cancelled: {reason}",
+        }
+        self._commit(logged, state.model_copy(update=update), by)
+        return stopped
+
+    def hold(self, logged: LoggedState) -> None:
+        """Raise CommitConflictError if another run has committed since: it owns the batch now.
+
+        Called before each sink, so that a run that was presumed dead stops writing as early as it can.
+        """
+        now = self._log.current()
+        if now is None or logged.commit is None or now.id != logged.commit.id:
+            raise self._fenced(now)
+
+    def history(self, limit: int | None) -> Iterator[tuple[Commit, ApplicationState]]:
+        """Yield the newest commits first, each with the state that it holds."""
+        for commit in self._log.history(limit):
+            yield commit, self._parse(commit)
+
+    def _commit(self, logged: LoggedState, state: ApplicationState, by: str) -> LoggedState:
+        if logged.commit is None:
+            # The name first: whoever discards finds every application that may have an open batch.
+            with suppress(ObjectExistsError):
+                self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
+        try:
+            return LoggedState(self._log.commit(logged.commit, state.model_dump(mode="json"), by=by), state)
+        except CommitConflictError as conflict:
+            raise self._fenced(self._log.current()) from conflict
+
+    def _fenced(self, now: Commit | None) -> CommitConflictError:
+        by = f"{now.by} at {now.created_at}" if now else "nobody"
+        return CommitConflictError(
+            f"application {self._application!r} was taken over by another run (last commit by {by}).",
+            "Nothing of this batch counts here; let the other run finish, or stop it and start again.",
+            application=self._application,
+        )
+
+    def _parse(self, commit: Commit | None) -> ApplicationState:
+        if commit is None:
+            return ApplicationState()
+        try:
+            return ApplicationState.model_validate(commit.body)
+        except ValidationError as error:
+            raise MalformedDocumentError(
+                f"the batch log of application {self._application!r} is malformed in {commit.manifest_key}: "
+                f"{first_problem(error)}.",
+                "Restore that object from a backup; outputs and checkpoints before it are untouched.",
+                document=commit.manifest_key,
+            ) from error
+
+
+def _lost(intent: Intent) -> str | None:
+    """Return what retention took before this batch could read it, for the history."""
+    said = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(intent.lost.items())]
+    return f"lost to retention: {', '.join(said)}" if said else None
+
+
+def _after(
+    state: ApplicationState, intent: Intent, at: datetime
+) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
+    """Return checkpoint and positions after this batch."""
+    ends = {ssp: span.end for ssp, span in intent.ranges.items()}
+    if intent.replays:
+        return state.checkpoint, state.offsets.with_replayed({intent.replays[ssp]: end for ssp, end in ends.items()})
+    return {**state.checkpoint, **ends}, state.offsets.with_applied(intent.startpoints, intent.batch, at)
+
+
+def list_applications(lake: Lake) -> list[str]:
+    """Return the applications that have a batch log in the lake, sorted; also one whose first commit failed."""
+    return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
+
+
+def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
+    """Return, by dataset and version, which batches met it: from the batch log's whole history, oldest first."""
+    batches: dict[int, dict[str, str | None]] = {}
+    for _, state in BatchLog(lake, application).history(None):
+        if state.last is not None:
+            batches[state.last.intent.batch] = state.last.intent.versions
+    served: dict[str, dict[str, list[int]]] = {}
+    for batch in sorted(batches):
+        for dataset, version in batches[batch].items():
+            if version is not None:
+                served.setdefault(dataset, {}).setdefault(version, []).append(batch)
+    return served
+
+
+def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return the sums of two sets of counters, by output or join and counter."""
+    total: dict[str, dict[str, int]] = {name: dict(counters) for name, counters in left.items()}
+    for name, counters in right.items():
+        mine = total.setdefault(name, {})
+        for counter, value in counters.items():
+            mine[counter] = mine.get(counter, 0) + value
+    return total
+
+
+def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
+    """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
+
+    Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
+    """
+    total = sum(lags.values())
+    if total <= limit:
+        return dict(lags)
+    shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
+    left = limit - sum(shares.values())
+    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), str(ssp)))
+    for ssp in by_remainder[:left]:
+        shares[ssp] += 1
+    return shares
+
+
+def application_state(lake: Lake, application: str) -> ApplicationState:
+    """Return an application's checkpoint, last batch and counters; an empty state before its first run."""
+    return BatchLog(lake, application).read()[1]

@@ -1,0 +1,231 @@
+"""The assets of what applications write: materialising them runs the application's step."""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    Config,
+    MetadataValue,
+    multi_asset,
+)
+from pydantic import Field
+
+from dagster_adjunct.orchestration.application.dagster_names import dagster_name
+from dagster_adjunct.orchestration.code_location.assets.asset_events import AssetEvent, check_outputs, told
+from dagster_adjunct.orchestration.code_location.assets.dataset_assets import observe, report_served
+from dagster_adjunct.orchestration.code_location.assets.join_checks import (
+    join_check_results,
+    join_check_specs,
+)
+from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
+    descriptions_of,
+    hidden_columns,
+    origins,
+    output_columns,
+)
+from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
+from dagster_adjunct.orchestration.code_location.shared.metadata import (
+    lineage_metadata,
+    output_metadata,
+    step_metadata,
+    stream_metadata,
+    table_metadata,
+)
+from dagster_adjunct.orchestration.code_location.shared.row_preview import stream_preview
+from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
+from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.resources.spark.resource import SparkResource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.planner import ExecutionPlan
+    from dagster_adjunct.orchestration.step.step_report import StepEvent
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+
+_WAIT_SECONDS = 300.0
+# What the step does, for whoever follows it from outside of Dagster; records carry the event itself.
+_log = logging.getLogger("adjunct.step")
+
+
+class StepConfig(Config):
+    """Run configuration of the op that runs an application's batches."""
+
+    take_over: bool = Field(
+        default=False, description="Take over at once from another run of the application, also where it is alive."
+    )
+    wait_seconds: float = Field(
+        default=_WAIT_SECONDS, description="How long to wait for the end of another run that is alive; 0 fails at once."
+    )
+
+
+def outputs_asset(
+    app: "Application",
+    outputs: Mapping[Node, AssetSpec],
+    inputs: Mapping[str, AssetKey],
+    datasets: Mapping[str, AssetKey],
+    preview_rows: int = 0,
+) -> AssetsDefinition:
+    """Return the multi-asset of all that an application writes: one run of its step materialises all.
+
+    `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
+    than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
+    `preview_rows` is how many records of each output stream are shown.
+    Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
+    """
+
+    checks = join_check_specs(app, outputs)
+
+    @multi_asset(
+        name=dagster_name(f"{app.name}_step"),
+        specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
+        check_specs=[*checks.values()],
+        # An asset can be asked for without its checks then, as the UI and sensors do.
+        can_subset=bool(checks),
+        pool=f"adjunct/application/{app.name}",
+        description=app.description or None,
+    )
+    def step(
+        context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+    ) -> Iterator[AssetEvent | AssetCheckResult]:
+        from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
+        from dagster_adjunct.orchestration.application.runtime import Runtime
+        from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
+        from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+        from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
+        from dagster_adjunct.orchestration.step.step import run_step
+        from dagster_adjunct.orchestration.step.step_context import StepContext
+
+        run, say = context.run.run_id, context.log.info
+
+        def spark() -> "SparkSession":
+            return adjunct_spark.spark_session
+
+        def report_datasets(lake: "Lake") -> None:
+            for dataset in app.datasets:
+                if dataset.versions is None:
+                    report_served(context, lake, dataset, datasets[dataset.name])
+
+        def log(event: "StepEvent") -> None:
+            say(event.summary())
+            _log.info(event.summary(), extra={"adjunct_event": event})
+
+        if not context.selected_asset_keys:
+            yield from _judged_again(context, adjunct_lake, app, checks)
+            return
+        with clear_failures(context):
+            lake = adjunct_lake.open()
+            systems = systems_for(app, lake)
+            waiting = tell_left_out(context, lake, systems, app)
+            observe(context, lake, systems, inputs)
+            report_datasets(lake)
+            runtime = Runtime(lake, systems, spark, by=run)
+            follow = partial(follow_meanwhile, runtime, app.datasets, on_report=lambda done: say(done.summary()))
+            claim = Claim(
+                wait=checked_wait(config.wait_seconds),
+                take_over=config.take_over,
+                dagster=run,
+                finished=partial(has_ended, context.instance),
+                say=context.log.warning,
+            )
+            with RunLease(lake, app.name, run, claim) as lease:
+                planned = plan_application(app, systems)
+                remember_tables(lake, app, by=run)
+                report = run_step(
+                    StepContext(runtime, app, planned, log, between_batches=follow, still_ours=lease.check)
+                )
+            if report.batches > 1:
+                report_datasets(lake)
+            described = _described(lake, systems, app, planned, outputs, {**inputs, **datasets}, preview_rows)
+        if not report.state.batch:
+            context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
+            yield from check_outputs(context, set())
+            return
+        version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
+        said = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
+        for node, spec in outputs.items():
+            metadata = step_metadata(report) | output_metadata(report, node.name) | described[node]
+            if waiting:
+                metadata["adjunct/left_out"] = MetadataValue.json(waiting)
+            yield from told(context, spec.key, version, metadata, said)
+        results = [*join_check_results(context, app, checks, report.counters)]
+        yield from results
+        yield from check_outputs(context, {(each.asset_key, each.check_name) for each in results})
+
+    return step
+
+
+def _judged_again(
+    context: AssetExecutionContext, adjunct_lake: LakeResource, app: "Application", checks: Mapping[str, AssetCheckSpec]
+) -> "Iterator[AssetEvent | AssetCheckResult]":
+    """Yield the checks of joins as the last batch has them: with checks selected alone, no batch is run."""
+    from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+
+    with clear_failures(context):
+        last = BatchLog(adjunct_lake.open(), app.name).read()[1].last
+    results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
+    yield from results
+    yield from check_outputs(context, {(each.asset_key, each.check_name) for each in results})
+
+
+def _described(
+    lake: "Lake",
+    systems: "Mapping[str, StreamSystem]",
+    app: "Application",
+    planned: "ExecutionPlan",
+    outputs: Mapping[Node, AssetSpec],
+    read: Mapping[str, AssetKey],
+    preview_rows: int,
+) -> dict[Node, dict[str, Any]]:
+    """Return what each output holds and is made of; `read` are the assets of inputs and datasets by their names."""
+
+    def key_of(node: Node) -> AssetKey | None:
+        return outputs[node].key if node in outputs else read.get(node.name)
+
+    made = output_columns(app, planned)
+    whence = origins(made)
+    described = {}
+    for node in outputs:
+        found = whence.get(node, {})
+        if node.kind == "stream":
+            held = stream_metadata(lake, systems, node.name, descriptions_of(app, found))
+            shown = partial(hidden_columns, app, found)
+            described[node] = {} if held is None else held | stream_preview(systems, node.name, preview_rows, shown)
+        else:
+            described[node] = table_metadata(app.tables[node.name], descriptions_of(app, found))
+        described[node] |= lineage_metadata(made.get(node, {}), key_of)
+    return described
+
+
+def tell_left_out(
+    context: AssetExecutionContext, lake: "Lake", systems: "Mapping[str, StreamSystem]", app: "Application"
+) -> dict[str, str]:
+    """Say in the log which datasets this run leaves out, because their versions are partitions; return what waits.
+
+    Loudly where a version is delivered that nobody has built: batches go on without it.
+    """
+    from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note
+    from dagster_adjunct.orchestration.step.input_progress import delivered_version
+
+    waiting = {}
+    for dataset in (each for each in app.datasets if each.versions is not None):
+        version, awaited = (None, "") if made_by_partition(dataset) else delivered_version(lake, systems, dataset)
+        note = partitions_note(dataset)
+        if version is not None:
+            context.log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")
+        else:
+            context.log.info(f"{note}")
+        waiting[dataset.name] = f"version {version} is delivered" if version is not None else awaited or "not asked for"
+    return waiting

@@ -1,0 +1,76 @@
+"""The coordinator: hands requests for startpoints to all that an application's plan has to give them to."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.orchestration.startpoints.dataset_requests import (
+    dataset_task,
+    dataset_tasks,
+    named_only,
+    rewindable,
+)
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Taken
+from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.resources.metadata import MetadataStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+    from dagster_adjunct.orchestration.planner import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+
+
+def startpoints_of(lake: Lake, app: Application) -> StartpointManager:
+    """Return the startpoints of an application, which expire as it says."""
+    return StartpointManager(MetadataStore(lake), app)
+
+
+def fan_out_requests(
+    startpoints: StartpointManager,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    plan: ExecutionPlan | None,
+    offsets: OffsetState,
+) -> FanOut:
+    """Fan out to the plan's tasks and to the datasets whose streams can be rewound; return what each has to apply.
+
+    `offsets` is what the batch log knows to be applied. Any number of coordinators may do so: sensors, and every run at
+    its start. An application of datasets only has no plan, and one without anything that could start elsewhere has no
+    tasks: nothing is fanned out then. Nor is it where the application has startpoints switched off: what is stored
+    stays as it is.
+    """
+    if not app.startpoints:
+        handed = (request for held in startpoints.get_fan_outs().values() for request in held.values())
+        return FanOut(left_alone=(*startpoints.requests(), *handed))
+    tasks = {**(task_partitions(plan) if plan else {}), **dataset_tasks(app, systems)}
+    if not tasks:
+        return FanOut({})
+    taken = taken_in(startpoints.lake, app, offsets)
+    return startpoints.fan_out(tasks, named_only=named_only(app), taken=taken, complete=True)
+
+
+def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
+    """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
+    datasets = {dataset_task(each.name): each.name for each in rewindable(app)}
+
+    @cache
+    def manifest(name: str) -> UnboundedManifest | None:
+        stored = DatasetLog(lake, name).read_or_newest()[1]
+        return None if stored is None else as_unbounded(stored)
+
+    def taken(task: str, request: StartpointRequest) -> bool:
+        if task in datasets:
+            found = manifest(datasets[task])
+            return found is not None and found.has_applied(str(request.ssp), request.id)
+        return offsets.has_taken(request.ssp, request.id)
+
+    return taken

@@ -1,0 +1,216 @@
+"""What requests for startpoints would do, before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.unbounded.rewind import plan_rewind
+from dagster_adjunct.orchestration.batchlog.batch_log import application_state
+from dagster_adjunct.orchestration.batchlog.positions import Replay
+from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.dataset_requests import (
+    dataset_task,
+    dataset_tasks,
+    named_only,
+    positioned,
+)
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.resolving import (
+    is_broadcast,
+    one_task_of_all,
+    resolve_request,
+    task_partitions,
+)
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot, snapshot_of
+from dagster_adjunct.resources.errors import PermanentError
+from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What one request would do if a run started now.
+
+    `tasks` are those that it is for: of the plan, or `dataset NAME`. It reads `offsets` offsets, from `start` up to
+    `end`: that of the bounded replay, else the stream's end as it is now. `checkpoint` is where reading would go on
+    without it, and `moved` by how many offsets it moves that, below 0 for backwards; None for a replay, which moves
+    nothing, and where there is nothing to compare. With an `error` it can't be followed: the run would fail, unless the
+    request says to go on from the checkpoint then (`falls_back`).
+    """
+
+    request: StartpointRequest
+    tasks: tuple[str, ...]
+    checkpoint: str | None = None
+    start: str | None = None
+    end: str | None = None
+    offsets: int | None = None
+    moved: int | None = None
+    error: str | None = None
+    falls_back: bool = False
+
+    @property
+    def move(self) -> str:
+        """What happens to the position, in a few words; where it can't be followed, why."""
+        if self.error is not None:
+            return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
+        if self.request.until is not None:
+            return "the position stays"
+        if self.moved is None:
+            return "begins here"
+        if self.moved == 0:
+            return "stays where it is"
+        return f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
+
+    @property
+    def effect(self) -> str:
+        """The same as a sentence, with how many offsets there are to read."""
+        if self.error is not None:
+            return self.move
+        again = "" if self.request.until is None else " again"
+        return f"{self.offsets:,} offsets to read{again}: {self.move}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the preview as JSON-able values."""
+        asked, until = self.request, self.request.until
+        names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect")
+        return {
+            "partition": str(asked.ssp),
+            "tasks": list(self.tasks),
+            "position": describe_startpoint(asked.startpoint),
+            "until": None if until is None else describe_startpoint(until),
+            **{name: getattr(self, name) for name in names},
+        }
+
+
+def preview(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
+) -> list[Preview]:
+    """Return what each request would do if a run started now; what can't be followed has an `error`.
+
+    Looks once at each stream. Raises what planning the application and reading its batch log raise.
+    """
+    state, now = application_state(lake, app.name), lake.now()
+    look = cache(partial(snapshot_of, systems))
+    reading = task_partitions(plan_application(app, systems)) if app.inputs else {}
+    tables, named = dataset_tasks(app, systems), named_only(app)
+    owners: dict[SystemStreamPartition, list[str]] = {}
+    for task, ssps in {**reading, **tables}.items():
+        for ssp in ssps if task not in named else ():
+            owners.setdefault(ssp, []).append(task)
+
+    found: dict[int, Preview] = {}
+    rewinds: dict[str, list[int]] = {}
+    for number, request in enumerate(requests):
+        ssp, tasks = request.ssp, tuple(owners.get(request.ssp, ()))
+        if request.task is not None:
+            tasks = (request.task,) if ssp in {**reading, **tables}.get(request.task, ()) else ()
+        if request.task in reading and is_broadcast(app, ssp):
+            found[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
+        elif tasks and not set(tasks) & tables.keys():
+            found[number] = _of_input(look, state, request, tasks, now)
+        elif tasks:
+            for task in tasks:
+                rewinds.setdefault(task, []).append(number)
+            found[number] = _of_dataset(look, request, tasks, now)
+        else:
+            who = "no task reads" if request.task is None else f"{request.task!r} is no task that reads"
+            readers = [task for task, ssps in {**reading, **tables}.items() if ssp in ssps]
+            instead = f"; {', '.join(map(repr, readers[:3]))} does" if request.task is not None and readers else ""
+            found[number] = Preview(request, (), error=f"{who} {ssp}{instead}.")
+    for dataset in app.datasets:
+        asked = {n: found[n] for n in rewinds.get(dataset_task(dataset.name), {}) if found[n].error is None}
+        found |= _of_table(lake, systems, dataset, asked)
+    return [found[number] for number in range(len(requests))]
+
+
+def _of_input(
+    look: Callable[[str], StreamSnapshot],
+    state: ApplicationState,
+    request: StartpointRequest,
+    tasks: tuple[str, ...],
+    now: datetime,
+) -> Preview:
+    ssp = request.ssp
+    checkpoint = state.checkpoint.get(ssp)
+    try:
+        stream = look(ssp.qualified_stream)
+        resolved = resolve_request(stream, request, now=now)
+    except PermanentError as error:
+        falls_back = request.on_unresolved == "checkpoint"
+        return Preview(request, tasks, checkpoint, error=str(error), falls_back=falls_back)
+    system = stream.system
+    if isinstance(resolved, Replay):
+        start, end = resolved.start, resolved.until
+        return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end))
+    start, end = resolved.offset, system.upcoming([ssp])[ssp]
+    # Of a stream that was made anew, the checkpoint is in the one before.
+    known = checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name))
+    moved = None
+    if checkpoint is not None and known:
+        moved = system.distance(ssp, checkpoint, start) - system.distance(ssp, start, checkpoint)
+    return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end), moved)
+
+
+def _of_dataset(
+    look: Callable[[str], StreamSnapshot], request: StartpointRequest, tasks: tuple[str, ...], now: datetime
+) -> Preview:
+    """Return what can be said of a request for datasets without looking at their tables."""
+    if request.until is not None:
+        return Preview(
+            request,
+            tasks,
+            error=f"{request.ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its "
+            "stream says up to where it has read. Leave the end (until) out.",
+        )
+    try:
+        resolved = resolve_request(look(request.ssp.qualified_stream), request, now=now)
+    except PermanentError as error:
+        return Preview(request, tasks, error=str(error), falls_back=request.on_unresolved == "checkpoint")
+    assert not isinstance(resolved, Replay)  # it has no end
+    return Preview(request, tasks, start=resolved.offset)
+
+
+def _of_table(
+    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
+) -> dict[int, Preview]:
+    """Return what these requests would do to the table of a dataset, all of them together."""
+    requests = {each.request.ssp: each.request for each in previews.values()}
+    if not requests:
+        return {}
+    try:
+        plan = plan_rewind(
+            lake,
+            systems,
+            dataset,
+            positions={ssp: positioned(each) for ssp, each in requests.items()},
+            force={ssp for ssp, each in requests.items() if each.force},
+        )
+    except PermanentError as error:
+        return {number: replace(each, error=str(error)) for number, each in previews.items()}
+    refusal = None if plan.refusal is None else str(plan.refusal)
+    rewound = {each.ssp: each for each in plan.partitions}
+    found = {}
+    for number, each in previews.items():
+        partition = rewound[each.request.ssp]
+        found[number] = replace(
+            each,
+            checkpoint=partition.taken,
+            start=partition.start,
+            end=partition.taken,
+            offsets=partition.again,
+            moved=None if partition.taken is None else partition.skipped - partition.again,
+            error=refusal,
+        )
+    return found

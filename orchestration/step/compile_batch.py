@@ -1,0 +1,296 @@
+"""Compiles a planned application to DataFrames for one batch, and runs its outputs in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster_adjunct.assets.sources.entries import schema_of_entries
+from dagster_adjunct.orchestration.operators.hidden_columns import carried, tie_breakers
+from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
+from dagster_adjunct.orchestration.step.join_counts import JoinCounts
+from dagster_adjunct.orchestration.step.record_positions import (
+    as_branch,
+    origins,
+    with_epochs,
+    with_positions,
+)
+from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.quoted_columns import column
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, OffsetRange
+from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
+    from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+    from dagster_adjunct.orchestration.operators.spec import Operator
+    from dagster_adjunct.orchestration.planner import Exchange
+    from dagster_adjunct.orchestration.step.step_context import StepContext
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.tables import RemoteTable
+    from dagster_adjunct.resources.tables.update import UpdateContract
+
+Counters = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """What one batch reads: offsets [start, end) of each input partition, and one version of each dataset.
+
+    A view is None for a dataset that holds nothing back and has no version yet: its joins find no match. `epochs` are
+    those of the partitions' positions, without zeros; `consumed` are the offsets at which the main input goes on after
+    the batch, None for one that replays. `identities` are those of the input streams that have one. `tasks` is how many
+    read broadcast inputs; None: as many as the plan has.
+    """
+
+    batch: int
+    ranges: Mapping[SystemStreamPartition, OffsetRange]
+    views: Mapping[str, VersionReader | TransientVersion | None]
+    epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
+    consumed: Mapping[SystemStreamPartition, str] | None = None
+    identities: Mapping[str, str] = field(default_factory=dict)
+    tasks: int | None = None
+
+
+def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> Counters:
+    """Run every output of the application once, in the order of their definition; return their counters.
+
+    Outputs take (application, batch) as producer and sequence, so running a batch again adds nothing to
+    streams. `before_output` is called with the output's name before anything is written to it.
+    """
+    return Batch(context, inputs, before_output).run()
+
+
+class Batch:
+    """One batch as its operators are compiled: what they read, where they send to, and what they count."""
+
+    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
+        self._context, self._inputs, self._before_output = context, inputs, before_output
+        self._spark: SparkSession = context.spark()
+        self._frames: dict[str, DataFrame] = {}
+        self._counters: Counters = {}
+        self._joins: list[JoinCounts] = []
+        self._unchecked: dict[str, ProvenJoin] = {}
+        self._kept: list[DataFrame] = []
+        operators = context.app.operators
+        self._uses = Counter(source for operator in operators for source in set(operator.inputs))
+        self._origins = origins(operators)
+        self._written = _upstream_of_outputs(operators)
+        self._partitions = {planned.id: planned.partitions for planned in context.plan.operators}
+        self._exchanges: dict[str, list[Exchange]] = {}
+        for exchange in context.plan.exchanges:
+            self._exchanges.setdefault(exchange.operator, []).append(exchange)
+
+    def run(self) -> Counters:
+        """Compile and run the operators whose records are written, and return what was counted."""
+        try:
+            for operator in self._context.app.operators:
+                if operator.id not in self._written:
+                    continue
+                frame = self._analysed(operator)
+                if self._uses[operator.id] > 1 and operator.spec.reads is None and operator.spec.writes is None:
+                    # Several operators read these records: compute them once.
+                    frame = self.computed_once(operator.id, frame)
+                self._frames[operator.id] = frame
+            for join in self._joins:
+                self._counters[join.name] = join.result()
+            return self._counters
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
+
+    def _analysed(self, operator: Operator) -> DataFrame:
+        """Return the operator's records; what Spark says of its expressions is told with its name, not with a plan."""
+        from pyspark.errors import AnalysisException
+
+        try:
+            return operator.spec.compile(operator.id, self._arriving(operator), self)
+        except AnalysisException as error:
+            problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
+            raise PlanningError(
+                f"{operator.id}: {problem}.",
+                "Correct the expression, or the function; adjunct plan shows the operators by these names.",
+                operator=operator.id,
+            ) from error
+
+    def _arriving(self, operator: Operator) -> list[DataFrame]:
+        """Return the records of each input, where the planner's auto_repartition has them before this operator."""
+        frames = [self._frames[source] for source in operator.inputs]
+        for exchange in self._exchanges.get(operator.id, ()):
+            if exchange.reason == "auto_repartition":
+                columns = [column(name) for name in exchange.partitioned_by]
+                frames = [frame.repartition(exchange.partitions, *columns) for frame in frames]
+        if len(frames) < 2:
+            return frames
+        one_stream = len(self._origins[operator.id].streams) == 1
+        return [as_branch(frame, number, one_stream=one_stream) for number, frame in enumerate(frames)]
+
+    # -- what operators ask for (operators/compiling.py)
+
+    @property
+    def app(self) -> Application:
+        return self._context.app
+
+    @property
+    def tasks(self) -> int:
+        return self._inputs.tasks or len(self._context.plan.tasks)
+
+    def partitions_at(self, operator: str) -> int:
+        return self._partitions[operator]
+
+    def goes_on(self, operator: str) -> bool:
+        return bool(self._uses[operator])
+
+    def system_of(self, stream: str) -> StreamSystem:
+        return self._context.systems[split_stream_name(stream)[0]]
+
+    def read(self, stream: str) -> DataFrame:
+        system, name = split_stream_name(stream)
+        streams = self._context.systems[system]
+        ranges = {ssp: r for ssp, r in self._inputs.ranges.items() if (ssp.system, ssp.stream) == (system, name)}
+        if not ranges:
+            # A batch that replays other streams: no records of this one.
+            first = streams.upcoming(streams.partitions(name)[:1])
+            ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
+        epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
+        return with_epochs(streams.read(self._spark, ranges), epochs)
+
+    def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        result = function(frame)
+        lost = [name for name in carried(frame) if name not in result.columns]
+        if lost:
+            raise PlanningError(
+                f"{operator}: its function returned records without {', '.join(lost)}, which carry each record's "
+                "position in its stream and its epoch.",
+                'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
+                "expressions instead of a function.",
+                operator=operator,
+            )
+        return result
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        view = self._inputs.views[dataset]
+        # Held back by nothing and not built yet: an empty dataset of the columns that it will have.
+        schema = self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
+        return self._entries(view, schema), schema
+
+    def _entries(self, view: VersionReader | TransientVersion | None, schema: Schema) -> DataFrame:
+        return self._spark.createDataFrame([], schema.ddl()) if view is None else view.frame(self._spark)
+
+    def _declared_schema(self, dataset: AdjunctDataset) -> Schema:
+        if not isinstance(dataset.input, str):
+            return schema_of_entries(dataset, dataset.input.schema)
+        records = self.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
+        return Schema(()) if records is None else schema_of_entries(dataset, records)
+
+    def matched(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        counts = JoinCounts(operator)
+        self._joins.append(counts)
+        if not self.app.dataset(dataset).broadcast and self._inputs.views[dataset] is not None:
+            self._unchecked[counts.metric] = ProvenJoin(operator, dataset)
+        return counts.observe(frame)
+
+    def computed_once(self, operator: str, frame: DataFrame) -> DataFrame:
+        self._check_joins(frame)  # what follows sees only that the records are kept
+        kept = frame.persist()
+        self._kept.append(kept)
+        return kept
+
+    def _check_joins(self, frame: DataFrame) -> None:
+        """Look at the joins that no plan has been looked at for, where records are about to be computed."""
+        if self._unchecked:
+            for metric in check_joins(frame, self._unchecked):
+                del self._unchecked[metric]
+
+    def send(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> AppendResult | None:
+        self._check_joins(frame)
+        self._before_output(stream)
+        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        create = partial(system.create, name, schema=sent_schema(frame), key=key, partitions=partitions)
+        sources = self._sources(operator) if system.keeps_positions else None
+        more: dict[str, Any] = {"sources": sources} if sources else {}
+        append = partial(
+            system.append,
+            name,
+            with_positions(frame, sources),
+            producer=self.app.name,
+            sequence=self._inputs.batch,
+            order_by=("__partition", "__offset", *tie_breakers(frame)),
+            partitioned=operator not in self._exchanges,
+            consumed=self._inputs.consumed,
+            **more,
+        )
+        if system.evolves and self._is_in(system, name):
+            # Sent before the columns changed, maybe: they do not change for records that turn out to be others.
+            result = append()
+            create()
+        else:
+            create()
+            result = append()
+        self._counters[stream] = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
+        return result
+
+    def _is_in(self, system: StreamSystem, stream: str) -> bool:
+        try:
+            return system.appended(stream, self.app.name, self._inputs.batch) is not None
+        except StreamNotFoundError:
+            return False
+
+    def _sources(self, operator: str) -> Sources | None:
+        """Return what an operator's records are made of; None for several streams, or where offsets are no numbers."""
+        stream = self._origins[operator].made_of
+        if stream is None:
+            return None
+        identity = self._inputs.identities.get(stream)
+        ranges = {ssp: span for ssp, span in self._inputs.ranges.items() if ssp.qualified_stream == stream}
+        if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
+            return None
+        return Sources(
+            stream,
+            f"{self.app.name}@{identity}" if identity else self.app.name,
+            tuple(
+                SourceRange(str(ssp), int(span.start), int(span.end), self._inputs.epochs.get(ssp, 0))
+                for ssp, span in sorted(ranges.items())
+            ),
+        )
+
+    def write(
+        self, operator: str, frame: DataFrame, table: str, contract: UpdateContract | None, on_null_key: OnNullKey
+    ) -> None:
+        self._check_joins(frame)
+        self._before_output(table)
+        remote = cast("RemoteTable[Any, Any, Any]", self.app.tables[table])
+        positions = " and ".join(self._origins[operator].streams.values())
+        write = TableWrite(remote, contract, on_null_key, self.partitions_at(operator), positions)
+        exchange = operator in self._exchanges
+        self._counters[table] = write_table(frame, write, exchange=exchange, what=operator)
+
+
+def sent_schema(frame: DataFrame) -> Schema:
+    """Return the columns of records that an output stream gets."""
+    return Schema.from_spark(
+        frame.select(*[column(name) for name in frame.columns if not name.startswith("__")]).schema
+    )
+
+
+def _upstream_of_outputs(operators: Sequence[Operator]) -> set[str]:
+    """Return the operators whose records reach an output; the others need not run."""
+    needed: set[str] = set()
+    for operator in reversed(operators):
+        if operator.spec.writes is not None or operator.id in needed:
+            needed |= {operator.id, *operator.inputs}
+    return needed

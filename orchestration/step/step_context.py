@@ -1,0 +1,59 @@
+"""What a step works with: one planned application, where it runs, and who is to hear of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.runtime import Runtime
+    from dagster_adjunct.orchestration.planner import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+    from dagster_adjunct.orchestration.step.step_report import StepEvent
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What a step works with; its run, named in commits, is the runtime's `by`.
+
+    `fan_out` is what this run has fanned out already, for its datasets; None where the step has to do so.
+    `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
+    by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
+    It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
+    """
+
+    runtime: Runtime
+    app: Application
+    plan: ExecutionPlan
+    on_event: Callable[[StepEvent], None] = lambda event: None
+    max_batches: int | None = None
+    fan_out: FanOut | None = None
+    between_batches: Callable[[], None] = lambda: None
+    still_ours: Callable[[], None] | None = None
+
+    @property
+    def lake(self) -> Lake:
+        return self.runtime.lake
+
+    @property
+    def systems(self) -> Mapping[str, StreamSystem]:
+        return self.runtime.systems
+
+    @property
+    def spark(self) -> Callable[[], SparkSession]:
+        return self.runtime.spark
+
+    @property
+    def run(self) -> str:
+        return self.runtime.by
+
+    def check(self) -> None:
+        """Raise where the run may not go on."""
+        if self.still_ours is not None:
+            self.still_ours()

@@ -1,0 +1,66 @@
+"""What a step tells: events while its batches run, and a report at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """One thing that has just happened to batch number `batch`, or ("caught-up") after it.
+
+    In order: "lease" (text) where the run waited for another one or took over from it, "startpoint" (text, one each) at
+    the start of a run, "table" (report) when a dataset that lives for one run was built or has taken changes in, "lost"
+    (text) where retention was faster, "intent" (records, unit, versions), "output" (output) before each output, "again"
+    (text) where the store broke off and the batch's work begins anew, "outputs" when all are written, "batch" (records
+    so far, counters) when its end is committed.
+    """
+
+    what: str
+    batch: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """Return the event in one line, for logs."""
+        if self.what == "caught-up":
+            return f"caught up after batch {self.batch}"
+        if self.what == "table":
+            return str(self.detail["report"].summary())
+        if self.what in ("lease", "startpoint", "lost"):
+            return str(self.detail["text"])
+        if self.what == "again":
+            return f"batch {self.batch}: {self.detail['text']}"
+        said = {
+            "intent": "{records:,} {unit}, dataset versions {versions}",
+            "output": "writing {output}",
+            "outputs": "all outputs written",
+            "batch": "committed; {records:,} {unit} so far",
+        }[self.what]
+        return f"batch {self.batch}: {said.format(**{'unit': 'records', **self.detail})}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one run of the step did. Counters are of this run; `state` is the application's after it.
+
+    `versions` are the ids of the versions that its batches met, by dataset. `startpoints` says in words which
+    startpoints were resolved and applied, replays begun and ended, and by whom.
+    """
+
+    batches: int
+    caught_up: bool
+    counters: dict[str, dict[str, int]]
+    versions: dict[str, list[str]]
+    seconds: dict[str, float]
+    state: ApplicationState
+    startpoints: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**values, "startpoints": list(self.startpoints), "state": self.state.model_dump(mode="json")}

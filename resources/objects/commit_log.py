@@ -1,0 +1,360 @@
+"""The one commit protocol: immutable manifests, and a pointer that is swapped by compare-and-swap.
+
+    {prefix}/CURRENT                              pointer: number, commit id, manifest key, nonce
+    {prefix}/manifests/{number:012d}-{id}.json    manifest: the same, parent's id, time, by whom, body
+
+The swap of `CURRENT` is the commit. A process that dies before it leaves an unreachable manifest and
+nothing else. Reading costs two GETs, committing two PUTs, however long the history is.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    ConfigurationError,
+    MalformedDocumentError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    TransientError,
+)
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.objects.documents import Manifest, Pointer, decode, encode
+from dagster_adjunct.resources.objects.object_store import check_key
+from dagster_adjunct.resources.times import utc_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
+
+T = TypeVar("T")
+
+_ATTEMPTS = 6
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+_UNKNOWN = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit. `number` counts from 1 without holes; `parent` is the id of the commit before, or None.
+
+    `etag` is the pointer's, known only where this commit was read as the current one or just made.
+    """
+
+    number: int
+    id: str
+    parent: str | None
+    manifest_key: str
+    created_at: datetime
+    by: str
+    body: dict[str, Any]
+    etag: str | None = field(default=None, compare=False)
+
+
+def retry_conflicts(decide_and_commit: Callable[[], T], *, attempts: int) -> T:
+    """Return what `decide_and_commit()` returns, called again after every conflict, each time after a longer pause.
+
+    It reads what is current, decides and commits, and does nothing that may not happen twice. Raises
+    `CommitConflictError` after so many attempts (one at least).
+    """
+    for attempt in range(attempts - 1):
+        with suppress(CommitConflictError):
+            return decide_and_commit()
+        _pause(attempt)
+    return decide_and_commit()
+
+
+class CommitLog:
+    """The history of one committed thing (a stream, a dataset, a batch log) below `prefix`.
+
+    `kind` ("stream", "dataset", …) is stored and checked, so that one thing is never read as another.
+    Safe to use from threads; holds no state but the store.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str, kind: str, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self.store = store
+        self.prefix = check_key(prefix)
+        self.kind = check_name("kind", kind)
+        self.now = clock
+
+    @property
+    def pointer_key(self) -> str:
+        return f"{self.prefix}/CURRENT"
+
+    def current(self) -> Commit | None:
+        """Return the current commit, or None when nothing was committed. Two GETs."""
+        standing = self._pointer()
+        return None if standing is None else self._at(*standing)
+
+    def head(self) -> Commit | None:
+        """Return where the pointer stands, without looking at the manifest: for who commits after one that is damaged.
+
+        Body, parent, time and author are not known. Raises MalformedDocumentError for a pointer that can't be read.
+        """
+        standing = self._pointer()
+        if standing is None:
+            return None
+        pointer, etag = standing
+        return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN, "", {}, etag)
+
+    def before(self, number: int) -> Iterator[Commit]:
+        """Yield what can be read of the commits before this number, newest first, found by listing the manifests.
+
+        Where several manifests have one number, all but one lost a race, and nothing says which without the commit
+        after them: these numbers are left out, and so are manifests that can't be read.
+        """
+        numbered: dict[int, list[str]] = {}
+        for item in self.store.list(f"{self.prefix}/manifests/"):
+            text = item.key.rsplit("/", 1)[-1].partition("-")[0]
+            if text.isdecimal() and int(text) < number:
+                numbered.setdefault(int(text), []).append(item.key)
+        for _, keys in sorted(numbered.items(), reverse=True):
+            with suppress(MalformedDocumentError, ObjectNotFoundError):
+                if len(keys) == 1:
+                    yield self.read(keys[0])
+
+    def read(self, manifest_key: str) -> Commit:
+        """Return the commit of this manifest, whatever `CURRENT` says (also when it can't be read).
+
+        Raises `ObjectNotFoundError` and `MalformedDocumentError`.
+        """
+        data = self.store.get(manifest_key).data
+        manifest = decode(
+            Manifest,
+            data,
+            f"manifest {manifest_key!r} in {self.store.url}",
+            f"Restore this object from a backup or an older object version; the other commits of {self.prefix} "
+            "are not affected.",
+        )
+        expected = self.manifest_key(manifest.number, manifest.commit)
+        if manifest.kind != self.kind or manifest_key != expected:
+            raise MalformedDocumentError(
+                f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
+                f"{expected!r}; expected kind {self.kind!r} here.",
+                "It was copied or renamed: restore the original object.",
+                document=manifest_key,
+            )
+        return Commit(
+            manifest.number,
+            manifest.commit,
+            manifest.parent,
+            manifest_key,
+            manifest.created_at,
+            manifest.by,
+            manifest.body,
+        )
+
+    def history(self, limit: int | None = None) -> Iterator[Commit]:
+        """Yield the current commit, its parent and so on; ends early where the manifests were collected."""
+        commit = self.current()
+        count = 0
+        while commit is not None and (limit is None or count < limit):
+            yield commit
+            count += 1
+            commit = self._parent_of(commit)
+
+    def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
+        """Make `body` the next commit after `parent` (None: the first one) and return it.
+
+        Raises `CommitConflictError` when somebody else committed after `parent`: nothing of this is visible.
+        Raises `CommitStateUnknownError` when the store never said whether it happened, and `StoreUnavailableError`
+        when it failed before the swap, so that it certainly did not. `commit_id` must be new for each attempt.
+        """
+        number = 1 if parent is None else parent.number + 1
+        new_id = check_name("commit", commit_id or uuid.uuid4().hex)
+        key = self.manifest_key(number, new_id)
+        if not by:
+            raise ConfigurationError(f"a commit to {self.prefix} does not say who commits.", "Pass by=….")
+        manifest = Manifest(
+            kind=self.kind,
+            number=number,
+            commit=new_id,
+            parent=None if parent is None else parent.id,
+            created_at=self.now(),
+            by=by,
+            body=body,
+        )
+        pointer = Pointer(kind=self.kind, number=number, commit=new_id, manifest=key, nonce=uuid.uuid4().hex)
+        expected = self._etag_of(parent)
+        data = encode(manifest)
+        try:
+            self.store.put_if_absent(key, data)
+        except ObjectExistsError:
+            # Our own bytes, times and all, got there by a request that was repeated on the way.
+            if self.store.get(key).data != data:
+                raise ConfigurationError(
+                    f"commit id {new_id!r} was used before in {self.prefix}, at number {number}.",
+                    "Give every attempt an id of its own.",
+                ) from None
+        etag = self._swap(parent, expected, pointer)
+        return Commit(number, new_id, manifest.parent, key, manifest.created_at, by, body, etag)
+
+    def transact(
+        self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str, attempts: int = 20
+    ) -> Commit | None:
+        """Commit what `decide(current)` returns, deciding again after every conflict; return what is current.
+
+        `decide` may be called several times, so it must have no side effects; its None means that there is
+        nothing to do. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
+        """
+
+        def once() -> Commit | None:
+            current = self.current()
+            body = decide(current)
+            return current if body is None else self.commit(current, body, by=by)
+
+        return retry_conflicts(once, attempts=attempts)
+
+    # -- the swap
+
+    def _swap(self, parent: Commit | None, expected: str | None, pointer: Pointer) -> str | None:
+        """Swap the pointer and return its new ETag (None if the winning reply was lost and history went on)."""
+        data = encode(pointer)
+        problem: Exception | None = None
+        for attempt in range(_ATTEMPTS):
+            try:
+                if expected is None:
+                    return self.store.put_if_absent(self.pointer_key, data)
+                return self.store.put_if_match(self.pointer_key, data, expected)
+            except (ObjectExistsError, PreconditionFailedError, TransientError) as error:
+                # Even a refusal may be our own success: something between us and the store may have
+                # repeated the request.
+                problem = error
+            won, etag = self._settle(parent, expected, pointer, problem)
+            if won:
+                return etag
+            _pause(attempt)  # the pointer still is our parent's: the identical request again
+        raise self._unknown(pointer, problem)
+
+    def _settle(
+        self, parent: Commit | None, expected: str | None, pointer: Pointer, problem: Exception
+    ) -> tuple[bool, str | None]:
+        """Look whether our commit is part of history: (True, ETag if known), (False, None) to repeat, or raise."""
+        try:
+            standing = self._pointer()
+            if standing is None:
+                if parent is None:
+                    return False, None
+                raise self._conflict(pointer, "nothing")
+            now, etag = standing
+            if now.commit == pointer.commit and now.number == pointer.number:
+                return True, etag
+            if etag == expected:
+                return False, None
+            if now.number > pointer.number and self._descends_from(self._at(now, etag), pointer):
+                return True, None
+        except (TransientError, ObjectNotFoundError, MalformedDocumentError) as error:
+            raise self._unknown(pointer, error) from problem
+        raise self._conflict(pointer, f"number {now.number} ({now.commit})")
+
+    def _descends_from(self, commit: Commit, pointer: Pointer) -> bool:
+        while commit.number > pointer.number:
+            parent = self._parent_of(commit)
+            if parent is None:
+                raise ObjectNotFoundError(f"commits before {commit.manifest_key!r} were collected.")
+            commit = parent
+        return commit.id == pointer.commit
+
+    def _conflict(self, pointer: Pointer, standing: str) -> CommitConflictError:
+        return CommitConflictError(
+            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected at "
+            f"number {pointer.number - 1}.",
+            "Read the current commit and decide again.",
+            prefix=self.prefix,
+        )
+
+    def _unknown(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
+        return CommitStateUnknownError(
+            f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
+            f"say ({error}).",
+            f"Look whether {pointer.commit!r} is in the history before acting again.",
+            prefix=self.prefix,
+        )
+
+    # -- documents
+
+    def _pointer(self) -> tuple[Pointer, str] | None:
+        try:
+            stored = self.store.get(self.pointer_key)
+        except ObjectNotFoundError:
+            return None
+        where = f"pointer {self.pointer_key!r} in {self.store.url}"
+        next_step = (
+            "Restore this object from a backup or an older object version. The commits under "
+            f"{self.prefix}/manifests/ are intact: CommitLog.read(KEY) reads each of them."
+        )
+        pointer = decode(Pointer, stored.data, where, next_step)
+        expected = self.manifest_key(pointer.number, pointer.commit)
+        if pointer.kind != self.kind or pointer.manifest != expected:
+            raise MalformedDocumentError(
+                f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind {self.kind!r} "
+                f"and {expected!r}.",
+                next_step,
+                document=where,
+            )
+        return pointer, stored.etag
+
+    def _at(self, pointer: Pointer, etag: str) -> Commit:
+        try:
+            manifest = self.read(pointer.manifest)
+        except ObjectNotFoundError:
+            now = self._pointer()
+            if now is not None and now[0] != pointer:
+                return self._at(*now)  # what it named was collected when others had committed
+            raise MalformedDocumentError(
+                f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing.",
+                "Restore that object from a backup or an older object version; older commits under "
+                f"{self.prefix}/manifests/ are intact.",
+                document=self.pointer_key,
+            ) from None
+        return Commit(
+            manifest.number,
+            manifest.id,
+            manifest.parent,
+            manifest.manifest_key,
+            manifest.created_at,
+            manifest.by,
+            manifest.body,
+            etag,
+        )
+
+    def _parent_of(self, commit: Commit) -> Commit | None:
+        if commit.parent is None:
+            return None
+        try:
+            return self.read(self.manifest_key(commit.number - 1, commit.parent))
+        except ObjectNotFoundError:
+            return None
+
+    def _etag_of(self, parent: Commit | None) -> str | None:
+        """Return the pointer's ETag while it stands at `parent`; a commit from history has to look it up."""
+        if parent is None or parent.etag is not None:
+            return None if parent is None else parent.etag
+        standing = self._pointer()
+        if standing is None or standing[0].commit != parent.id or standing[0].number != parent.number:
+            raise CommitConflictError(
+                f"commit {parent.number} ({parent.id}) of {self.prefix} is not the current one any more.",
+                "Read the current commit and decide again.",
+                prefix=self.prefix,
+            )
+        return standing[1]
+
+    def manifest_key(self, number: int, commit_id: str) -> str:
+        """Return where the manifest of this commit is."""
+        return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
+
+
+def _pause(attempt: int) -> None:
+    # Jitter, so that writers who met once do not meet again.
+    time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))

@@ -1,0 +1,378 @@
+"""An object store in a local folder, with the same promises as S3: whole objects, races with one winner."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import time
+import uuid
+import zlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConditionalWritesUnsupportedError,
+    ConfigurationError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
+from dagster_adjunct.resources.objects.object_store import (
+    ObjectInfo,
+    Stored,
+    StoreDescriptor,
+    check_key,
+    check_prefix,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from io import BufferedReader
+
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
+
+_HIDDEN = ".adjunct-store"
+_LOCKS = 64
+_HASHED_SIZE = 1024 * 1024
+_STALE_SECONDS = 24 * 3600
+# What only somebody else can change; another error of the file system (a full or failing disk) may pass.
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _told(request: Callable[Concatenate[LocalStore, P], T]) -> Callable[Concatenate[LocalStore, P], T]:
+    """Say what the file system refuses, or fails at, as an error of ours."""
+
+    @functools.wraps(request)
+    def asked(self: LocalStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return request(self, *args, **kwargs)
+        except OSError as error:
+            key = next((each for each in args if isinstance(each, str)), "")
+            raise self._failed(error, f"object {key!r}") from error
+
+    return asked
+
+
+class LocalStore:
+    """Objects as files below `root`.
+
+    Creating: the bytes go to a synced temporary file inside the root, which is then hard-linked to its name;
+    linking fails if the name exists, so exactly one creator wins and nobody sees half a file.
+    Replacing: the ETag is compared and the file renamed under an OS lock, which dies with its process.
+
+    An ETag is the hash of the content up to 1 MiB (pointers and manifests are smaller), beyond that it is
+    made of size, inode and time, so that listing large files does not read them.
+    Works on any file system of one machine, and on NFSv4 when all machines mount it with locks.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).expanduser().absolute()
+        self._hidden = self._root / _HIDDEN
+        self._ready = False
+
+    @property
+    def url(self) -> str:
+        return str(self._root)
+
+    @property
+    def descriptor(self) -> StoreDescriptor:
+        return StoreDescriptor(self.url)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.url!r})"
+
+    # -- reading
+
+    @_told
+    def get(self, key: str) -> Stored:
+        with self._open(key) as file:
+            data = file.read()
+            return Stored(data, _etag(data, os.fstat(file.fileno())))
+
+    @_told
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with self._open(key) as file:
+            file.seek(start)
+            return file.read(length)
+
+    @_told
+    def head(self, key: str) -> ObjectInfo | None:
+        return _info(key, self._path(key))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for key in self._keys(check_prefix(prefix)):
+            info = self._info(key)
+            if info is not None:
+                yield info
+
+    @_told
+    def _info(self, key: str) -> ObjectInfo | None:
+        return _info(key, self._root / key)
+
+    def _keys(self, prefix: str) -> tuple[str, ...]:
+        folder = self._root / prefix.rpartition("/")[0]
+        keys = []
+        for parent, folders, files in os.walk(folder, onerror=self._unreadable):
+            # The hidden folder, and whatever else begins with a dot, is never an object.
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            base = Path(parent).relative_to(self._root)
+            keys += [(base / name).as_posix() for name in files if not name.startswith(".")]
+        return tuple(sorted(key for key in keys if key.startswith(prefix)))
+
+    @_told
+    def download(self, key: str, path: Path) -> None:
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+        try:
+            with self._open(key) as source, temporary.open("wb") as target:
+                shutil.copyfileobj(source, target, 1024 * 1024)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    # -- writing
+
+    @_told
+    def put(self, key: str, data: bytes) -> str:
+        path = self._path(key)
+        with self._temporary(data) as temporary, self._lock(key):
+            return self._replace(temporary, path, key)
+
+    @_told
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        path = self._path(key)
+        with self._temporary(data) as temporary:
+            return self._create(temporary, path, key)
+
+    @_told
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        path = self._path(key)
+        with self._temporary(data) as temporary, self._lock(key):
+            there = _info(key, path)
+            if there is None or there.etag != etag:
+                raise PreconditionFailedError(
+                    f"object {key!r} in {self.url} has ETag {there.etag if there else 'none'}, expected {etag}.",
+                    "Read it again and decide again.",
+                    key=key,
+                )
+            return self._replace(temporary, path, key)
+
+    @_told
+    def upload(self, path: Path, key: str) -> str:
+        target = self._path(key)
+        staged = path.absolute().parent == self.staging_dir()
+        copy = path.absolute() if staged else self._new_temporary()
+        try:
+            if not staged:
+                # A link would let later writes to the caller's file change the object.
+                shutil.copyfile(path, copy)
+            with copy.open("rb") as file:
+                os.fsync(file.fileno())
+            return self._create(copy, target, key)
+        finally:
+            if not staged:
+                copy.unlink(missing_ok=True)
+
+    @_told
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        if not path.exists():  # nor are folders made, for a lock, where nothing is
+            return
+        self._prepare()
+        with self._lock(key):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                path.unlink()
+            with contextlib.suppress(OSError):  # stops at the first folder that is not empty
+                for folder in path.parents:
+                    if folder == self._root:
+                        break
+                    folder.rmdir()
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
+
+    # -- for Spark and writers
+
+    def spark_uri(self, key: str) -> str:
+        # Hadoop's Path takes the plain path after the scheme and escapes it itself: "%20" would mean "%20".
+        # Spark expands patterns in it, and offers no escape that holds for reads and tables alike.
+        path = str(self._path(key))
+        if set(path) & set("*[{\\"):
+            raise ConfigurationError(
+                f"Spark can't read {path!r}: it takes '*', '[', '{{' and '\\' in a path for a pattern.",
+                "Move the lake to a folder without these characters.",
+            )
+        return f"file:{path}"
+
+    def staging_dir(self) -> Path:
+        self._prepare()
+        return self._hidden / "staging"
+
+    # -- inside
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _unreadable(self, error: OSError) -> None:
+        """Raise for a folder that can't be listed: what is in it would be left out in silence."""
+        gone = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
+        if not gone:
+            raise self._failed(error, "what is below it") from error
+
+    def _failed(self, error: OSError, what: str) -> AdjunctError:
+        said = error.strerror or str(error)
+        if self._root.exists() and not self._root.is_dir():
+            return ConfigurationError(f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.")
+        if error.errno in _REFUSALS or not self._root.exists():
+            return ConfigurationError(
+                f"folder {self.url} can't hold a lake: {said} ({what}).",
+                "Choose a folder that this user may read and write.",
+            )
+        return StoreUnavailableError(
+            f"the file system of {self.url} failed at {what}: {said}.",
+            "See whether the disk is full or failing, then run it again.",
+        )
+
+    def _open(self, key: str) -> BufferedReader:
+        try:
+            return self._path(key).open("rb")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            if self._root.is_file():
+                raise
+            raise ObjectNotFoundError(
+                f"object {key!r} is not in {self.url}.", "Check the lake's URL, and whether it was deleted.", key=key
+            ) from None
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        try:
+            (self._hidden / "staging").mkdir(parents=True, exist_ok=True)
+            (self._hidden / "locks").mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._failed(error, "making it") from error
+        self._sweep()
+        self._ready = True
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left behind; a file still being written is younger than a day."""
+        oldest = time.time() - _STALE_SECONDS
+        for path in (self._hidden / "staging").iterdir():
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    def _new_temporary(self) -> Path:
+        return self.staging_dir() / f"{uuid.uuid4().hex}.tmp"
+
+    @contextlib.contextmanager
+    def _temporary(self, data: bytes) -> Iterator[Path]:
+        path = self._new_temporary()
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        """Hold the key's OS lock, against other threads and processes; the kernel frees it if we are killed."""
+        name = f"{zlib.crc32(key.encode()) % _LOCKS:02d}"
+        with (self._hidden / "locks" / name).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _create(self, temporary: Path, path: Path, key: str) -> str:
+        while True:
+            self._make_folder(path, key)
+            try:
+                os.link(temporary, path)
+            except FileNotFoundError:
+                if not temporary.exists():
+                    raise
+                continue  # a delete removed the empty folder that we had just made
+            except FileExistsError:
+                self._refuse_folder(path, key)
+                raise ObjectExistsError(
+                    f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+                ) from None
+            except OSError as error:
+                raise ConditionalWritesUnsupportedError(
+                    f"the file system of {self.url} can't create files atomically: hard links fail ({error.strerror}).",
+                    "Put the lake on a local disk, NFSv4 or s3://.",
+                ) from error
+            return self._settled(path)
+
+    def _replace(self, temporary: Path, path: Path, key: str) -> str:
+        while True:
+            self._make_folder(path, key)
+            self._refuse_folder(path, key)
+            try:
+                temporary.replace(path)
+            except FileNotFoundError:
+                if not temporary.exists():
+                    raise
+                continue
+            return self._settled(path)
+
+    def _make_folder(self, path: Path, key: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigurationError(
+                f"object {key!r} can't be stored in {self.url}: a part of its key is itself an object there.",
+                "Choose keys of which none is a folder of another.",
+            ) from None
+
+    def _refuse_folder(self, path: Path, key: str) -> None:
+        if path.is_dir():
+            raise ConfigurationError(
+                f"object {key!r} can't be stored in {self.url}: other objects have it as their folder.",
+                "Choose keys of which none is a folder of another.",
+            )
+
+    def _settled(self, path: Path) -> str:
+        """Sync the folder, so that the name survives a power cut, and return the ETag."""
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        info = _info("", path)
+        return info.etag if info else ""
+
+
+def _info(key: str, path: Path) -> ObjectInfo | None:
+    try:
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            data = file.read() if stat.st_size <= _HASHED_SIZE else b""
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    return ObjectInfo(key, stat.st_size, _etag(data, stat), datetime.fromtimestamp(stat.st_mtime, UTC))
+
+
+def _etag(data: bytes, stat: os.stat_result) -> str:
+    if stat.st_size <= _HASHED_SIZE:
+        return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return f"{stat.st_size:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"

@@ -1,0 +1,318 @@
+"""An object store in an S3 bucket, over boto3, for AWS and every server that honours conditional writes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from botocore.exceptions import ClientError
+
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
+from dagster_adjunct.resources.objects.object_store import (
+    ObjectInfo,
+    S3Options,
+    Stored,
+    StoreDescriptor,
+    check_endpoint,
+    check_key,
+    check_prefix,
+)
+from dagster_adjunct.resources.objects.s3_errors import (
+    StoreBusyError,
+    UploadGoneError,
+    asking,
+    ends_before,
+    repeated,
+)
+from dagster_adjunct.resources.objects.s3_upload import multipart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from mypy_boto3_s3 import S3Client
+
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
+
+T = TypeVar("T")
+
+# Every create carries a token of its own: after a lost reply it tells our object from an equal one of another's.
+_TOKEN = "adjunct-write"
+
+
+class S3Store:
+    """Objects below `s3://bucket/prefix`.
+
+    botocore's own repeats are off: repeated behind our back, a conditional write that had won would report
+    that it lost. Unconditional requests are repeated here, with back-off; conditional ones only when the
+    store said that it did nothing. After a lost reply `put_if_absent` and `upload` look for their own token;
+    `put_if_match` raises `StoreUnavailableError`, since only the caller can tell its own write.
+
+    The client is made on first use in each process, and is never pickled.
+    """
+
+    def __init__(self, url: str, options: S3Options | None = None) -> None:
+        bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
+        if not url.startswith("s3://") or not bucket:
+            raise ConfigurationError(
+                f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", "Write it in this form."
+            )
+        self._bucket = bucket
+        self._prefix = f"{check_key(prefix)}/" if prefix else ""
+        self._options = options or S3Options()
+        self._lock = threading.Lock()
+        self._connected: tuple[int, S3Client] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    @property
+    def descriptor(self) -> StoreDescriptor:
+        return StoreDescriptor(self.url, self._options)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    # -- reading
+
+    def get(self, key: str) -> Stored:
+        def request() -> Stored:
+            answer = self._client().get_object(**self._at(key))
+            return Stored(answer["Body"].read(), answer["ETag"])
+
+        return self._repeated("GET", key, request)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        def request() -> bytes:
+            try:
+                answer = self._client().get_object(**self._at(key), Range=f"bytes={start}-{start + length - 1}")
+            except ClientError as error:
+                if ends_before(error):
+                    return b""
+                raise
+            return answer["Body"].read()[:length]
+
+        if length <= 0:
+            return self.get(key).data[:0]
+        return self._repeated("GET of a range", key, request)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        answer = self._head(key)
+        if answer is None:
+            return None
+        return ObjectInfo(key, answer["ContentLength"], answer["ETag"], answer["LastModified"])
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        more: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
+        while True:
+            page = self._repeated("LIST", prefix, partial(self._client().list_objects_v2, **more))
+            for entry in page.get("Contents", []):
+                key = entry["Key"].removeprefix(self._prefix)
+                yield ObjectInfo(key, entry["Size"], entry["ETag"], entry["LastModified"])
+            if not page.get("IsTruncated"):
+                return
+            more["ContinuationToken"] = page["NextContinuationToken"]
+
+    def download(self, key: str, path: Path) -> None:
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+
+        def request() -> None:
+            body = self._client().get_object(**self._at(key))["Body"]
+            with temporary.open("wb") as file:
+                for chunk in body.iter_chunks(1024 * 1024):
+                    file.write(chunk)
+
+        try:
+            self._repeated("GET", key, request)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    # -- writing
+
+    def put(self, key: str, data: bytes) -> str:
+        return self._repeated("PUT", key, partial(self._put, key, data))
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        token = uuid.uuid4().hex
+        return self._create(key, token, lambda: self._put(key, data, IfNoneMatch="*", Metadata={_TOKEN: token}))
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        what = self._what("PUT with If-Match", key)
+        try:
+            return repeated(
+                lambda: asking(what, lambda: self._put(key, data, IfMatch=etag)),
+                self._options.attempts,
+                on=StoreBusyError,
+            )
+        except ObjectNotFoundError:
+            raise PreconditionFailedError(
+                f"object {key!r} is not in {self.url}, expected it with ETag {etag}.",
+                "Read it again and decide again.",
+                key=key,
+            ) from None
+
+    def upload(self, path: Path, key: str) -> str:
+        size = path.stat().st_size
+        token = uuid.uuid4().hex
+        if size < self._options.multipart_threshold:
+
+            def send() -> str:
+                with path.open("rb") as file:
+                    return self._put(key, file, IfNoneMatch="*", Metadata={_TOKEN: token})
+
+            return self._create(key, token, send)
+        if self.head(key) is not None:  # before gigabytes are sent in vain; the race is decided at the end
+            raise self._exists(key)
+
+        def send_parts() -> str:
+            extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
+            return multipart(self._client(), path, self._at(key), extra, self._options, self._what("upload", key))
+
+        return self._create(key, token, send_parts)
+
+    def delete(self, key: str) -> None:
+        self._repeated("DELETE", key, lambda: self._client().delete_object(**self._at(key)))
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        all_of_them = [*keys]
+        for start in range(0, len(all_of_them), 1000):
+            some = all_of_them[start : start + 1000]
+            objects = [{"Key": self._at(key)["Key"]} for key in some]
+            what = self._what("DELETE", f"{some[0]} and {len(some) - 1} more")
+            repeated(partial(self._delete_objects, what, objects), self._options.attempts)
+
+    # -- for Spark and writers
+
+    def spark_uri(self, key: str) -> str:
+        return f"s3a://{self._bucket}/{self._prefix}{check_key(key)}"
+
+    def staging_dir(self) -> Path:
+        folder = Path(tempfile.gettempdir()) / f"adjunct-staging-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise ConfigurationError(f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own.")
+        return folder
+
+    # -- inside
+
+    def _create(self, key: str, token: str, send: Callable[[], str]) -> str:
+        """Send a create until its outcome is known; our token on the object says that it was us who won."""
+        what = self._what("PUT with If-None-Match", key)
+
+        def attempt() -> str:
+            try:
+                return asking(what, send)
+            except StoreBusyError:
+                raise
+            except (PreconditionFailedError, UploadGoneError, StoreUnavailableError) as error:
+                found = self._head(key, attempts=1)  # this whole attempt is repeated anyway
+                if found is not None:
+                    if found["Metadata"].get(_TOKEN) == token:
+                        return str(found["ETag"])
+                    raise self._exists(key) from None
+                if isinstance(error, PreconditionFailedError):  # deleted between the two requests
+                    raise StoreBusyError(error.problem, error.next_step) from error
+                raise
+
+        return repeated(attempt, self._options.attempts)
+
+    def _put(self, key: str, data: Any, **conditions: Any) -> str:
+        return self._client().put_object(**self._at(key), Body=data, **self._encryption(), **conditions)["ETag"]
+
+    def _head(self, key: str, attempts: int | None = None) -> Any | None:
+        what = self._what("HEAD", key)
+        try:
+            return repeated(
+                lambda: asking(what, lambda: self._client().head_object(**self._at(key))),
+                attempts or self._options.attempts,
+            )
+        except ObjectNotFoundError:
+            return None
+
+    def _delete_objects(self, what: str, objects: Sequence[Any]) -> None:
+        answer = asking(
+            what,
+            lambda: self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}),
+        )
+        for error in answer.get("Errors", []):
+            said = f"{what}: {error.get('Key')} was answered {error.get('Code')}."
+            if error.get("Code") == "AccessDenied":
+                raise ConfigurationError(said, "Allow s3:DeleteObject on the lake's prefix.")
+            if error.get("Code") != "NoSuchKey":
+                raise StoreUnavailableError(said, "Run it again.")
+
+    def _encryption(self) -> dict[str, Any]:
+        found = {"ServerSideEncryption": self._options.sse, "SSEKMSKeyId": self._options.sse_kms_key_id}
+        return {name: value for name, value in found.items() if value}
+
+    def _at(self, key: str) -> Any:
+        return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
+
+    def _what(self, request: str, key: str) -> str:
+        return f"{request} of {key!r} in {self.url}"
+
+    def _exists(self, key: str) -> ObjectExistsError:
+        return ObjectExistsError(
+            f"object {key!r} is already in {self.url}.", "Read it, or choose another key.", key=key
+        )
+
+    def _repeated(self, request: str, key: str, send: Callable[[], T]) -> T:
+        what = self._what(request, key)
+        return repeated(lambda: asking(what, send), self._options.attempts)
+
+    def _client(self) -> S3Client:
+        connected = self._connected
+        if connected is not None and connected[0] == os.getpid():
+            return connected[1]
+        with self._lock:
+            # Forked workers make their own: a shared socket would mix two processes' answers.
+            if self._connected is None or self._connected[0] != os.getpid():
+                self._connected = (os.getpid(), connect(self._options, f"opening {self.url}"))
+            return self._connected[1]
+
+
+def connect(options: S3Options, what: str) -> S3Client:
+    """Return a new client without repeats of its own; `what` says in errors what it is for."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"total_max_attempts": 1},
+        connect_timeout=options.connect_timeout,
+        read_timeout=options.read_timeout,
+        max_pool_connections=32,
+        s3={"addressing_style": "path"} if options.path_style else {},
+        # Only where S3 demands it: many servers do not know the newer checksums yet.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    try:
+        client = asking(
+            what,
+            lambda: boto3.session.Session().client(
+                "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
+            ),
+        )
+    except ValueError:  # its text is the endpoint, which may hold a login
+        raise ConfigurationError(
+            f"{what}: boto3 is told an S3 endpoint that is no URL of a server (not shown here, it may hold a login).",
+            "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration).",
+        ) from None
+    check_endpoint(client.meta.endpoint_url)
+    return client

@@ -1,0 +1,259 @@
+"""A task's Kafka producer: hands records over, and accounts for every one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, StreamUnavailableError
+from dagster_adjunct.resources.streams.interface.stream_system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
+from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
+from dagster_adjunct.resources.streams.kafka.send_errors import refused
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import KafkaError, Message, Producer
+
+    from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
+
+KEY, VALUE, HEADERS = "__key", "__value", "__headers"
+# Headers of Adjunct's own: nobody's record carries them on to another topic.
+RESERVED = "adjunct-"
+END_OF_DATASET = f"{RESERVED}end-of-dataset"
+_GRACE = 10.0
+_LEAST_LIMIT = 1000  # librdkafka takes no smaller one
+
+Header = tuple[str, str | bytes | None]
+# A record as it goes out: key, value (None: a tombstone), ms since the epoch (0: now), headers.
+Record = tuple[bytes | None, bytes | None, int, list[Header]]
+
+# What the user's own client settings may change. Several tasks share a machine, so their queues are small.
+_DEFAULTS = {
+    "linger.ms": 20,
+    "message.timeout.ms": 60_000,
+    "queue.buffering.max.kbytes": 131_072,
+    "transaction.timeout.ms": 300_000,
+}
+# What Adjunct's promises rest on.
+_FIXED = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The topic that records go to; picklable. `max_bytes` is the largest record that it takes."""
+
+    settings: KafkaSettings
+    stream: str
+    topic: str
+    identity: str
+    partitions: int
+    max_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.settings.name}.{self.stream}"
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One append, but for its records; picklable.
+
+    `markers` have the partition and what the marker says. `consumed` are next offsets of input, by topic and partition.
+    """
+
+    target: Target
+    producer: str
+    sequence: int
+    markers: tuple[tuple[int, bytes], ...] = ()
+    consumed: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def headers(self) -> list[Header]:
+        """Return what every record carries, so that consumers can tell one that was written twice."""
+        return [(f"{RESERVED}producer", self.producer.encode()), (f"{RESERVED}sequence", str(self.sequence).encode())]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one producer's records lie in a partition: from `first` up to `next`, None if the broker did not tell."""
+
+    partition: int
+    first: int | None
+    next: int | None
+    rows: int
+
+
+class Sender:
+    """One idempotent producer, whose records of one partition keep their order."""
+
+    def __init__(self, target: Target, transactional_id: str | None = None) -> None:
+        given = target.settings.client
+        own: dict[str, Any] = {"message.max.bytes": max(target.max_bytes, _LEAST_LIMIT), **_DEFAULTS}
+        own = {key: value for key, value in own.items() if key not in given} | _FIXED
+        if transactional_id is not None:
+            own["transactional.id"] = transactional_id
+        waits = given.get("delivery.timeout.ms", given.get("message.timeout.ms", _DEFAULTS["message.timeout.ms"]))
+        self._seconds = int(waits) / 1000
+        self._target = target
+        self._first: dict[int, int | None] = {}
+        self._last: dict[int, int | None] = {}
+        self._rows: dict[int, int] = {}
+        self._failure: AdjunctError | None = None
+        self._heard = Refusals(target.settings)
+        self.producer: Producer = new_client(
+            "producer", target.settings, {**own, "on_delivery": self._delivered}, self._heard
+        )
+
+    def send(self, records: Iterable[Record], partition: int = -1) -> None:
+        """Queue records, into the partitions of their keys (or all into this one); wait while the queue is full.
+
+        Raises what `refused` gives for a record that was not taken, of this call or an earlier one.
+        """
+        from confluent_kafka import KafkaException
+
+        produce, topic = self.producer.produce, self._target.topic
+        for key, value, timestamp, headers in records:
+            while True:
+                try:
+                    produce(topic, value, key, partition=partition, timestamp=timestamp, headers=headers)
+                    break
+                except BufferError:
+                    self._serve(lambda: self.producer.poll(0.05))
+                except KafkaException as error:
+                    size = len(key or b"") + len(value or b"")
+                    raise self.explained(error.args[0], key, size) from error
+        self._serve(lambda: self.producer.poll(0))
+
+    def mark(self, append: Append) -> None:
+        """Queue the append's markers; they do not count as records."""
+        for partition, said in append.markers:
+            self._rows[partition] = self._rows.get(partition, 0) - 1
+            self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, said)])], partition)
+
+    def finish(self) -> list[Span]:
+        """Wait until the broker has every record; return where they lie. Raises for the first that it refused."""
+        deadline = time.monotonic() + self._seconds + _GRACE
+        while (left := self._serve(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
+            pass
+        if left:
+            raise StreamUnavailableError(
+                f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s.",
+                "See whether the brokers are up, then append again.",
+            )
+        return [
+            Span(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
+            for partition, last in sorted(self._last.items())
+        ]
+
+    def drop(self) -> None:
+        """Forget what was not sent yet."""
+        self.producer.purge()
+        self.producer.flush(1)
+
+    def explained(self, error: KafkaError, key: bytes | None = None, size: int | None = None) -> AdjunctError:
+        """Return what this error of the client means for the append."""
+        try:
+            self._heard.check()
+        except AdjunctError as login:
+            return login
+        if error.code() == error._FATAL:
+            return self._ended()
+        return refused(error, self._target, key, size)
+
+    def _serve(self, wait: Callable[[], int]) -> int:
+        """Let the client tell what it has to; raise the first thing that failed."""
+        from confluent_kafka import KafkaException
+
+        try:
+            left = wait()
+        except KafkaException as error:
+            raise self.explained(error.args[0]) from error
+        except SystemError as error:
+            # The client can do no more, and raised so while it called `_delivered`: the reason is lost there.
+            raise self._ended() from error
+        self._heard.check()
+        if self._failure is not None:
+            raise self._failure
+        return left
+
+    def _ended(self) -> AdjunctError:
+        """Return why the client can do no more."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self.producer.begin_transaction()  # out of place, so that it does nothing but fail
+        except KafkaException as error:
+            if error.args[0].fatal():
+                return refused(error.args[0], self._target)
+        return StreamUnavailableError(f"{self._target}: the producer ended in an error of its own.", "Append again.")
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            if self._failure is None:
+                self._failure = self.explained(error, message.key())
+            return
+        partition, offset = message.partition(), message.offset()
+        # A broker that had a batch already, from a try whose answer was lost, does not tell its offsets.
+        known = offset if offset is not None and offset >= 0 else None
+        self._first.setdefault(partition, known)  # type: ignore[arg-type]
+        self._last[partition] = known  # type: ignore[index]
+        self._rows[partition] = self._rows.get(partition, 0) + 1  # type: ignore[index,arg-type]
+
+
+def records_of(batch: pa.RecordBatch, append: Append) -> Iterator[Record]:
+    """Return the records of a batch that has `__key` `__value` and, as it may, `__timestamp`, `__epoch`, `__headers`
+    and the columns of POSITION.
+
+    Kafka keeps times in ms. Raises SchemaMismatchError for a time that it can't keep.
+    """
+    return zip(
+        batch.column(KEY).to_pylist(),
+        batch.column(VALUE).to_pylist(),
+        _times(batch, append.target),
+        _headers(batch, append.headers()),
+        strict=False,
+    )
+
+
+def _times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if TIMESTAMP not in batch.schema.names:
+        return repeat(0, batch.num_rows)
+    given = batch.column(TIMESTAMP).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    if batch.num_rows and (earliest := pc.min(given).as_py()) is not None and earliest < 1000:
+        raise SchemaMismatchError(
+            f"{what}: a record has the time {pc.min(batch.column(TIMESTAMP)).as_py()}, and Kafka keeps times after "
+            "1970-01-01 only.",
+            "Leave __timestamp null there: the record then has the time of the append.",
+        )
+    times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
+    return times
+
+
+def _headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
+    import pyarrow.compute as pc
+
+    names = batch.schema.names
+    rows = batch.num_rows
+    epochs: Sequence[int] = pc.fill_null(batch.column(EPOCH), 0).to_pylist() if EPOCH in names else [0] * rows
+    if any(epochs):
+        by_epoch = {epoch: [*own, (f"{RESERVED}epoch", str(epoch).encode())] for epoch in set(epochs) if epoch}
+        ours: Iterable[list[Header]] = (by_epoch.get(epoch, own) for epoch in epochs)
+    else:
+        ours = repeat(own, rows)
+    if SOURCE in names and SOURCE_OFFSET in names:
+        made = zip(ours, batch.column(SOURCE).to_pylist(), batch.column(SOURCE_OFFSET).to_pylist(), strict=False)
+        ours = (
+            mine if source is None else [*mine, (f"{RESERVED}source", f"{source}@{offset}".encode())]
+            for mine, source, offset in made
+        )
+    if HEADERS not in names:
+        return ours
+    return (_joined(theirs, mine) for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False))
+
+
+def _joined(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
+    return [(each["name"], each["value"]) for each in theirs or () if not each["name"].startswith(RESERVED)] + ours
