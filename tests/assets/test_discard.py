@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -610,8 +611,11 @@ def publish_set(world: World, *versions: tuple[int, int]) -> None:
 
 
 def seen(world: World) -> tuple[int | None, ...]:
-    views = current_versions(world.lake, NAMES)
-    return tuple(None if (view := views[name]) is None else content(view)["a"] for name in NAMES)
+    with ExitStack() as open_meanwhile:
+        served = {
+            name: it and open_meanwhile.enter_context(it) for name, it in current_versions(world.lake, NAMES).items()
+        }
+        return tuple(None if (it := served[name]) is None else content(it)["a"] for name in NAMES)
 
 
 def test_members_of_a_version_set_are_discarded_each_by_itself_and_read_together(prices: World) -> None:

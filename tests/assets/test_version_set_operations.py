@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 
 import pytest
@@ -69,8 +69,11 @@ def publish(world: World, *pairs: Pair, lake: Lake | None = None) -> None:
 
 
 def seen(world: World) -> tuple[int | None, ...]:
-    views = current_versions(world.lake, NAMES)
-    return tuple(None if (view := views[name]) is None else view.get("a")["n"] for name in NAMES)
+    with ExitStack() as open_meanwhile:
+        served = {
+            name: it and open_meanwhile.enter_context(it) for name, it in current_versions(world.lake, NAMES).items()
+        }
+        return tuple(None if (it := served[name]) is None else it.get("a")["n"] for name in NAMES)
 
 
 def store(world: World, name: str) -> StoredVersions:
@@ -230,7 +233,9 @@ def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: 
         withdrawn |= {
             (name, ref.id) for name in NAMES for ref in store(world, name).versions() if ref.state == "withdrawn"
         }
-        served = {(name, view.version) for name, view in current_versions(world.lake, NAMES).items() if view}
+        served = {
+            (name, it.version) for name, it in current_versions(world.lake, NAMES).items() if it
+        }  # takes no lease
         assert not served & withdrawn
     publish(world, (99, 99))
     for name in NAMES:

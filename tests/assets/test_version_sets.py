@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -51,8 +52,11 @@ def advance(world: World, lake=None):
 
 
 def seen(world: World) -> dict[str, int | None]:
-    found = current_versions(world.lake, NAMES)
-    return {name: None if view is None else view.get("a")["n"] for name, view in found.items()}
+    with ExitStack() as open_meanwhile:
+        served = {
+            name: it and open_meanwhile.enter_context(it) for name, it in current_versions(world.lake, NAMES).items()
+        }
+        return {name: None if it is None else it.get("a")["n"] for name, it in served.items()}
 
 
 def test_a_version_is_published_only_when_every_member_has_it(prices: World) -> None:
