@@ -17,9 +17,9 @@ from dagster_adjunct import Application, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
-from dagster_adjunct.resources.objects.faulty import FaultyStore
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.resources.objects.faulty_store import FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointTimestamp
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

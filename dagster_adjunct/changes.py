@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
     Projection,
     PythonExtractor,
 )
-from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
 
 __all__ = [
     "BY_OFFSET",

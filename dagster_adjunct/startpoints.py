@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
-from dagster_adjunct.orchestration.batchlog.history import Checkpoint, CheckpointChange, CheckpointManager
+from dagster_adjunct.orchestration.batchlog.checkpoint_history import (
+    Checkpoint,
+    CheckpointChange,
+    CheckpointManager,
+)
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,

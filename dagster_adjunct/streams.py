@@ -19,7 +19,7 @@ from dagster_adjunct.resources.streams.lake.named_readers import (
     list_readers,
     read_new,
 )
-from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.registry import open_system, register_system
 

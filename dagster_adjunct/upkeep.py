@@ -14,7 +14,7 @@ from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
 from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
 from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport, delete_dataset, delete_stream
-from dagster_adjunct.orchestration.upkeep.discarding import discard, discard_all
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard, discard_all
 from dagster_adjunct.orchestration.upkeep.repartitioning import (
     RepartitionReport,
     repartition_dataset,

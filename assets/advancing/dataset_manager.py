@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.reading.open_dataset import Dataset, open_dataset
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded.recovery import recover
 from dagster_adjunct.assets.unbounded.table_state import look
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
@@ -17,7 +17,7 @@ from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.given_session import starter_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

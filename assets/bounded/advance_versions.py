@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.bounded_report import report_of
-from dagster_adjunct.assets.bounded.candidate import build_candidate
-from dagster_adjunct.assets.bounded.judging import judge
-from dagster_adjunct.assets.bounded.looking import look
+from dagster_adjunct.assets.bounded.build_candidate import build_candidate
+from dagster_adjunct.assets.bounded.commit_waiting import begin
+from dagster_adjunct.assets.bounded.judge_candidate import judge
+from dagster_adjunct.assets.bounded.look_at_inputs import look
 from dagster_adjunct.assets.bounded.next_delivery import next_delivery
 from dagster_adjunct.assets.bounded.publish_version import publish
 from dagster_adjunct.assets.bounded.version_set import join_version_set
-from dagster_adjunct.assets.bounded.waiting import begin
-from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.deliveries import Abandoned

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.versions.advance_report import Action, AdvanceReport
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.bounded.members import Member
+    from dagster_adjunct.assets.bounded.advancing_members import Member
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
 
 

@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.delivered_manifest import after_delivery
-from dagster_adjunct.assets.bounded.taking_over import rebased
+from dagster_adjunct.assets.bounded.commits_meanwhile import rebased
+from dagster_adjunct.assets.bounded.manifest_after_delivery import after_delivery
 from dagster_adjunct.assets.versions.advance_report import REJECT
 from dagster_adjunct.assets.writing.write_generation import add
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.bounded.candidate import Built
-    from dagster_adjunct.assets.bounded.members import Member, Unit
+    from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
+    from dagster_adjunct.assets.bounded.build_candidate import Built
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
 
 _TRIES = 20

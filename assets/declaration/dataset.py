@@ -13,10 +13,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.changes.change_formats import ChangeFormat, Upserts
+from dagster_adjunct.assets.declaration.dataset_inputs import Input, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.declaration.extractors.extractor import KeyValueExtractor
-from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction, Following, OnLostOffset
-from dagster_adjunct.assets.declaration.inputs import Input, QuerySource
+from dagster_adjunct.assets.declaration.following_changes import (
+    DeadLetters,
+    DeltaCompaction,
+    Following,
+    OnLostOffset,
+)
 from dagster_adjunct.assets.declaration.validator import check_validators
 from dagster_adjunct.resources.declared_place import Place, caller
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Position = Mapping[str, str]
 _POSITION_FILE = "position.json"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.resources.schemas.schema import Field, Schema
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 # What psycopg gives for a column of these types, and nothing else: other values would be changed without a word.
 _KINDS: dict[str, tuple[type, ...]] = {

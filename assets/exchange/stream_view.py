@@ -19,9 +19,13 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     Epochs,
 )
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.latest import WithoutPosition, check_epochs, replaced_results
+from dagster_adjunct.resources.streams.lake.latest_results import (
+    WithoutPosition,
+    check_epochs,
+    replaced_results,
+)
 from dagster_adjunct.resources.streams.lake.segment_index import all_segments
-from dagster_adjunct.resources.streams.lake.sources import Superseded
+from dagster_adjunct.resources.streams.lake.source_ranges import Superseded
 from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN
 
 if TYPE_CHECKING:

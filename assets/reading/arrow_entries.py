@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.arrow_comparison import key_codes
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
-from dagster_adjunct.resources.bucketing.evolved import as_laid_out, columns_problem
+from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out, columns_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa

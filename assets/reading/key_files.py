@@ -20,7 +20,7 @@ from dagster_adjunct.assets.reading.row_group import RowGroup, decode_group, ran
 from dagster_adjunct.assets.reading.stored_files import StoredFile
 from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
-from dagster_adjunct.resources.schemas.plain import Plain, to_plain
+from dagster_adjunct.resources.schemas.plain_values import Plain, to_plain
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dagster_adjunct.assets.reading.entry_keys import coerce_key
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.plain import Plain, to_plain
+from dagster_adjunct.resources.schemas.plain_values import Plain, to_plain
 from dagster_adjunct.resources.schemas.schema import Field
 
 Bounds = tuple[tuple[Plain, ...], tuple[Plain, ...] | None]

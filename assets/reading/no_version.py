@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest
 from dagster_adjunct.resources.errors import NoSealedVersionError
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.complete_delivery import Awaiting
+    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 

@@ -1,6 +1,6 @@
 """One row group of a sealed file, decoded and searchable by key.
 
-Rows are sorted by key. Key columns are searched in their stored form (resources/schemas/plain.py) straight in Arrow's
+Rows are sorted by key. Key columns are searched in their stored form (schemas/plain_values.py) straight in Arrow's
 buffers, so nothing is converted that is not asked for.
 """
 
@@ -12,8 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_adjunct.resources.bucketing.evolved import as_laid_out
-from dagster_adjunct.resources.schemas.plain import Plain, to_plain
+from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
+from dagster_adjunct.resources.schemas.plain_values import Plain, to_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa

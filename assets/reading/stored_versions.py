@@ -38,7 +38,7 @@ from dagster_adjunct.resources.errors import (
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.diff_versions import VersionDiff
-    from dagster_adjunct.assets.sources.complete_delivery import Awaiting
+    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
@@ -115,7 +115,7 @@ class StoredVersions(VersionOperations):
 
         Builds and commits nothing. Needs the declaration, not only the name.
         """
-        from dagster_adjunct.assets.sources.complete_delivery import Awaiting
+        from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
         from dagster_adjunct.assets.sources.open_source import open_source
 
         assert self.spec is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile, files_of
 from dagster_adjunct.resources.bucketing.bucket_files import encode_key
-from dagster_adjunct.resources.bucketing.evolved import columns_problem
+from dagster_adjunct.resources.bucketing.files_before_evolution import columns_problem
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 
 if TYPE_CHECKING:

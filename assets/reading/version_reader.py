@@ -19,7 +19,7 @@ from dagster_adjunct.assets.reading.key_files import Key, KeyFiles
 from dagster_adjunct.assets.reading.key_ranges import key_range
 from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.hashing import bucketer
-from dagster_adjunct.resources.schemas.plain import to_plain
+from dagster_adjunct.resources.schemas.plain_values import to_plain
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.spark.spark_errors import unwrapped

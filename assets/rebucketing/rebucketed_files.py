@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.bucketing.evolved import as_laid_out
+from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError
 

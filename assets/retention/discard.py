@@ -29,7 +29,7 @@ from dagster_adjunct.assets.retention.discard_plan import (
     spared_of,
 )
 from dagster_adjunct.assets.retention.retired_generations import oldest_kept
-from dagster_adjunct.assets.versions.attempts import RUNNING, attempts
+from dagster_adjunct.assets.versions.build_attempts import RUNNING, attempts
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, set_log
 from dagster_adjunct.assets.versions.leases import all_leases, store_now
 from dagster_adjunct.assets.versions.manifest import (

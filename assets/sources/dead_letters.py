@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.decode_changes import RAW
 from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name

@@ -79,7 +79,7 @@ def decode_changes(
     """
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.assets.sources.ordering import position_of
+    from dagster_adjunct.assets.sources.order_by_column import position_of
 
     what, following = _what(spec), spec.following
     rows_schema = schema_of_rows(spec, stream_schema)

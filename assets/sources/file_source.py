@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
-from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery
-from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery
+from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.inputs import FileSource
+    from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
     from dagster_adjunct.assets.sources.folder_contents import Copies
     from dagster_adjunct.assets.versions.stored_declaration import Declaration
     from dagster_adjunct.resources.schemas.schema import Schema

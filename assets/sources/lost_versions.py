@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_adjunct.assets.sources.complete_delivery import Segment, Settled, check_one_version, is_bare
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Segment, Settled, check_one_version, is_bare
 from dagster_adjunct.resources.errors import MarkerConflictError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Offsets = Mapping[SystemStreamPartition, int]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.complete_delivery import VersionSource
+    from dagster_adjunct.assets.sources.end_of_dataset_markers import VersionSource
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

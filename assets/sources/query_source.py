@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.inputs import Computation
-from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery
-from dagster_adjunct.assets.sources.entries import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.declaration.dataset_inputs import Computation
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery
+from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.inputs import QuerySource
+    from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
     from dagster_adjunct.assets.versions.stored_declaration import Declaration
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagster_adjunct.assets.sources.complete_delivery import Segment
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Segment
 from dagster_adjunct.assets.versions.deliveries import MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 def beyond_end(

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.complete_delivery import (
+from dagster_adjunct.assets.sources.end_of_dataset_markers import (
     Awaiting,
     Complete,
     Delivery,
@@ -19,9 +19,9 @@ from dagster_adjunct.assets.sources.complete_delivery import (
     check_repeats,
     next_delivery,
 )
-from dagster_adjunct.assets.sources.entries import entries_of
+from dagster_adjunct.assets.sources.entries_of_records import entries_of
 from dagster_adjunct.assets.sources.lost_versions import Unknown, cut_partitions, go_on, to_count
-from dagster_adjunct.assets.sources.opening import Source, as_stored, by_partition
+from dagster_adjunct.assets.sources.opened_stream import Source, as_stored, by_partition
 from dagster_adjunct.assets.sources.redelivery import told_again
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
@@ -34,7 +34,6 @@ from dagster_adjunct.resources.streams.interface.checksum import (
     checksums_by_partition,
     promised_checksum,
 )
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import (
     FIRST_OFFSET,
     META,
@@ -42,6 +41,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     PARTITION,
     Marker,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

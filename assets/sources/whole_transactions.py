@@ -16,19 +16,19 @@ from dagster_adjunct.assets.declaration.changes.envelope import transactions_of
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import (
     OFFSET,
     PARTITION,
     TIMESTAMP,
     OffsetRange,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opening import Ranges, Source
+    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 _LOOK_BACK_MS = 600_000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes
 from dagster_adjunct.assets.unbounded.bootstrap import begin_table
-from dagster_adjunct.assets.unbounded.committing import Advance, Progress, confirm, keep_decision
+from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress, confirm, keep_decision
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
 from dagster_adjunct.assets.unbounded.evolve_columns import evolve
 from dagster_adjunct.assets.unbounded.recovery import Plan, decide

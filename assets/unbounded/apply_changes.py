@@ -10,21 +10,21 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.opening import as_stored
+from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.assets.unbounded.bootstrap_progress import time_left
-from dagster_adjunct.assets.unbounded.committing import commit_again
+from dagster_adjunct.assets.unbounded.commit_table import commit_again
 from dagster_adjunct.assets.unbounded.next_ranges import next_ranges, reaches_target
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.unbounded.write_changes import write_changes
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.writing.write_generation import add
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.sources.opening import Ranges
-    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
-    from dagster_adjunct.assets.unbounded.reapply import Rewinding
+    from dagster_adjunct.assets.sources.opened_stream import Ranges
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+    from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
     from dagster_adjunct.assets.versions.advance_report import Action
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import Generation

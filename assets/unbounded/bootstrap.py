@@ -13,17 +13,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.opening import as_stored, by_partition
+from dagster_adjunct.assets.sources.opened_stream import as_stored, by_partition
 from dagster_adjunct.assets.unbounded.bulk_snapshot import load_snapshot
-from dagster_adjunct.assets.unbounded.committing import Progress, change_of, commit_manifest
+from dagster_adjunct.assets.unbounded.commit_table import Progress, change_of, commit_manifest
 from dagster_adjunct.assets.unbounded.input_order import last_offsets
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
-from dagster_adjunct.assets.versions.attempts import forget_attempt
-from dagster_adjunct.assets.versions.followed_table import Bootstrap
+from dagster_adjunct.assets.versions.build_attempts import forget_attempt
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.committing import Advance
+    from dagster_adjunct.assets.unbounded.commit_table import Advance
     from dagster_adjunct.assets.unbounded.input_order import Offsets
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import Generation

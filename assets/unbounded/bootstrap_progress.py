@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
 from dagster_adjunct.assets.unbounded.next_served_version import table_layout
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.initial_load import Snapshot
-    from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
     from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _STAGED_BYTES = 128 * 1024 * 1024
 _INITIAL_POSITION = -1
@@ -42,7 +42,7 @@ def load_snapshot(
     """
     from pyspark.sql import functions as F
 
-    from dagster_adjunct.assets.sources.ordering import position_of
+    from dagster_adjunct.assets.sources.order_by_column import position_of
 
     spec, spark = source.spec, context.spark()
     initial, order = spec.following.initial, spec.following.order_by

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan, Lev
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.assets.unbounded.merge_generations import Merged, merge, reach_down_to
 from dagster_adjunct.assets.unbounded.next_served_version import retire
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
@@ -34,7 +34,7 @@ from dagster_adjunct.resources.spark.spark_errors import unwrapped
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.declaration.following import DeltaCompaction
+    from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 

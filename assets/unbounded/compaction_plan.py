@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.following import DeltaCompaction
+    from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.unbounded.committing import commit_manifest
+from dagster_adjunct.assets.unbounded.commit_table import commit_manifest
 from dagster_adjunct.assets.unbounded.next_served_version import with_version
 from dagster_adjunct.assets.versions.manifest import Change
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
 
 
 def evolve(advance: Advance, progress: Progress) -> Progress:

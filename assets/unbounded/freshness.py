@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
@@ -16,8 +16,8 @@ from dagster_adjunct.resources.times import before
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 # Below this, the time since it was caught up says enough; above, the stream is asked, to within a tenth.
 _EXACT_FROM = timedelta(minutes=1)

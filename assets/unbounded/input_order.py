@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.sources.opening import Source
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.assets.sources.opened_stream import Source
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Offsets = Mapping["SystemStreamPartition", str]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.opening import Ranges, by_partition
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.assets.sources.opened_stream import Ranges, by_partition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
     from dagster_adjunct.assets.unbounded.input_order import Offsets
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.followed_table import Retired
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.versions.unbounded_state import Retired
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opening import Source
-    from dagster_adjunct.assets.unbounded.committing import Advance
+    from dagster_adjunct.assets.sources.opened_stream import Source
+    from dagster_adjunct.assets.unbounded.commit_table import Advance
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.commit_log import Commit

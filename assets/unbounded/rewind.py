@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.unbounded.advance_table import carry_out, compact, taken_up
 from dagster_adjunct.assets.unbounded.apply_changes import apply_changes, apply_ranges
-from dagster_adjunct.assets.unbounded.committing import Advance, Progress
-from dagster_adjunct.assets.unbounded.reapply import Rewinding
+from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
 from dagster_adjunct.assets.unbounded.recovery import decide
 from dagster_adjunct.assets.unbounded.rewind_plan import (
     Force,
@@ -25,9 +25,9 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
 from dagster_adjunct.assets.unbounded.table_report import report_of
 from dagster_adjunct.assets.unbounded.table_state import Seen, look
 from dagster_adjunct.assets.versions.advance_report import OnStage, Stages, ignore
-from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.operator_actions import explained
+from dagster_adjunct.assets.versions.unbounded_state import Decision
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.spark.given_session import starter_of

@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.unbounded.recovery import check_complete
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -23,9 +22,10 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     describe_startpoint,
     resolve_startpoint_to_offset,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.unbounded.table_state import Seen
 
 Positions = Mapping[SystemStreamPartition, Startpoint]

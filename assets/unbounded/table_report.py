@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.versions.advance_report import Action, AdvanceReport
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
 
 
 def report_of(advance: Advance, progress: Progress, action: Action) -> AdvanceReport:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.assets.sources.opening import Source, by_partition
+from dagster_adjunct.assets.sources.opened_stream import Source, by_partition
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.unbounded.input_order import Offsets, check_order
-from dagster_adjunct.assets.versions.carrying_over import carried_over
+from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import (

@@ -11,17 +11,17 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
-from dagster_adjunct.assets.sources.opening import Ranges, Source, as_stored
+from dagster_adjunct.assets.sources.opened_stream import Ranges, Source, as_stored
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.unbounded.input_order import check_order, last_offsets
 from dagster_adjunct.assets.unbounded.transient_version import TransientVersion, is_transient, ranges_of
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport, Stages
-from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.versions.sealed_version import POSITION
+from dagster_adjunct.assets.versions.unbounded_state import Decision
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError, StaleDatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentErro
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.stored_documents import first_problem
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.sources.opening import Ranges
+    from dagster_adjunct.assets.sources.opened_stream import Ranges
     from dagster_adjunct.resources.schemas.schema import Schema
 
 _KIND, _FORM = "offsets-", "offsets-1:"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.decode_changes import refuse_problems
-from dagster_adjunct.assets.unbounded.committing import keep
+from dagster_adjunct.assets.unbounded.commit_table import keep
 from dagster_adjunct.assets.unbounded.next_ranges import offsets_after
 from dagster_adjunct.assets.unbounded.next_served_version import table_layout
 from dagster_adjunct.assets.versions.manifest import Change
@@ -21,9 +21,9 @@ from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.sources.opening import Ranges
-    from dagster_adjunct.assets.unbounded.committing import Advance, Progress
-    from dagster_adjunct.assets.unbounded.reapply import Rewinding
+    from dagster_adjunct.assets.sources.opened_stream import Ranges
+    from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress
+    from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
@@ -42,7 +42,7 @@ def write_changes(
     The progress is another one where ranges with dead letters were committed first. Raises BadChangeError and
     NullKeyError for changes that can't be applied.
     """
-    from dagster_adjunct.assets.sources.ordering import without_late
+    from dagster_adjunct.assets.sources.order_by_column import without_late
 
     source, spec, manifest = advance.source, advance.spec, progress.manifest
     what = f"dataset {spec.name!r}"

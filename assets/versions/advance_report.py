@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.versions.followed_table import Decision
 from dagster_adjunct.assets.versions.sealed_version import Verdict
+from dagster_adjunct.assets.versions.unbounded_state import Decision
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema

@@ -29,7 +29,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.object_store import time_of_store
-from dagster_adjunct.resources.objects.renewal import Renewal
+from dagster_adjunct.resources.objects.renewed_object import Renewal
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest

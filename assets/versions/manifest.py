@@ -15,9 +15,9 @@ from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Awaited, Delivered, Lost
 from dagster_adjunct.assets.versions.document_base import Document, Offset
-from dagster_adjunct.assets.versions.followed_table import Bootstrap, Decision, Retired
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef, version_number
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision, Retired
 from dagster_adjunct.resources.errors import DatasetError
 
 KIND = "dataset"

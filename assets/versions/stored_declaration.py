@@ -11,7 +11,7 @@ from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.versions.document_base import Document
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.following import DeltaCompaction
+    from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 
 
 class Declaration(Document):
@@ -60,6 +60,6 @@ class Declaration(Document):
     @property
     def compaction(self) -> DeltaCompaction:
         """The compaction policy that was declared last."""
-        from dagster_adjunct.assets.declaration.following import DeltaCompaction
+        from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 
         return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)

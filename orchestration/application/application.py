@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import overload
 
     from dagster_adjunct.orchestration.operators.input import DefaultOffset, Input, OnLost
-    from dagster_adjunct.orchestration.operators.spec import Operator
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
 
 T = TypeVar("T")
 

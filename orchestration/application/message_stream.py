@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.operators.join import How, On
-    from dagster_adjunct.orchestration.operators.spec import Spec
-    from dagster_adjunct.resources.tables.update import UpdateContract
+    from dagster_adjunct.orchestration.operators.operator_spec import Spec
+    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 
 @dataclass(frozen=True, slots=True, eq=False)

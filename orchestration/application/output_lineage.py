@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
 from dagster_adjunct.orchestration.operators.column_lineage import Node
 
 if TYPE_CHECKING:

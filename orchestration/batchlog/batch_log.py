@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pydantic import Field as Default
 from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Partition, Replay
+from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Partition, Replay
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -27,7 +27,7 @@ from dagster_adjunct.resources.stored_documents import StoredDocument, first_pro
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 K = TypeVar("K", bound=Hashable)
 KIND = "application"

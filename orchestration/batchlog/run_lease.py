@@ -34,7 +34,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.object_store import time_of_store
-from dagster_adjunct.resources.objects.renewal import Renewal
+from dagster_adjunct.resources.objects.renewed_object import Renewal
 from dagster_adjunct.resources.stored_documents import StoredDocument
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from dagster_adjunct.resources.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.batchlog.history import Checkpoint, CheckpointChange
+    from dagster_adjunct.orchestration.batchlog.checkpoint_history import Checkpoint, CheckpointChange
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _SHOWN = 8
 
@@ -43,7 +43,7 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
 
     With MODULE:APP, also how far the streams have come.
     """
-    from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
+    from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -82,9 +82,9 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
 @as_json
 def history(name: str, partition: str | None, limit: int, lake_url: str | None, json_output: bool) -> None:
     """Show the newest changes to where application NAME goes on: who moved what, when, from where to where."""
-    from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
+    from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
     from dagster_adjunct.resources.objects import open_lake
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
     lake = open_lake(lake_url, create=False)
     ssp = None if partition is None else SystemStreamPartition.parse(partition)
@@ -119,7 +119,7 @@ def abandon(
 
     For a batch that can't end. Its records are read again in another batch; with --skip they are passed over.
     """
-    from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
+    from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli import (
-    followed_table_commands as followed,
-)
-from dagster_adjunct.orchestration.cli import (
-    upkeep_commands as upkeep,
-)
-from dagster_adjunct.orchestration.cli import (
-    version_commands as versions,
-)
+from dagster_adjunct.orchestration.cli import followed_table_commands as followed
+from dagster_adjunct.orchestration.cli import upkeep_commands as upkeep
+from dagster_adjunct.orchestration.cli import version_commands as versions
 from dagster_adjunct.orchestration.cli.advance_command import advance
 from dagster_adjunct.orchestration.cli.deleting import deletion_command
 from dagster_adjunct.orchestration.cli.key_arguments import entry_keys, leading_values

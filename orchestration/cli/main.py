@@ -13,21 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_adjunct.orchestration.application.loading import load_application
-from dagster_adjunct.orchestration.cli import (
-    checkpoint_commands as checkpoints,
-)
-from dagster_adjunct.orchestration.cli import (
-    dataset_commands as datasets,
-)
-from dagster_adjunct.orchestration.cli import (
-    startpoint_commands as startpoints,
-)
-from dagster_adjunct.orchestration.cli import (
-    stream_commands as streams,
-)
-from dagster_adjunct.orchestration.cli import (
-    table_commands as tables,
-)
+from dagster_adjunct.orchestration.cli import checkpoint_commands as checkpoints
+from dagster_adjunct.orchestration.cli import dataset_commands as datasets
+from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
+from dagster_adjunct.orchestration.cli import stream_commands as streams
+from dagster_adjunct.orchestration.cli import table_commands as tables
 from dagster_adjunct.orchestration.cli.advance_command import advance_all, bootstraps_shown, has_datasets_only
 from dagster_adjunct.orchestration.cli.output import (
     as_json,

@@ -25,8 +25,8 @@ from dagster_adjunct.resources.names import split_stream_name
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.cli.deleting import Deletion
     from dagster_adjunct.resources.streams.interface.stream_system import Epochs
-    from dagster_adjunct.resources.streams.lake.declaring import StreamDescription
     from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+    from dagster_adjunct.resources.streams.lake.stream_declaration import StreamDescription
 
 
 @click.group()

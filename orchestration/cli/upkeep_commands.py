@@ -40,7 +40,7 @@ def discard(
     from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
     from dagster_adjunct.assets.reading.dataset_names import list_datasets
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.orchestration.upkeep.discarding import discard as discard_one
+    from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard as discard_one
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
@@ -201,6 +201,6 @@ COMMANDS = (discard, verify, forget)
 
 def _needed(lake: Lake, dataset: str) -> dict[str, str]:
     """Return which versions of a dataset open batches will read again, and why."""
-    from dagster_adjunct.orchestration.upkeep.discarding import open_batches
+    from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 
     return open_batches(lake).get(dataset, {})

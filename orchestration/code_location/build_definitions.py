@@ -16,7 +16,7 @@ from dagster import (
     in_process_executor,
 )
 
-from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
 from dagster_adjunct.orchestration.application.advance_units import (
     made_by_partition,
     partitions_note,

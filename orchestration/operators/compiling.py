@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, StreamSystem
-    from dagster_adjunct.resources.tables.update import UpdateContract
+    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 
 class Batch(Protocol):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planned import Exchange
+from dagster_adjunct.orchestration.operators.planning_values import Exchange
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.planned import Flow, Reason
+    from dagster_adjunct.orchestration.operators.planning_values import Flow, Reason
     from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.known_columns import Types
-    from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
+    from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 
 
 @dataclass(frozen=True, slots=True)

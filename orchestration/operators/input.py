@@ -10,8 +10,8 @@ from dagster_adjunct.orchestration.operators.column_lineage import Node, whole
 from dagster_adjunct.orchestration.operators.expressions import plain_column
 from dagster_adjunct.orchestration.operators.hidden_columns import TASK
 from dagster_adjunct.orchestration.operators.known_columns import Types, types_of
-from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
-from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import TASK_NUMBER, UNKNOWN, facts_of
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import split_stream_name
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.planned import PlanContext, Role
+    from dagster_adjunct.orchestration.operators.planning_values import PlanContext, Role
 
 DefaultOffset = Literal["oldest", "upcoming"]
 OnLost = Literal["fail", "oldest"]

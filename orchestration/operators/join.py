@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from dagster_adjunct.assets.sources.entries import schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
 from dagster_adjunct.orchestration.operators.arguments import column_names, first_double
 from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.expressions import plain_column, split_alias
@@ -17,8 +17,8 @@ from dagster_adjunct.orchestration.operators.known_columns import (
     require,
     types_of,
 )
-from dagster_adjunct.orchestration.operators.planned import Flow, Requirement
-from dagster_adjunct.orchestration.operators.spec import Match, Spec
+from dagster_adjunct.orchestration.operators.operator_spec import Match, Spec
+from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
-    from dagster_adjunct.orchestration.operators.planned import PlanContext
+    from dagster_adjunct.orchestration.operators.planning_values import PlanContext
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
     from dagster_adjunct.resources.schemas.schema import Schema
 

@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.operators.expressions import (
 )
 from dagster_adjunct.orchestration.operators.hidden_columns import carried
 from dagster_adjunct.orchestration.operators.known_columns import Columns, Types, refuse_double, require
-from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
+    from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 
 _STRUCT = "named_struct("
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
 from dagster_adjunct.orchestration.operators.known_columns import require
-from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
-from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.known_columns import Types
-    from dagster_adjunct.orchestration.operators.planned import PlanContext, Role
+    from dagster_adjunct.orchestration.operators.planning_values import PlanContext, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster_adjunct.orchestration.operators.column_lineage import Node, whole
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream
 from dagster_adjunct.orchestration.operators.known_columns import require
-from dagster_adjunct.orchestration.operators.planned import Flow, StreamEdge
-from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, StreamFacts, partitioner_of_output
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.known_columns import Types
-    from dagster_adjunct.orchestration.operators.planned import Exchange, PlanContext, Role
+    from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream, before_table
 from dagster_adjunct.orchestration.operators.known_columns import require
-from dagster_adjunct.orchestration.operators.planned import Requirement
-from dagster_adjunct.orchestration.operators.spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.known_columns import Types
-    from dagster_adjunct.orchestration.operators.planned import Exchange, Flow, PlanContext
-    from dagster_adjunct.resources.tables.update import UpdateContract
+    from dagster_adjunct.orchestration.operators.planning_values import Exchange, Flow, PlanContext
+    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The execution planner: from a described application to a proven plan, without Spark and without I/O."""
 
-from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
+from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     UNKNOWN,

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog
-from dagster_adjunct.orchestration.planner.flows import Flows, follow
 from dagster_adjunct.orchestration.planner.join_groups import exchange_node
 from dagster_adjunct.orchestration.planner.partition_counts import declared_counts
+from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.planned import Flow, Requirement
-    from dagster_adjunct.orchestration.operators.spec import Operator
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.orchestration.operators.planning_values import Flow, Requirement
 
 
 @dataclass(frozen=True, slots=True)

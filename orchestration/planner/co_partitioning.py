@@ -12,9 +12,9 @@ from dagster_adjunct.resources.errors import PartitionCountMismatchError, Planni
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.planned import StreamEdge
-    from dagster_adjunct.orchestration.planner.flows import Flows
+    from dagster_adjunct.orchestration.operators.planning_values import StreamEdge
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
+    from dagster_adjunct.orchestration.planner.record_flows import Flows
 
 _AUTO = "or set auto_repartition=True on the application"
 

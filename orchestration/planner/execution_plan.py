@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from dagster_adjunct.orchestration.operators.planned import Exchange, StreamEdge
+from dagster_adjunct.orchestration.operators.planning_values import Exchange, StreamEdge
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.plan_text import render
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

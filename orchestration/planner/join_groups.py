@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.spec import Operator
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
 
 Groups = dict[str, tuple[str, ...]]
 V = TypeVar("V", bound=Hashable)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planned import PlanContext
+from dagster_adjunct.orchestration.operators.planning_values import PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node
 from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.application.advance_units import partitions_note
-from dagster_adjunct.orchestration.operators.planned import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.planner.auto_repartition import Inserted, repartitioned
 from dagster_adjunct.orchestration.planner.co_partitioning import check_co_partitioned, check_counts
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.flows import Flows, follow
 from dagster_adjunct.orchestration.planner.join_groups import Groups, join_groups
 from dagster_adjunct.orchestration.planner.partition_counts import (
     assign,
@@ -25,11 +24,12 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 )
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig
+from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.known_columns import Types
-from dagster_adjunct.orchestration.operators.planned import PlanContext
+from dagster_adjunct.orchestration.operators.planning_values import PlanContext
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.evolution import refused_changes
 from dagster_adjunct.resources.schemas.schema import Field, Schema

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planned import PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.planning_values import PlanContext, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node, exchange_node
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner.auto_repartition import Inserted
-    from dagster_adjunct.orchestration.planner.flows import Flows
     from dagster_adjunct.orchestration.planner.partition_counts import Counts
+    from dagster_adjunct.orchestration.planner.record_flows import Flows
 
 
 def stream_edges(

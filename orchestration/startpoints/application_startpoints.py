@@ -11,18 +11,18 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import list_applications
 from dagster_adjunct.orchestration.batchlog.known_applications import nearest
 from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
+from dagster_adjunct.orchestration.startpoints.ask_and_take_back import Asked, TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.request_parsing import expand_partitions, startpoint_requests
-from dagster_adjunct.orchestration.startpoints.requesting import Asked, TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 # "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a partition, or several of these.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.orchestration.startpoints.resolving import Unresolved
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import Unresolved
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _log = logging.getLogger(__name__)
 

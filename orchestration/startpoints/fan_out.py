@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, Target, newer
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest, Target, newer
 from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Requests = Mapping[SystemStreamPartition, StartpointRequest]
 # Whether a commit has taken in this request, which is still there, for this task.

@@ -14,7 +14,7 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     rewindable,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Taken
-from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

@@ -16,10 +16,10 @@ from dagster_adjunct.resources.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.operators.input import Input
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 def first_positions(

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 def check_all_resolved(

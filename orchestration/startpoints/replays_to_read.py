@@ -10,9 +10,9 @@ from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 def replays_to_read(

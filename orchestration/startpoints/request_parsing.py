@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview
+from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     GREATEST_MS,
     LEAST_MS,
@@ -24,6 +23,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointTimestamp,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

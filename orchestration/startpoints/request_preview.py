@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.batchlog.positions import Replay
+from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     dataset_task,
@@ -17,13 +17,13 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     named_only,
     positioned,
 )
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.resolving import (
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import (
     is_broadcast,
     one_task_of_all,
     resolve_request,
     task_partitions,
 )
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot, snapshot_of
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.positions import Replay, replay_id
+from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, replay_id
 from dagster_adjunct.orchestration.startpoints.first_positions import first_positions
 from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carried_note, carried_over
-from dagster_adjunct.orchestration.startpoints.resolving import (
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import (
     Unresolved,
     is_for_one_of_all,
     newest_of,
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.positions import ResolvedStartpoint
+    from dagster_adjunct.orchestration.batchlog.stored_positions import ResolvedStartpoint
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

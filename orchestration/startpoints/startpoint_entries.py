@@ -18,10 +18,10 @@ from dagster_adjunct.orchestration.startpoints.stored_requests import (
 from dagster_adjunct.resources.errors import MalformedDocumentError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.request import Target
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import Target
     from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
     from dagster_adjunct.resources.metadata import Namespace, Snapshot
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dagster_adjunct.resources.streams.interface.startpoint import describe_star
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

@@ -24,13 +24,13 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     Taken,
     decide_fan_out,
 )
-from dagster_adjunct.orchestration.startpoints.request import (
+from dagster_adjunct.orchestration.startpoints.startpoint_entries import StartpointEntries
+from dagster_adjunct.orchestration.startpoints.startpoint_request import (
     OnUnresolved,
     StartpointRequest,
     check_partition,
     check_task,
 )
-from dagster_adjunct.orchestration.startpoints.startpoint_entries import StartpointEntries
 from dagster_adjunct.orchestration.startpoints.stored_requests import (
     Stored,
     difference,
@@ -41,7 +41,7 @@ from dagster_adjunct.orchestration.startpoints.stored_requests import (
 )
 from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

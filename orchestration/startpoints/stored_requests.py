@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOutState, TaskFanOut
-from dagster_adjunct.orchestration.startpoints.request import (
+from dagster_adjunct.orchestration.startpoints.startpoint_request import (
     StartpointRequest,
     Target,
     check_task,
@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
 )
 from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer release of Adjunct wrote it."
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dagster_adjunct.resources.errors import InvalidNameError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

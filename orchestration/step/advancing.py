@@ -126,7 +126,7 @@ def discard_after(
     lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
 ) -> AdvanceReport:
     """Discard what a new version has made needless; return the report with the time that this took."""
-    from dagster_adjunct.orchestration.upkeep.discarding import discard_all
+    from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 
     if not report.sealed or (dataset.kind == "unbounded" and not _may_go(lake, dataset)):
         return report

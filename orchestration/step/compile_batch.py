@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_adjunct.assets.sources.entries import schema_of_entries
+from dagster_adjunct.assets.sources.entries_of_records import schema_of_entries
 from dagster_adjunct.orchestration.operators.hidden_columns import carried, tie_breakers
 from dagster_adjunct.orchestration.step.exchange_check import ProvenJoin, check_joins
 from dagster_adjunct.orchestration.step.join_counts import JoinCounts
@@ -22,9 +22,9 @@ from dagster_adjunct.resources.errors import PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import AppendResult, OffsetRange
-from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.tables.spark_write import TableWrite, write_table
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_version import TransientVersion
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.spec import Operator
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
     from dagster_adjunct.orchestration.planner import Exchange
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.tables import RemoteTable
-    from dagster_adjunct.resources.tables.update import UpdateContract
+    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 Counters = dict[str, dict[str, int]]
 

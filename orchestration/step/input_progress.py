@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.startpoints.stream_snapshots import default_offset
 from dagster_adjunct.resources.errors import MalformedDocumentError, NoSealedVersionError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -163,10 +163,10 @@ def delivered_version(
 ) -> tuple[str | None, str]:
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.sources.complete_delivery import Awaiting
+    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
     from dagster_adjunct.assets.sources.open_source import open_source
     from dagster_adjunct.assets.sources.stream_source import StreamSource
-    from dagster_adjunct.assets.versions.carrying_over import carried_over
+    from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
     from dagster_adjunct.assets.versions.manifest import as_bounded
 
     try:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range, add_counters, spread
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.positions import Replay
+    from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

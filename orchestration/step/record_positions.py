@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.hidden_columns import BRANCH
 from dagster_adjunct.resources.schemas.quoted_columns import bigints
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     OFFSET,
@@ -19,12 +18,13 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     SOURCE_EPOCH,
     SOURCE_OFFSET,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.spec import Operator
-    from dagster_adjunct.resources.streams.lake.sources import Sources
+    from dagster_adjunct.orchestration.operators.operator_spec import Operator
+    from dagster_adjunct.resources.streams.lake.source_ranges import Sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.stream_system import AppendResult
-    from dagster_adjunct.resources.tables.update import UpdateContract
+    from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 _log = logging.getLogger("adjunct.step")
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.batch import close_batch, commit_intent, run_outputs
-from dagster_adjunct.orchestration.step.planning import plan_batch, settle
+from dagster_adjunct.orchestration.step.plan_batch import plan_batch, settle
+from dagster_adjunct.orchestration.step.run_batch import close_batch, commit_intent, run_outputs
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import open_step
 from dagster_adjunct.resources.errors import CommitConflictError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, LoggedState, add_counters
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
-from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 Counters = dict[str, dict[str, int]]
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.dataset_names import list_datasets
-from dagster_adjunct.assets.rebucketing.bounded_versions import repartition_versions
-from dagster_adjunct.assets.rebucketing.followed_table import repartition_table
 from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport
-from dagster_adjunct.assets.versions.carrying_over import carry_over, has_read_all
+from dagster_adjunct.assets.rebucketing.rebucketed_table import repartition_table
+from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
+from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carry_over, has_read_all
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, list_applications
@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.startpoints.repartitioned_positions import (
 )
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import FAN_OUTS, REQUESTS
 from dagster_adjunct.orchestration.startpoints.stored_requests import waits_on
-from dagster_adjunct.orchestration.upkeep.discarding import open_batches
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from dagster_adjunct.orchestration.upkeep.who_reads import Readers, followers_of
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -30,7 +30,7 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import list_readers
 from dagster_adjunct.resources.streams.lake.repartition import repartition

@@ -37,8 +37,8 @@ from dagster_adjunct.resources.backends.rows import (
     plan_updates,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError, TransientError
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.update import UpdateMessage
+from dagster_adjunct.resources.tables.partial_update import UpdateMessage
+from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.backends.column_values import Column, Kind, encoder_of
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.tables.functions import record_not_found
-from dagster_adjunct.resources.tables.update import UpdateMessage
+from dagster_adjunct.resources.tables.partial_update import UpdateMessage
+from dagster_adjunct.resources.tables.table_functions import record_not_found
 
 Key = Any  # one value, or a tuple of values where the key has several columns
 Row = tuple[Any, ...]

@@ -31,8 +31,8 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.update import UpdateMessage
+from dagster_adjunct.resources.tables.partial_update import UpdateMessage
+from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.plain import Plain, decimal_type, to_plain
+from dagster_adjunct.resources.schemas.plain_values import Plain, decimal_type, to_plain
 
 if TYPE_CHECKING:
     import numpy as np

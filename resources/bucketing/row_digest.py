@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.schemas.plain import decimal_type, to_plain
+from dagster_adjunct.resources.schemas.plain_values import decimal_type, to_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.files.misfits import damaged
+from dagster_adjunct.resources.files.file_misfits import damaged
 from dagster_adjunct.resources.files.text import opened
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.files.misfits import check_columns, damaged
+from dagster_adjunct.resources.files.file_misfits import check_columns, damaged
 from dagster_adjunct.resources.schemas.schema import Schema, conform
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import CommitLog
-from dagster_adjunct.resources.objects.creating import UnmadeLakeStore
+from dagster_adjunct.resources.objects.conditional_write_probe import probe_conditional_writes
 from dagster_adjunct.resources.objects.documents import LakeDocument, decode, encode
+from dagster_adjunct.resources.objects.lake_to_be_made import UnmadeLakeStore
 from dagster_adjunct.resources.objects.object_store import S3Options, StoreDescriptor
-from dagster_adjunct.resources.objects.probe import probe_conditional_writes
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:

@@ -1,20 +1,20 @@
 """The Table API: records by key in other stores, with partial updates (SAMZA-2709)."""
 
-from dagster_adjunct.resources.tables.blocking import BlockingTable
+from dagster_adjunct.resources.tables.blocking_table import BlockingTable
 from dagster_adjunct.resources.tables.clock import Clock, ManualClock, SystemClock
-from dagster_adjunct.resources.tables.functions import (
+from dagster_adjunct.resources.tables.memory_table import MemoryTable
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.rate_limit import RateLimit
+from dagster_adjunct.resources.tables.remote_table import RemoteTable
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table_functions import (
     PutsIfAbsent,
     TableFunction,
     TableReadFunction,
     TableWriteFunction,
     UpdatesWithDefaults,
 )
-from dagster_adjunct.resources.tables.memory_table import MemoryTable
-from dagster_adjunct.resources.tables.metrics import TableMetrics
-from dagster_adjunct.resources.tables.rate_limit import RateLimit
-from dagster_adjunct.resources.tables.remote import RemoteTable
-from dagster_adjunct.resources.tables.retry import RetryPolicy
-from dagster_adjunct.resources.tables.update import UpdateContract, UpdateMessage
 
 __all__ = [
     "BlockingTable",

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found
+from dagster_adjunct.resources.tables.table_functions import (
+    TableReadFunction,
+    TableWriteFunction,
+    record_not_found,
+)
 
 Record = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.sources.complete_delivery import Delivery
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
 from dagster_adjunct.assets.sources.stream_source import StreamSource
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
 

@@ -20,8 +20,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=4)

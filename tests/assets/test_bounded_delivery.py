@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.sources.complete_delivery import (
+from dagster_adjunct.assets.sources.end_of_dataset_markers import (
     Complete,
     MarkerSaid,
     Waiting,
@@ -14,8 +14,8 @@ from dagster_adjunct.assets.sources.complete_delivery import (
     next_delivery,
 )
 from dagster_adjunct.resources.errors import MarkerConflictError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 P0, P1 = (SystemStreamPartition("lake", "planes", p) for p in (0, 1))
 START = {P0: 0, P1: 0}

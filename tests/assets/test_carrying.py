@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.lake.repartition import repartition

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.complete_delivery import Complete, next_delivery
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Complete, next_delivery
 from dagster_adjunct.assets.sources.lost_versions import GoesOn, Unknown, go_on, to_count
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World

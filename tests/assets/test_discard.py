@@ -19,11 +19,11 @@ from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.assets.retention.discard_plan import Listing, plan_discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Pin, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, Verdict, VersionRef
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -32,7 +32,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.retention.erasing.erasure import ErasureReport, find
 from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
 from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.validators import Finding, custom
-from dagster_adjunct.assets.versions.attempts import attempt_key
+from dagster_adjunct.assets.versions.build_attempts import attempt_key
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.bucket_files import unpack_footer
 from dagster_adjunct.resources.errors import (
@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import (
     KeyValueExtractor,
     Projection,
@@ -19,7 +20,6 @@ from dagster_adjunct.assets.declaration.extractors.extractor import (
     hiding,
 )
 from dagster_adjunct.assets.declaration.extractors.python_extractor import _entries
-from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema

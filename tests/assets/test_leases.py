@@ -12,10 +12,10 @@ import pytest
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     LeaseLostError,
@@ -23,8 +23,8 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects import renewal as renewal_module
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects import renewed_object as renewal_module
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World

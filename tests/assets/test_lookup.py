@@ -26,10 +26,10 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects.faulty import FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import FaultyStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
-from dagster_adjunct.resources.schemas.plain import to_plain
+from dagster_adjunct.resources.schemas.plain_values import to_plain
 from dagster_adjunct.resources.schemas.schema import Schema
 
 Key = tuple[Any, ...]

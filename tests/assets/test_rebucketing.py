@@ -11,7 +11,7 @@ from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify_version import verify_version
-from dagster_adjunct.assets.rebucketing.bounded_versions import repartition_versions
+from dagster_adjunct.assets.rebucketing.rebucketed_versions import repartition_versions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -29,7 +29,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema

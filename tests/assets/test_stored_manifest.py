@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.versions.deliveries import Abandoned
-from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 FIELDS = [

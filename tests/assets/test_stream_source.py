@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.inputs import FileSource, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.complete_delivery import Awaiting, Delivery, VersionSource
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -35,8 +35,8 @@ from dagster_adjunct.resources.streams.interface.checksum import (
     promised_checksum,
     records_checksum,
 )
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import PARTITION, OffsetRange, StreamSystem
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World, no_spark
 from tests.assets.plain import build_without_spark, no_session

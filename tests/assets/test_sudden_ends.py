@@ -14,15 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.bounded import candidate
+from dagster_adjunct.assets.bounded import build_candidate as candidate
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.sources.complete_delivery import Delivery
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 from tests.assets import writing
 from tests.assets.conftest import World

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader

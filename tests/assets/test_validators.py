@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, NumberFormatException, ParseException
 from pyspark.sql import SparkSession
 
-from dagster_adjunct.assets.bounded import candidate as candidate_module
+from dagster_adjunct.assets.bounded import build_candidate as candidate_module
 from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.validator import Validator

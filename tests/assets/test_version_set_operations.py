@@ -19,7 +19,7 @@ from dagster_adjunct.assets.versions.operator_actions import kept_beside
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import (
     MarkerConflictError,
     NoSealedVersionError,
 )
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, PLANES
 from tests.assets.plain import build_without_spark, no_session

@@ -15,9 +15,9 @@ from dagster_adjunct.orchestration.application.output_lineage import outputs_of
 from dagster_adjunct.orchestration.code_location.shared.column_lineage import output_columns
 from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made, Node, add
 from dagster_adjunct.orchestration.operators.known_columns import Types
-from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext
+from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 from dagster_adjunct.orchestration.operators.send_to_stream import SendToStream
-from dagster_adjunct.orchestration.operators.spec import Spec
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, UNKNOWN, StreamFacts
 from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.resources.errors import PlanningError

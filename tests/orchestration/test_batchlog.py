@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
 )
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TRIPS = [SystemStreamPartition("lake", "trips", partition) for partition in (0, 1)]

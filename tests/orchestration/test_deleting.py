@@ -27,11 +27,11 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import forget_reader, read_new
 from tests.assets.conftest import World

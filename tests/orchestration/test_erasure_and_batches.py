@@ -9,7 +9,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.orchestration.upkeep.discarding import open_batches
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from tests.orchestration.step_world import StepWorld
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, Intent, Range
-from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.startpoints.application_startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carried_over
@@ -26,9 +26,9 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import NewRecords, read_new
 from tests.orchestration.step_world import StepWorld

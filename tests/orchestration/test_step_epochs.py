@@ -12,8 +12,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.compile_batch import BatchInputs, run_batch
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import META
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
 )
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step import batch as batch_module
+from dagster_adjunct.orchestration.step import run_batch as batch_module
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
-from dagster_adjunct.orchestration.upkeep.discarding import discard_all
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     LeaseLostError,
@@ -31,8 +31,8 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects import renewal as renewal_module
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects import renewed_object as renewal_module
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.step.join_counts import JoinCounts
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.orchestration.upkeep.discarding import open_batches
+from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     CommitConflictError,

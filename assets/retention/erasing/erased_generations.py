@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile
+from dagster_adjunct.assets.retention.erasing.clear_leftovers import Leftovers, find_leftovers
 from dagster_adjunct.assets.retention.erasing.key_search import search_files
-from dagster_adjunct.assets.retention.erasing.leftovers import Leftovers, find_leftovers
 from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
 from dagster_adjunct.assets.retention.erasing.rewriting import (
     Rewritten,
@@ -20,7 +20,7 @@ from dagster_adjunct.assets.retention.erasing.rewriting import (
     live_rows_with,
     rewrite_generation,
 )
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body

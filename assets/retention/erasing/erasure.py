@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.discard_plan import Judged
+from dagster_adjunct.assets.retention.erasing.clear_leftovers import clear_past, delete_superseded
 from dagster_adjunct.assets.retention.erasing.erased_generations import Regenerating
 from dagster_adjunct.assets.retention.erasing.key_search import KeySearch, search_keys
 from dagster_adjunct.assets.retention.erasing.key_set import KeySet
-from dagster_adjunct.assets.retention.erasing.leftovers import clear_past, delete_superseded
-from dagster_adjunct.assets.retention.erasing.replacing import Replacing
+from dagster_adjunct.assets.retention.erasing.replace_versions import Replacing
 from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now

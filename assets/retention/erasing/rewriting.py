@@ -22,7 +22,7 @@ from dagster_adjunct.resources.bucketing.bucket_files import (
     attempt_of,
     bucket_file_name,
 )
-from dagster_adjunct.resources.bucketing.evolved import as_laid_out
+from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ObjectExistsError
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.unbounded.bootstrap_progress import BootstrapProgress
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
-    from dagster_adjunct.assets.versions.followed_table import Decision
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
+    from dagster_adjunct.assets.versions.unbounded_state import Decision
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

@@ -71,7 +71,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     @op(name=dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.assets.reading.dataset_names import list_datasets
-        from dagster_adjunct.orchestration.upkeep.discarding import discard_all
+        from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 
         with clear_failures(context):
             lake = adjunct_lake.open()

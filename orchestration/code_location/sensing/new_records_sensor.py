@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 # Dagster ends a tick after a minute; what remains is for looking at datasets and storing the cursor.
 TICK_SECONDS = 40.0

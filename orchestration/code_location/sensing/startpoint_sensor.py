@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.startpoints.fan_out import Requests
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 
 
 def not_applied(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "list[StartpointRequest]":

@@ -13,7 +13,7 @@ from pydantic import Field as Default
 
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.stored_documents import StoredDocument
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 class Found(StoredDocument):

@@ -13,7 +13,7 @@ from dagster import (
     sensor,
 )
 
-from dagster_adjunct.assets.declaration.inputs import QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_report import StepReport
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 # The tag by which Dagster knows a materialisation's data version; results have a field for it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 # One way of writing each number, within 64 bits: "0003" would be offset 3, and another text than "3".
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVa
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

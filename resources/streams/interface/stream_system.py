@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
 from dagster_adjunct.resources.streams.kafka.offsets import too_old
 from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.stored_documents import StoredDocument, first_problem
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic, check_topic_name
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
-from dagster_adjunct.resources.streams.lake.declaring import check_equal, declare
+from dagster_adjunct.resources.streams.lake.stream_declaration import check_equal, declare
 from dagster_adjunct.resources.streams.lake.stream_manifest import Declaration
 
 if TYPE_CHECKING:

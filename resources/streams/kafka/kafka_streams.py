@@ -21,7 +21,6 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import (
     AppendResult,
     Epochs,
@@ -30,13 +29,14 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     StreamInfo,
     StreamSystem,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, TopicDescription
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
 from dagster_adjunct.resources.streams.kafka.declared_topics import Declarations, Known
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.offsets import check_range
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
-from dagster_adjunct.resources.streams.lake.latest import check_epochs
+from dagster_adjunct.resources.streams.lake.latest_results import check_epochs
 from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.lake.sources import Sources
+    from dagster_adjunct.resources.streams.lake.source_ranges import Sources
 
 Edges = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default

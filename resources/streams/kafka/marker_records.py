@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.stored_documents import first_problem
 from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
     from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams, TopicFacts
 
 _TASKS = 32

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout
-from dagster_adjunct.resources.bucketing.evolved import as_laid_out
+from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError
 from dagster_adjunct.resources.schemas.schema import arrow_type

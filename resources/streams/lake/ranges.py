@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.segment_index import Span
 from dagster_adjunct.resources.streams.lake.stream_manifest import StreamState
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.spark.given_session import session_of
 from dagster_adjunct.resources.streams.interface.numbered_offsets import NumberedOffsets, parse_offset
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION, Epochs, Marker, OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.arrow_read import meta_schema, read_tables
-from dagster_adjunct.resources.streams.lake.latest import (
+from dagster_adjunct.resources.streams.lake.latest_results import (
     WithoutPosition,
     check_epochs,
     only_latest,

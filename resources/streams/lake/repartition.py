@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.bucketing.evolved import as_laid_out
+from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts

@@ -20,9 +20,9 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     TIMESTAMP,
     TOMBSTONE,
 )
-from dagster_adjunct.resources.streams.lake.cuts import Cut, cut_of
 from dagster_adjunct.resources.streams.lake.segment_index import Span, holds_records
 from dagster_adjunct.resources.streams.lake.stream_manifest import HIDDEN, ROW, Segment, StreamState
+from dagster_adjunct.resources.streams.lake.wanted_rows import Cut, cut_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -39,7 +39,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     TIMESTAMP,
     TOMBSTONE,
 )
-from dagster_adjunct.resources.streams.lake.sources import Coverage
+from dagster_adjunct.resources.streams.lake.source_ranges import Coverage
 
 KIND = "stream"
 ROW = "__row"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.dead_letters import (
     DEAD_LETTERS,
     problems_of,

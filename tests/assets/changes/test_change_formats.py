@@ -17,7 +17,7 @@ from dagster_adjunct.assets.declaration.changes.change_formats import (
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import Change, dataset, decoded, frame_of, problems, send, stream

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.sources.whole_transactions import Part, cut_at_incomplete, whole_transactions
 from dagster_adjunct.resources.errors import DatasetError, NoSealedVersionError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -15,18 +15,19 @@ import pyarrow.compute as pc
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources import dead_letters, ordering
+from dagster_adjunct.assets.sources import dead_letters
+from dagster_adjunct.assets.sources import order_by_column as ordering
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded import merge_generations, write_changes
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import BadChangeError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams

@@ -15,7 +15,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
@@ -24,8 +24,8 @@ from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, OffsetRange, StreamInfo
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

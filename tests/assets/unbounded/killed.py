@@ -17,7 +17,7 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import NAME, facts_without_spark, table_of

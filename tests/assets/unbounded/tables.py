@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import merge_generations
-from dagster_adjunct.assets.versions.attempts import attempts
+from dagster_adjunct.assets.versions.build_attempts import attempts
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

@@ -12,11 +12,11 @@ import pytest
 from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following import DeadLetters, OnLostOffset
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters, OnLostOffset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.segment_index import all_segments

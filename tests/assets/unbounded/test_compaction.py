@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import merge_generations
 from dagster_adjunct.assets.unbounded import next_served_version as served_version
@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

@@ -12,7 +12,7 @@ import pytest
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.following import DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify_version import verify_version

@@ -19,13 +19,13 @@ from dagster_adjunct.assets.retention.erasing.erasure import find_keys, forget
 from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.versions.attempts import attempts
+from dagster_adjunct.assets.versions.build_attempts import attempts
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
     version_set,
 )
-from dagster_adjunct.assets.declaration.inputs import FileSource
+from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import all_leases
@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded.following_plain import COLUMNS, NAME, follow_without_spark, table_in

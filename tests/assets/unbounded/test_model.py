@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
@@ -41,7 +41,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World

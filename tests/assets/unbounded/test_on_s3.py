@@ -10,14 +10,14 @@ from datetime import timedelta
 import pytest
 
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import (

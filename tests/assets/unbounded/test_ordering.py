@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError

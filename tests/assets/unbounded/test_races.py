@@ -19,7 +19,7 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets import reading

@@ -16,7 +16,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.retention.dataset_deletion import delete
-from dagster_adjunct.assets.sources.opening import by_partition
+from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
@@ -29,7 +29,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World

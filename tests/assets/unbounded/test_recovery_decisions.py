@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.entries import declaration_of
-from dagster_adjunct.assets.sources.opening import Source, as_stored
+from dagster_adjunct.assets.sources.entries_of_records import declaration_of
+from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
 from dagster_adjunct.assets.unbounded.recovery import decide, recover
 from dagster_adjunct.assets.unbounded.table_state import Seen, state_of
-from dagster_adjunct.assets.versions.followed_table import Bootstrap
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

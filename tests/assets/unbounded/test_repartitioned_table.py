@@ -15,8 +15,8 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify_version import verify_version
-from dagster_adjunct.assets.rebucketing.followed_table import repartition_table
 from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport
+from dagster_adjunct.assets.rebucketing.rebucketed_table import repartition_table
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasing.erasure import forget
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
@@ -30,7 +30,7 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World

@@ -15,12 +15,12 @@ from dagster_adjunct.assets.declaration.changes.change_formats import OperationC
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.sources.opening import Source
+from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.reapply import Rewinding
+from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -35,11 +35,10 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultKind, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -47,6 +46,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointTimestamp,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded import facts

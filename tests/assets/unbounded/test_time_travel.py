@@ -21,7 +21,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded.tables import COLUMNS, content, entries, faulty, send, table, without_spark

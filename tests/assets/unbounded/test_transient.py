@@ -16,7 +16,7 @@ import pytest
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.changes.change_formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources import whole_transactions as transactions
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.unbounded.transient_version import ranges_of, version_of
@@ -30,8 +30,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.segment_index import all_segments
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention

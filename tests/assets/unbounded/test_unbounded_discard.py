@@ -17,14 +17,14 @@ from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.assets.retention.retired_generations import oldest_kept, plan_retired
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
-from dagster_adjunct.assets.versions.followed_table import Bootstrap, Retired
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import version_number
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Retired
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older, objects
 from tests.assets.plain import no_session

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
-from dagster_adjunct.resources.objects.faulty import Fault
+from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.assets.conftest import World
 from tests.assets.plain import no_session

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.complete_delivery import Delivery
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
 from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
 from dagster_adjunct.assets.versions.advance_report import StageEvent

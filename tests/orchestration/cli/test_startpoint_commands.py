@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.faulty import Crash
+from dagster_adjunct.resources.objects.faulty_store import Crash
 from tests.assets.plain import no_session
 from tests.assets.unbounded.following_plain import follow_without_spark
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import read_new
-from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 
 

@@ -25,7 +25,7 @@ from dagster_adjunct import (
 from dagster_adjunct.code_location import LaunchWhen
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, Intent, Range
-from dagster_adjunct.orchestration.batchlog.positions import OffsetState, Replay, ResolvedStartpoint
+from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
 from dagster_adjunct.orchestration.code_location.sensing import new_records_sensor as new_records
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import launch_rules

@@ -20,9 +20,9 @@ from dagster import (
 )
 
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.declaration.inputs import QuerySource
-from dagster_adjunct.assets.sources.complete_delivery import Delivery
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
 from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState

@@ -20,7 +20,7 @@ from dagster_adjunct import (
     build_definitions,
     unbounded_dataset,
 )
-from dagster_adjunct.assets.declaration.following import Following
+from dagster_adjunct.assets.declaration.following_changes import Following
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport

@@ -15,21 +15,21 @@ from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner import Task
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.orchestration.step import batch as batch_module
+from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
+from dagster_adjunct.orchestration.step import run_batch as batch_module
 from dagster_adjunct.orchestration.step.compile_batch import BatchInputs
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.clocks import on_clock
 from tests.orchestration.offsets.fake_streams import FakeStreams

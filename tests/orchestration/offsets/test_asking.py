@@ -24,7 +24,6 @@ from dagster_adjunct.resources.errors import (
     InvalidNameError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -32,6 +31,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointTimestamp,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

@@ -12,8 +12,8 @@ from dagster_adjunct.orchestration.startpoints.application_startpoints import St
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

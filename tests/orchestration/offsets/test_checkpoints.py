@@ -9,14 +9,14 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.batchlog.history import CheckpointManager
-from dagster_adjunct.resources.objects.faulty import Crash
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
+from dagster_adjunct.resources.objects.faulty_store import Crash
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
 S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))

@@ -8,11 +8,11 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.reapply import Rewinding
+from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
-from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     DatasetOutcome,
     apply_dataset_startpoints,
@@ -22,21 +22,21 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import SCHEMA, Fact, facts_without_spark

@@ -9,22 +9,22 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.ask_and_take_back import Asked, TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
-from dagster_adjunct.orchestration.startpoints.requesting import Asked, TakenBack, ask, take_back
-from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.faulty import Crash, Fault
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

@@ -10,21 +10,21 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.clocks import on_clock
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))

@@ -9,16 +9,16 @@ import pytest
 
 from dagster_adjunct import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
 from tests.clocks import on_clock

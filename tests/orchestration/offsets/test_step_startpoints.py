@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.resolving import task_partitions
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty import Crash
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.objects.faulty_store import Crash
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -24,6 +23,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointTimestamp,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.ask_and_take_back import TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
-from dagster_adjunct.orchestration.startpoints.requesting import TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointTimestamp
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
 S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))

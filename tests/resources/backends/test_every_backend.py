@@ -22,7 +22,7 @@ from dagster_adjunct.resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
-from dagster_adjunct.resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.table_functions import record_not_found
 
 COLUMNS = {"id": "string", "a": "int", "b": "string", "c": "double"}
 _numbers = count()

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects.faulty import Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore, Namespace, Snapshot
 from dagster_adjunct.resources.metadata import namespace_document as document_module
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.clocks import on_clock

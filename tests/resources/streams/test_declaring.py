@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.resources.streams.stream_helpers import SCHEMA

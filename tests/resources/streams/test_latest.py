@@ -15,8 +15,8 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.interface.stream_system import POSITION, OffsetRange
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from dagster_adjunct.resources.streams.lake.latest import WithoutPosition
-from dagster_adjunct.resources.streams.lake.sources import (
+from dagster_adjunct.resources.streams.lake.latest_results import WithoutPosition
+from dagster_adjunct.resources.streams.lake.source_ranges import (
     Coverage,
     Read,
     SourceRange,

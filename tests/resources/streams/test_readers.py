@@ -23,7 +23,7 @@ from dagster_adjunct.resources.streams.lake.named_readers import (
     list_readers,
     read_new,
 )
-from dagster_adjunct.resources.streams.lake.sources import SourceRange, Sources
+from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import on_clock
 from tests.resources.streams.stream_helpers import SCHEMA, Clock

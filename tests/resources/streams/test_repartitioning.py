@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import list_readers, read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition

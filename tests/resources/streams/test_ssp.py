@@ -4,7 +4,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.registry import open_system, register_system
 

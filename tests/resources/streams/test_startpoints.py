@@ -20,7 +20,6 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -32,6 +31,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     startpoint_from_json,
 )
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.clocks import on_clock

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
 from tests.clocks import on_clock

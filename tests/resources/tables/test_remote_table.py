@@ -20,7 +20,7 @@ from dagster_adjunct.resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
-from dagster_adjunct.resources.tables.order import KeyOrder
+from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables import ManualClock, RemoteTable, RetryPolicy, TableWriteFunction
-from dagster_adjunct.resources.tables.functions import record_not_found
+from dagster_adjunct.resources.tables.table_functions import record_not_found
 
 
 class Flaky(TableWriteFunction[str, dict, dict]):

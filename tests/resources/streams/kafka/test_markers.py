@@ -13,8 +13,8 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import Marker, OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from tests.resources.streams.kafka.producing import raw, seen, system_with

@@ -17,7 +17,6 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -26,6 +25,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     resolve_startpoint_to_offset,
 )
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic, kafka_system
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams

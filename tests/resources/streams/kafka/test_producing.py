@@ -16,8 +16,8 @@ from dagster_adjunct.resources.errors import (
     StreamUnavailableError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.produce import deliver
 from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target

@@ -18,8 +18,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import RECORD_META, OffsetRange
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams

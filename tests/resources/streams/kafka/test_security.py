@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailab
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, messages
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams

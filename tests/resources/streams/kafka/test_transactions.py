@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.kafka_streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, transact

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.tables.update import UpdateMessage
+    from dagster_adjunct.resources.tables.partial_update import UpdateMessage
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import files_of
-from dagster_adjunct.assets.retention.erasing.leftovers import Leftovers, find_leftovers
+from dagster_adjunct.assets.retention.erasing.clear_leftovers import Leftovers, find_leftovers
 from dagster_adjunct.assets.retention.erasing.redaction import FORGET, redacted
 from dagster_adjunct.assets.retention.erasing.rewriting import Rewritten, files_with, rewrite_without
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.input_place import copied, place_in_input, told_by
-from dagster_adjunct.assets.bounded.taking_over import moved
-from dagster_adjunct.assets.sources.complete_delivery import Awaiting
+from dagster_adjunct.assets.bounded.commits_meanwhile import moved
+from dagster_adjunct.assets.bounded.place_in_input import copied, place_in_input, told_by
+from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
 from dagster_adjunct.assets.versions.deliveries import Awaited
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.bounded.members import Member, Unit
+    from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
 
 _TRIES = 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.input_place import copied, place_in_input, told_by
+from dagster_adjunct.assets.bounded.place_in_input import copied, place_in_input, told_by
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
 from dagster_adjunct.assets.versions.deliveries import FACTS_KEPT, NAMES_KEPT, Delivered
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
@@ -13,7 +13,7 @@ from dagster_adjunct.assets.versions.sealed_version import VersionRef
 from dagster_adjunct.assets.writing.write_generation import add
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.bounded.candidate import Built
+    from dagster_adjunct.assets.bounded.build_candidate import Built
 
 
 def after_delivery(built: Built, document: str | None, refused: Built | None, make_current: bool) -> BoundedManifest:

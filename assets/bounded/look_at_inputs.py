@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.input_place import declared
-from dagster_adjunct.assets.bounded.members import Member, Unit
+from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
+from dagster_adjunct.assets.bounded.place_in_input import declared
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.stream_source import StreamSource
 from dagster_adjunct.assets.versions.advance_report import OnStage, Stages
-from dagster_adjunct.assets.versions.carrying_over import carried_over
+from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.operator_actions import expire_pins
@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import DatasetError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.complete_delivery import VersionSource
+    from dagster_adjunct.assets.sources.end_of_dataset_markers import VersionSource
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

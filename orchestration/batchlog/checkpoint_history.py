@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batchlog.known_applications import check_known
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.batchlog.positions import AppliedStartpoint, ResolvedStartpoint
+    from dagster_adjunct.orchestration.batchlog.stored_positions import AppliedStartpoint, ResolvedStartpoint
     from dagster_adjunct.resources.objects import Commit, Lake
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.planned import Flow, PlanContext, Requirement
-from dagster_adjunct.orchestration.operators.spec import Operator
+from dagster_adjunct.orchestration.operators.operator_spec import Operator
+from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext, Requirement
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

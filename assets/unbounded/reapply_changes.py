@@ -16,7 +16,7 @@ from operator import and_
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import DatasetError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opening import Ranges
+    from dagster_adjunct.assets.sources.opened_stream import Ranges
     from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
     from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dagster_adjunct.resources.tables.update import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.metrics import TableMetrics
-    from dagster_adjunct.resources.tables.remote import RemoteTable
+    from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

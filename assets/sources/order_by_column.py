@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
-from dagster_adjunct.assets.declaration.following import DeadLetters
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.versions.sealed_version import POSITION
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
 from dagster_adjunct.resources.errors import MarkerConflictError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from dagster_adjunct.resources.errors import InvalidNameError
 from dagster_adjunct.resources.stored_documents import StoredDocument
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 # Requests expire, so one is written again soon or in vain: few others can have come between.
 _REMEMBERED = 20

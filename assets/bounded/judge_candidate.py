@@ -13,7 +13,7 @@ from dagster_adjunct.assets.validation.validators import evaluate
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.bounded.candidate import Built
+    from dagster_adjunct.assets.bounded.build_candidate import Built
 
 
 def judge(built: Built, spark: Callable[[], SparkSession]) -> Built:

@@ -14,8 +14,8 @@ from dagster_adjunct.assets.reading.stored_files import files_of
 from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport, check, check_unused
 from dagster_adjunct.assets.rebucketing.rebucketed_files import rebucketed
 from dagster_adjunct.assets.retention.discard import delete_doomed
-from dagster_adjunct.assets.retention.erasing.replacing import Replacement, replaced
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempt_key
+from dagster_adjunct.assets.retention.erasing.replace_versions import Replacement, replaced
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attempt_key
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import store_now
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change

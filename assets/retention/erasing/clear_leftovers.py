@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.retention.discard_plan import Judged
 from dagster_adjunct.assets.retention.erasing.key_search import own_part, search_files, set_manifests
 from dagster_adjunct.assets.retention.erasing.redaction import redacted
-from dagster_adjunct.assets.versions.attempts import attempts
+from dagster_adjunct.assets.versions.build_attempts import attempts
 from dagster_adjunct.assets.versions.dataset_log import SETS
 from dagster_adjunct.resources.errors import ObjectNotFoundError
 

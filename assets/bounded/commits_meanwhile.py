@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.input_place import declared
-from dagster_adjunct.assets.bounded.members import Unit
+from dagster_adjunct.assets.bounded.advancing_members import Unit
+from dagster_adjunct.assets.bounded.place_in_input import declared
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, as_bounded
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.bounded.candidate import Built
+    from dagster_adjunct.assets.bounded.build_candidate import Built
     from dagster_adjunct.assets.versions.dataset_log import Members
     from dagster_adjunct.resources.objects.commit_log import Commit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.positions import Replay, ResolvedStartpoint, replay_id
+from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint, replay_id
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     describe_startpoint,
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.positions import OffsetState
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
-    from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,23 @@ from typing import Any, Generic, TypeVar
 from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, RecordNotFoundError, TableError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
-from dagster_adjunct.resources.tables.functions import (
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
+from dagster_adjunct.resources.tables.partial_update import (
+    UpdateContract,
+    UpdateMessage,
+    apply_updates,
+    refused,
+)
+from dagster_adjunct.resources.tables.rate_limit import RateLimit, TokenBucket
+from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table_functions import (
     PutsIfAbsent,
     TableFunction,
     TableReadFunction,
     TableWriteFunction,
     UpdatesWithDefaults,
 )
-from dagster_adjunct.resources.tables.metrics import TableMetrics
-from dagster_adjunct.resources.tables.order import KeyOrder
-from dagster_adjunct.resources.tables.rate_limit import RateLimit, TokenBucket
-from dagster_adjunct.resources.tables.retry import RetryPolicy
-from dagster_adjunct.resources.tables.update import UpdateContract, UpdateMessage, apply_updates, refused
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
 from dagster_adjunct.assets.sources.decode_changes import decode_changes, schema_of_rows
-from dagster_adjunct.assets.sources.entries import declaration_of, schema_of_entries
-from dagster_adjunct.assets.sources.ordering import placed_from
+from dagster_adjunct.assets.sources.entries_of_records import declaration_of, schema_of_entries
+from dagster_adjunct.assets.sources.order_by_column import placed_from
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import (
     EPOCH,
     OFFSET,
@@ -23,6 +22,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     StreamInfo,
     StreamSystem,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

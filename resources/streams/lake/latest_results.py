@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.stream_system import (
     OFFSET,
     PARTITION,
@@ -19,8 +18,9 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
     SOURCE_OFFSET,
     OffsetRange,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.source_lineage import EVERY_EPOCH, Lineage, replaced_by_rewritten
-from dagster_adjunct.resources.streams.lake.sources import Coverage, Superseded, superseded
+from dagster_adjunct.resources.streams.lake.source_ranges import Coverage, Superseded, superseded
 from dagster_adjunct.resources.streams.lake.stream_manifest import Segment, StreamState
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, MalformedDocumentError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import (
     VERSION,
     Startpoint,
@@ -16,6 +15,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     check_version,
     startpoint_from_json,
 )
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 OnUnresolved = Literal["fail", "checkpoint"]
 _ON_UNRESOLVED = ("fail", "checkpoint")

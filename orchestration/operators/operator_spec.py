@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
     from dagster_adjunct.orchestration.operators.known_columns import Types
-    from dagster_adjunct.orchestration.operators.planned import (
+    from dagster_adjunct.orchestration.operators.planning_values import (
         Exchange,
         Flow,
         PlanContext,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
+from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
 from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor, hiding
-from dagster_adjunct.assets.declaration.inputs import QuerySource
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column

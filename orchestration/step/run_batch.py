@@ -18,7 +18,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import OffsetRang
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
-    from dagster_adjunct.orchestration.step.planning import PlannedBatch
+    from dagster_adjunct.orchestration.step.plan_batch import PlannedBatch
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep, StepRun
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.sources.opening import as_stored
+from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.assets.unbounded.table_state import Seen, max_age_of
-from dagster_adjunct.assets.versions.followed_table import Bootstrap, Decision
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision
 from dagster_adjunct.resources.errors import CommitConflictError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opening import Source
+    from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.unbounded.input_order import Offsets
     from dagster_adjunct.assets.versions.advance_report import Stages
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.declaration.extractors.extractor import Projection
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, attempts, forget_attempt, read_attempt
+from dagster_adjunct.assets.versions.build_attempts import (
+    AttemptRenewal,
+    attempts,
+    forget_attempt,
+    read_attempt,
+)
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.writing.write_generation import NAMED, add, listed, write_generation
@@ -35,8 +40,8 @@ from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PA
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.bounded.members import Member, Unit
-    from dagster_adjunct.assets.sources.complete_delivery import Delivery
+    from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
+    from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 _FOOTERS = 1024 * 1024

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.reading.stored_files import StoredFile
 from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport, check, check_unused
 from dagster_adjunct.assets.rebucketing.rebucketed_files import rebucketed
 from dagster_adjunct.assets.unbounded.next_served_version import retire, without_large_footers
-from dagster_adjunct.assets.versions.attempts import AttemptRenewal, forget_attempt
+from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, UnboundedManifest

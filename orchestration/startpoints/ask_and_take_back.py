@@ -11,18 +11,18 @@ from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview
-from dagster_adjunct.orchestration.startpoints.resolving import is_broadcast
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import is_broadcast
 from dagster_adjunct.orchestration.startpoints.stored_requests import request_key
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.interface.ssp import SystemStreamPartition
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.positions import Replay
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
