@@ -43,8 +43,9 @@ import pyarrow as pa
 
 from assets import ORDERS
 from dagster_adjunct import (
-    Application, PythonExtractor, Schema, bounded_dataset, open_lake, run_application, session_scope, systems_for
+    Application, Schema, bounded_dataset, open_lake, run_application, session_scope, systems_for
 )
+from dagster_adjunct.changes import PythonExtractor
 from examples import NAME
 from orchestration.prices import PRICES
 
