@@ -12,7 +12,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.output_lineage import outputs_of
-from dagster_adjunct.orchestration.code_location.shared.column_lineage import output_columns
+from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import output_columns
 from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made, Node, add
 from dagster_adjunct.orchestration.operators.known_columns import Types
 from dagster_adjunct.orchestration.operators.operator_spec import Spec

@@ -36,7 +36,6 @@ from dagster_adjunct.orchestration.code_location.assets.validator_checks import 
     rejection_metadata,
     rejection_warning,
 )
-from dagster_adjunct.orchestration.code_location.shared.column_lineage import dataset_columns
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.metadata import (
@@ -50,6 +49,7 @@ from dagster_adjunct.orchestration.code_location.shared.metadata import (
     version_metadata,
 )
 from dagster_adjunct.orchestration.code_location.shared.row_preview import dataset_preview
+from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import dataset_columns
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.resource import SparkResource

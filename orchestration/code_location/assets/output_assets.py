@@ -26,12 +26,6 @@ from dagster_adjunct.orchestration.code_location.assets.join_checks import (
     join_check_results,
     join_check_specs,
 )
-from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
-    descriptions_of,
-    hidden_columns,
-    origins,
-    output_columns,
-)
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.metadata import (
@@ -43,6 +37,12 @@ from dagster_adjunct.orchestration.code_location.shared.metadata import (
 )
 from dagster_adjunct.orchestration.code_location.shared.row_preview import stream_preview
 from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
+from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
+    descriptions_of,
+    hidden_columns,
+    origins,
+    output_columns,
+)
 from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.resources.spark.resource import SparkResource
 

@@ -22,7 +22,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.changes import Projection
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-from dagster_adjunct.orchestration.code_location.shared.column_lineage import (
+from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
     dataset_columns,
     origins,
     output_columns,
