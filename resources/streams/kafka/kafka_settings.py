@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.streams.kafka.codec import Format
 from dagster_adjunct.resources.streams.kafka.raw_format import Raw
 from dagster_adjunct.resources.streams.kafka.security import Value, check_client
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.schemas.schema import Schema
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -45,6 +48,12 @@ class KafkaTopic:
                 raise ConfigurationError(
                     f"{name} {value!r} of a Kafka topic is none: expected {' or '.join(allowed)}.", "Correct it."
                 )
+
+    def schema(self) -> Schema:
+        """Return the columns of a record: those of the key that are not also the value's, the value's, the headers."""
+        from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
+
+        return schema_of(self)
 
 
 @dataclass(frozen=True, slots=True)
