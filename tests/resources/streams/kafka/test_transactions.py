@@ -178,9 +178,9 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
     script = f"""
         import sys, time
         from tests.resources.streams.kafka.test_transactions import _encoded
-        from dagster_adjunct.resources.streams.kafka.delivery import Append, Target
-        from dagster_adjunct.resources.streams.kafka.settings import KafkaSettings
-        from dagster_adjunct.resources.streams.kafka.transactions import read_marks, transact
+        from dagster_adjunct.resources.streams.kafka.task_producer import Append, Target
+        from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings
+        from dagster_adjunct.resources.streams.kafka.kafka_transactions import read_marks, transact
 
         settings = KafkaSettings("kafka", "{kafka.bootstrap}")
         target = Target(settings, "s", "{topic}", "{system.topic("s").identity}", 4, 1_000_000)
