@@ -164,7 +164,7 @@ def _switch(
         return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
 
     try:
-        switched = retry_conflicts(once, attempts=_TRIES)
+        switched = retry_conflicts(lambda: once, attempts=_TRIES)
     except (CommitConflictError, _LateChanges):
         log.drop(merged.generation)
         raise

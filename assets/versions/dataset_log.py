@@ -244,7 +244,7 @@ class DatasetLog:
     def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
         """Commit what `change` makes of the manifests of all members of the version set, or of this one alone."""
 
-        def once() -> dict[str, DatasetManifest]:
+        def decided() -> Callable[[], dict[str, DatasetManifest]]:
             commit, manifests = self.read_all()
             if self.name not in manifests:
                 raise DatasetNotFoundError(
@@ -253,12 +253,16 @@ class DatasetLog:
                     dataset=self.name,
                 )
             after = change(manifests)
-            if after is None:
-                return manifests
-            self.commit_all(commit, after, by=by)
-            return manifests | dict(after)
 
-        return retry_conflicts(once, attempts=_TRIES)
+            def commit_change() -> dict[str, DatasetManifest]:
+                if after is None:
+                    return manifests
+                self.commit_all(commit, after, by=by)
+                return manifests | dict(after)
+
+            return commit_change
+
+        return retry_conflicts(decided, attempts=_TRIES)
 
     def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
         """As `transact_all`, for what only datasets have that arrive in versions; return what is current of this one.

@@ -62,17 +62,18 @@ class Commit:
     etag: str | None = field(default=None, compare=False)
 
 
-def retry_conflicts(decide_and_commit: Callable[[], T], *, attempts: int) -> T:
-    """Return what `decide_and_commit()` returns, called again after every conflict, each time after a longer pause.
+def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int) -> T:
+    """Return what the commit that `decide()` returns gives, decided again after every conflict, after a longer pause.
 
-    It reads what is current, decides and commits, and does nothing that may not happen twice. Raises
-    `CommitConflictError` after so many attempts (one at least).
+    `decide` reads what is current, and does nothing that may not happen twice. What it raises passes at once, a
+    `CommitConflictError` too: deciding again would not help. Raises the commit's after so many attempts (one at least).
     """
     for attempt in range(attempts - 1):
+        commit = decide()
         with suppress(CommitConflictError):
-            return decide_and_commit()
+            return commit()
         _pause(attempt)
-    return decide_and_commit()
+    return decide()()
 
 
 class CommitLog:
@@ -209,12 +210,12 @@ class CommitLog:
         nothing to do. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
         """
 
-        def once() -> Commit | None:
+        def decided() -> Callable[[], Commit | None]:
             current = self.current()
             body = decide(current)
-            return current if body is None else self.commit(current, body, by=by)
+            return lambda: current if body is None else self.commit(current, body, by=by)
 
-        return retry_conflicts(once, attempts=attempts)
+        return retry_conflicts(decided, attempts=attempts)
 
     # -- the swap
 

@@ -69,7 +69,7 @@ class Regenerating:
         file can't be searched.
         """
         try:
-            current = retry_conflicts(lambda: self._commit_once(reason), attempts=_ROUNDS)
+            current = retry_conflicts(lambda: lambda: self._commit_once(reason), attempts=_ROUNDS)
         except CommitConflictError as conflict:
             self._tidy(None)
             raise CommitConflictError(

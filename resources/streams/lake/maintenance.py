@@ -94,7 +94,7 @@ def maintain(streams: StreamStates, stream: str, now: datetime, grace: timedelta
         after = (plan.state or state).model_copy(update={"horizon": max(state.horizon, horizon)})
         return plan, streams.log(stream).commit(commit, after.body(), by="maintain"), after
 
-    committed = retry_conflicts(commit_plan, attempts=_ATTEMPTS)
+    committed = retry_conflicts(lambda: commit_plan, attempts=_ATTEMPTS)
     if committed is None:
         return Maintained()
     plan, commit, after = committed

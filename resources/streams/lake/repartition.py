@@ -173,7 +173,7 @@ def repartition(
         streams.log(stream).commit(commit, after.body(), by=by)
         return after
 
-    return retry_conflicts(rewrite_and_commit, attempts=_TRIES)
+    return retry_conflicts(lambda: rewrite_and_commit, attempts=_TRIES)
 
 
 def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
