@@ -10,14 +10,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from orchestration.startpoints.offset_manager import OffsetManager
-
 from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.input_positions import input_positions
+from dagster_adjunct.orchestration.startpoints.replays_to_read import replays_to_read
 from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
+from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.objects.faulty_store import FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake
@@ -117,14 +119,13 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
     systems: Mapping[str, StreamSystem] = {system.name: system}
     plan = plan_application(app, systems)
     startpoints = startpoints_of(lake, app)
-    manager = OffsetManager(systems, app, plan, startpoints)
+    tasks = task_partitions(plan)
     log = BatchLog(lake, app.name)
     phases = Phases(clocked, store)
     with phases.phase("defaults"):
-        _, state = log.read()
-        first = manager.start(state)
-        log.start(None, state, first.checkpoint, "run-1", first.offsets)
-    commit, state = log.read()
+        logged = log.read()
+        first = start_of_run(systems, app, tasks, FanOut({}), logged.state, lake.now())
+        logged = log.move(logged, first.state, by="run-1")
     end = StartpointTimestamp(timestamp_ms=3) if until else None
     startpoints.write_startpoints(
         StartpointRequest(ssp=ssp, startpoint=StartpointTimestamp(timestamp_ms=2), until=end, by="ada", reason="speed")
@@ -132,17 +133,16 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
         for ssp in system.partitions(name.partition(".")[2])
     )
     with phases.phase("fan-out"):
-        startpoints.fan_out(task_partitions(plan))
+        handed = startpoints.fan_out(tasks)
     with phases.phase("start"):
-        start = manager.start(state)
+        start = start_of_run(systems, app, tasks, handed, logged.state, lake.now())
     assert len(start.resolved) == PARTITIONS
     with phases.phase("store"):
-        commit = log.start(commit, state, start.checkpoint, "run-2", start.offsets)
-        manager.remove_done(start)
-    state = state.model_copy(update={"checkpoint": start.checkpoint, "offsets": start.offsets})
+        logged = log.move(logged, start.state, by="run-2")
+        startpoints.remove_fan_outs(start.done)
     with phases.phase("positions"):
-        assert len(manager.positions(state).starts) == PARTITIONS
-        manager.replays(state)
+        assert len(input_positions(systems, app, logged.state, start.held).startpoints) == (0 if until else PARTITIONS)
+        replays_to_read(systems, app, logged.state.offsets)
     return phases
 
 
