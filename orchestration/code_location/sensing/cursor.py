@@ -28,10 +28,10 @@ def read_cursor(kind: type[C], text: str | None) -> tuple[C, str]:
     if not text:
         return kind(), ""
     try:
-        found = json.loads(text)
-        version = found.pop("version", None)
+        stored = json.loads(text)
+        version = stored.pop("version", None)
         if version != VERSION:
             return kind(), f"The cursor is of version {version!r}, and this release writes {VERSION}: it starts anew."
-        return kind.model_validate(found), ""
+        return kind.model_validate(stored), ""
     except (ValueError, TypeError, AttributeError, ValidationError):
         return kind(), "The cursor can't be read: it starts anew."

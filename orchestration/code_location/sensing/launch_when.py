@@ -36,9 +36,9 @@ class LaunchWhen:
         return lag > 0 and least is not None and lag >= least
 
     def __str__(self) -> str:
-        said = [f"{self.records:,} records"] if self.records else []
-        said += [f"one older than {self.age}"] if self.age else []
-        return " or ".join(said) or "1 record"
+        thresholds = [f"{self.records:,} records"] if self.records else []
+        thresholds += [f"one older than {self.age}"] if self.age else []
+        return " or ".join(thresholds) or "1 record"
 
 
 def launch_rules(

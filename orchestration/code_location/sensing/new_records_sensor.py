@@ -7,45 +7,26 @@ from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from dagster import (
-    AssetKey,
-    DefaultSensorStatus,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SkipReason,
-    sensor,
-)
+from dagster import AssetKey, RunRequest, SensorDefinition
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import LaunchWhen
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
-    SECONDS_BETWEEN_LOOKS,
-    Asked,
-    Request,
-    Skip,
-    ask,
-    digest_of,
-)
-from dagster_adjunct.orchestration.code_location.sensing.stream_ends import (
+from dagster_adjunct.orchestration.code_location.sensing.resumable_look import (
     Deadline,
-    Found,
     Look,
+    StreamFinding,
     look_at_ages,
     look_at_streams,
 )
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.runs import has_ended, in_progress
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Request, Skip, ask, digest_of
+from dagster_adjunct.orchestration.code_location.sensing.tick import Tick, job_sensor
 from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.times import before
 
 if TYPE_CHECKING:
-    from dagster import JobDefinition
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.code_location.sensing.tick import LaunchedJob
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
@@ -99,10 +80,7 @@ def decide(
 
 
 def new_records_sensor(
-    app: "Application",
-    job: "JobDefinition | UnresolvedAssetJobDefinition",
-    assets: Collection[AssetKey],
-    rule: LaunchWhen,
+    app: "Application", job: "LaunchedJob", assets: Collection[AssetKey], rule: LaunchWhen
 ) -> SensorDefinition:
     """Return a sensor that launches `job` when input streams hold enough that no batch has committed.
 
@@ -110,16 +88,8 @@ def new_records_sensor(
     """
     own = frozenset(assets)
 
-    @sensor(
-        name=f"{dagster_name(app.name)}_new_records",
-        job=job,
-        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
-        default_status=DefaultSensorStatus.STOPPED,
-        description=f"Runs {app.name} when its input streams have new records: {rule}.",
-    )
-    def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
+    def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-        from dagster_adjunct.orchestration.batchlog.run_lease import who_runs
         from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
         from dagster_adjunct.orchestration.step.input_progress import (
             followed_state,
@@ -128,15 +98,12 @@ def new_records_sensor(
             waiting_datasets,
         )
 
-        if in_progress(context.instance, job.name, own):
-            return SkipReason("A run is already in progress.")
-        cursor, note = read_cursor(NewRecordsCursor, context.cursor)
-        if note:
-            context.log.warning(note)
-        lake = adjunct_lake.open()
+        if tick.in_progress(own):
+            return Skip("A run is already in progress.")
+        cursor, lake = tick.recall(NewRecordsCursor), tick.lake
         now = lake.now()
-        if who := who_runs(lake, app.name, partial(has_ended, context.instance)):
-            return SkipReason(f"The application is being run by {who}.")
+        if who := tick.who_runs(app.name):
+            return Skip(f"The application is being run by {who}.")
         systems = systems_for(app, lake)
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()
@@ -145,9 +112,9 @@ def new_records_sensor(
         look = begun or Look(of=commit.id if commit else "")
         stock = take_stock(systems, app, state, look, rule, now, deadline)
         if not stock.complete:
-            context.update_cursor(write_cursor(NewRecordsCursor(asked=cursor.asked, look=stock.look)))
+            tick.remember(NewRecordsCursor(asked=cursor.asked, look=stock.look))
             seen = f"{len(stock.look.streams)} streams" + (f", {stock.look.young}" if stock.look.young else "")
-            return SkipReason(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next one goes on there.")
+            return Skip(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next one goes on there.")
         decision = decide(
             f"{app.name}:{lake.id}",
             cursor.asked,
@@ -159,14 +126,19 @@ def new_records_sensor(
             now=now.timestamp(),
         )
         asked = decision.asked if isinstance(decision, Request) else cursor.asked
-        context.update_cursor(write_cursor(NewRecordsCursor(asked=asked)))
+        tick.remember(NewRecordsCursor(asked=asked))
         if isinstance(decision, Skip):
             # A mistyped address looks like a lake that nobody has written to yet.
             nowhere = "" if lake.exists() else f" There is no lake at {lake.url}."
-            return SkipReason(f"{decision.reason}{nowhere}")
+            return Skip(f"{decision.reason}{nowhere}")
         return RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(stock.look.lag)})
 
-    return evaluate
+    return job_sensor(
+        f"{dagster_name(app.name)}_new_records",
+        job,
+        f"Runs {app.name} when its input streams have new records: {rule}.",
+        evaluate,
+    )
 
 
 def take_stock(
@@ -190,12 +162,12 @@ def take_stock(
     feeding = feeding_streams(app)
     opened = cache(partial(looked_at, systems))
 
-    def visit(stream: str) -> Found:
-        found = Found(ends=digest_of(stream_ends(opened(stream), stream)) if stream in feeding else "")
+    def visit(stream: str) -> StreamFinding:
+        ends = digest_of(stream_ends(opened(stream), stream)) if stream in feeding else ""
         if stream not in app.inputs:
-            return found
+            return StreamFinding(ends=ends)
         progress = stream_progress(opened(stream), app.inputs[stream], state)
-        return found.model_copy(update={"lag": progress.lag, "due": progress.due})
+        return StreamFinding(ends=ends, lag=progress.lag, due=progress.due)
 
     look, complete = look_at_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
     if not complete or rule.age is None or not look.lag or rule.enough(look.lag) or look.due or unfinished(state):

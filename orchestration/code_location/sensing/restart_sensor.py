@@ -12,32 +12,22 @@ from dagster import (
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
-    DefaultSensorStatus,
     RunRequest,
     RunsFilter,
     SensorDefinition,
-    SensorEvaluationContext,
-    SkipReason,
-    sensor,
 )
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
-    SECONDS_BETWEEN_LOOKS,
-    Skip,
-    wait_after,
-)
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip, wait_after
+from dagster_adjunct.orchestration.code_location.sensing.tick import Tick, job_sensor
 from dagster_adjunct.resources.stored_documents import StoredDocument
 
 if TYPE_CHECKING:
-    from dagster import JobDefinition, RunRecord
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+    from dagster import RunRecord
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, ClosedBatch
+    from dagster_adjunct.orchestration.code_location.sensing.tick import LaunchedJob
 
 MAX_RESTARTS = 5
 # A failure that nobody has restarted for so long is history: a sensor that is switched on leaves it alone.
@@ -134,15 +124,12 @@ def _why_not(attempts: Sequence[Attempt], state: "ApplicationState") -> str:
     newest = attempts[0]
     if newest.status is DagsterRunStatus.FAILURE:
         return f"Run {newest.run_id[:8]} failed, and a batch was committed since it began: nothing to restart."
-    said = "is in progress" if newest.status in _OPEN else f"ended as {newest.status.value.lower()}"
-    return f"The newest run, {newest.run_id[:8]}, {said}: nothing to restart."
+    status = "is in progress" if newest.status in _OPEN else f"ended as {newest.status.value.lower()}"
+    return f"The newest run, {newest.run_id[:8]}, {status}: nothing to restart."
 
 
 def restart_sensor(
-    app: "Application",
-    job: "JobDefinition | UnresolvedAssetJobDefinition",
-    assets: Collection[AssetKey],
-    outputs: Collection[AssetKey],
+    app: "Application", job: "LaunchedJob", assets: Collection[AssetKey], outputs: Collection[AssetKey]
 ) -> SensorDefinition:
     """Return a sensor that launches a run of `job`, or of its `outputs`, again when it failed before its commit.
 
@@ -151,34 +138,23 @@ def restart_sensor(
     """
     own, made = frozenset(assets), frozenset(outputs)
 
-    @sensor(
-        name=f"{dagster_name(app.name)}_restart",
-        job=job,
-        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
-        default_status=DefaultSensorStatus.STOPPED,
-        description=f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a "
-        "row.",
-    )
-    def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
+    def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-        from dagster_adjunct.orchestration.batchlog.run_lease import who_runs
 
-        lake = adjunct_lake.open()
+        lake, instance = tick.lake, tick.context.instance
         now = lake.now()
-        records = runs_of(context.instance, job.name, made, now - _HORIZON)
+        records = runs_of(instance, job.name, made, now - _HORIZON)
         attempts = [attempt_of(record) for record in records]
         state = application_state(lake, app.name)
-        cursor, note = read_cursor(RestartCursor, context.cursor)
-        if note:
-            context.log.warning(note)
+        cursor = tick.recall(RestartCursor)
         if attempts and attempts[0].status is DagsterRunStatus.FAILURE and cursor.run_id != attempts[0].run_id:
             newest = attempts[0].run_id
-            cursor = RestartCursor(run_id=newest, permanent=permanent_failure(context.instance, newest))
-            context.update_cursor(write_cursor(cursor))
-        busy = partial(who_runs, lake, app.name, partial(has_ended, context.instance))
+            cursor = RestartCursor(run_id=newest, permanent=permanent_failure(instance, newest))
+            tick.remember(cursor)
+        busy = partial(tick.who_runs, app.name)
         decision = decide(attempts, state, cursor.permanent, limit=MAX_RESTARTS, now=now.timestamp(), busy=busy)
         if isinstance(decision, Skip):
-            return SkipReason(decision.reason)
+            return decision
         failed = records[0].dagster_run
         return RunRequest(
             run_key=f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}",
@@ -191,7 +167,12 @@ def restart_sensor(
             },
         )
 
-    return evaluate
+    return job_sensor(
+        f"{dagster_name(app.name)}_restart",
+        job,
+        f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a row.",
+        evaluate,
+    )
 
 
 def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,13 +188,13 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def runs_of(instance: DagsterInstance, job: str, outputs: Collection[AssetKey], since: datetime) -> "list[RunRecord]":
     """Return the runs of a job that make its outputs, or of these outputs by hand, newest first."""
-    found = [
+    records = [
         record
         for name in (job, _ASSET_JOB)
         for record in instance.get_run_records(RunsFilter(job_name=name, updated_after=since), limit=200)
         if _makes(record.dagster_run, job, outputs)
     ]
-    return sorted(found, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
+    return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
 
 def attempt_of(record: "RunRecord") -> Attempt:

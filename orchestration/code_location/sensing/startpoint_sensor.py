@@ -1,37 +1,18 @@
 """The sensor that launches an application for startpoints: sees requests, hands them to tasks, asks for one run."""
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster import (
-    AssetKey,
-    DefaultSensorStatus,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SkipReason,
-    sensor,
-)
+from dagster import AssetKey, RunRequest, SensorDefinition
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
-    SECONDS_BETWEEN_LOOKS,
-    Asked,
-    Skip,
-    ask,
-    shortened,
-)
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.runs import has_ended, in_progress
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import Skip, shortened
+from dagster_adjunct.orchestration.code_location.sensing.tick import Tick, job_sensor
 
 if TYPE_CHECKING:
-    from dagster import JobDefinition
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
+    from dagster_adjunct.orchestration.code_location.sensing.tick import LaunchedJob
     from dagster_adjunct.orchestration.startpoints.fan_out import Requests
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 
@@ -46,31 +27,27 @@ def not_applied(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "
         for ssp, request in requests.items():
             if not offsets.has_taken(ssp, request.id):
                 left[str(ssp), request.id] = request
-    return sorted(left.values(), key=lambda each: (each.ssp, each.id))
+    return sorted(left.values(), key=lambda request: (request.ssp, request.id))
 
 
 def described(requests: "Sequence[StartpointRequest]") -> str:
     """Return in a few words how many startpoints wait, where, for whom and why."""
     from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
-    each = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
-    return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({shortened(each, '; ')})"
+    texts = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
+    return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({shortened(texts, '; ')})"
 
 
 def tags_of(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
     """Return the tags of a run that applies these: their ids, who asked for them and why."""
     return {
-        "adjunct/startpoints": shortened(each.id for each in requests),
-        "adjunct/startpoints_by": shortened(each.by for each in requests),
-        "adjunct/startpoints_reason": shortened((each.reason for each in requests), "; "),
+        "adjunct/startpoints": shortened(request.id for request in requests),
+        "adjunct/startpoints_by": shortened(request.by for request in requests),
+        "adjunct/startpoints_reason": shortened((request.reason for request in requests), "; "),
     }
 
 
-def startpoint_sensor(
-    app: "Application",
-    job: "JobDefinition | UnresolvedAssetJobDefinition",
-    assets: Collection[AssetKey],
-) -> SensorDefinition:
+def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection[AssetKey]) -> SensorDefinition:
     """Return a sensor that hands requests for startpoints to tasks and launches one run of `job` that applies them.
 
     `assets` are those that the job materialises; while a run is on its way to one of them, requests wait for the next
@@ -78,16 +55,8 @@ def startpoint_sensor(
     """
     own = frozenset(assets)
 
-    @sensor(
-        name=f"{dagster_name(app.name)}_startpoints",
-        job=job,
-        minimum_interval_seconds=SECONDS_BETWEEN_LOOKS,
-        default_status=DefaultSensorStatus.STOPPED,
-        description=f"Runs {app.name} when somebody has asked for startpoints.",
-    )
-    def evaluate(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
+    def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-        from dagster_adjunct.orchestration.batchlog.run_lease import who_runs
         from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
         from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import (
             fan_out_requests,
@@ -95,44 +64,42 @@ def startpoint_sensor(
         )
         from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
 
-        lake = adjunct_lake.open()
+        lake = tick.lake
         startpoints = startpoints_of(lake, app)
         state = BatchLog(lake, app.name).read()[1]
         # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
         requested = startpoints.requests()
         pending = not_applied(startpoints.get_fan_outs(), state.offsets)
         if not requested and not pending:
-            return SkipReason("No startpoints wait.")
-        if in_progress(context.instance, job.name, own):
+            return Skip("No startpoints wait.")
+        if tick.in_progress(own):
             what = described([*requested, *pending])
-            return SkipReason(f"{what}; a run is in progress: what it did not meet at its start is for the next one.")
-        if who := who_runs(lake, app.name, partial(has_ended, context.instance)):
+            return Skip(f"{what}; a run is in progress: what it did not meet at its start is for the next one.")
+        if who := tick.who_runs(app.name):
             what = described([*requested, *pending])
-            return SkipReason(f"{what}; for the next run: the application is being run by {who}.")
+            return Skip(f"{what}; for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake)
         planned = plan_application(app, systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
         pending = not_applied(fan_out.tasks, state.offsets)
         for text in (*fan_out.gone(), *fan_out.left()):
-            context.log.warning(text)
-        nobodys = [*fan_out.unknown, *(each for held in fan_out.stranded.values() for each in held.values())]
-        left = [f"{each.ssp}: no task reads it ({each.by}: {each.reason})" for each in nobodys]
+            tick.context.log.warning(text)
+        nobodys = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
+        left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in nobodys]
         left += [f"{ssp}: what was handed out can't be read" for ssps in fan_out.held.values() for ssp in sorted(ssps)]
         if not pending:
-            return SkipReason(f"No startpoints wait that a task could apply. {shortened(left, '; ')}".rstrip())
+            return Skip(f"No startpoints wait that a task could apply. {shortened(left, '; ')}".rstrip())
         what = "; ".join([described(pending), *left[:3]])
         # Datasets that are not made yet hold the input back, and not what is asked of other datasets.
-        held = waiting_datasets(lake, systems, app)
-        if held and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
-            return SkipReason(f"{what}; {'; '.join(held)}.")
-        asked, note = read_cursor(Asked, context.cursor)
-        if note:
-            context.log.warning(note)
-        ids = sorted({each.id for each in pending})
-        decision = ask(f"{app.name}:{lake.id}:startpoints", what, ids, asked, lake.now().timestamp())
-        if isinstance(decision, Skip):
-            return SkipReason(decision.reason)
-        context.update_cursor(write_cursor(decision.asked))
-        return RunRequest(run_key=decision.run_key, tags=tags_of(pending))
+        waiting = waiting_datasets(lake, systems, app)
+        if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
+            return Skip(f"{what}; {'; '.join(waiting)}.")
+        ids = sorted({request.id for request in pending})
+        return tick.ask(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags_of(pending))
 
-    return evaluate
+    return job_sensor(
+        f"{dagster_name(app.name)}_startpoints",
+        job,
+        f"Runs {app.name} when somebody has asked for startpoints.",
+        evaluate,
+    )

@@ -35,14 +35,14 @@ from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor impo
     decide,
     take_stock,
 )
-from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Request, Skip
-from dagster_adjunct.orchestration.code_location.sensing.stream_ends import (
+from dagster_adjunct.orchestration.code_location.sensing.resumable_look import (
     Deadline,
-    Found,
     Look,
+    StreamFinding,
     look_at_ages,
     look_at_streams,
 )
+from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Request, Skip
 from dagster_adjunct.orchestration.code_location.shared.runs import concerns
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import Stored
@@ -64,7 +64,7 @@ def decided(
     waiting: tuple[str, ...] = (),
     unfinished: tuple[str, ...] = (),
 ) -> Request | Skip:
-    stock = Stock(Look(streams={"lake.orders": Found(lag=lag, due=due)}), True, old)
+    stock = Stock(Look(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
     return decide(
         "app:lake",
         Asked(),
@@ -153,9 +153,9 @@ def deadline(pieces: int) -> Deadline:
 def test_a_look_that_a_deadline_cuts_goes_on_where_it_stopped() -> None:
     names, visited = [f"lake.s{number}" for number in range(10)], []
 
-    def visit(name: str) -> Found:
+    def visit(name: str) -> StreamFinding:
         visited.append(name)
-        return Found(lag=len(visited))
+        return StreamFinding(lag=len(visited))
 
     look, ticks, complete = Look(of="c"), 0, False
     while not complete and ticks < 20:
@@ -166,7 +166,9 @@ def test_a_look_that_a_deadline_cuts_goes_on_where_it_stopped() -> None:
 
 
 def test_a_tick_that_comes_late_looks_at_one_thing_all_the_same() -> None:
-    look, complete = look_at_streams(Look(), ["lake.a", "lake.b"], lambda name: Found(), Deadline(-1.0, lambda: 0.0))
+    look, complete = look_at_streams(
+        Look(), ["lake.a", "lake.b"], lambda name: StreamFinding(), Deadline(-1.0, lambda: 0.0)
+    )
     assert (list(look.streams), complete) == (["lake.a"], False)
 
 
@@ -179,7 +181,7 @@ def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> No
         asked.append(ssp)
         return ssp == ssps[20]
 
-    look = Look(streams={"lake.b": Found(lag=12), "lake.a": Found(lag=12), "lake.c": Found()})
+    look = Look(streams={"lake.b": StreamFinding(lag=12), "lake.a": StreamFinding(lag=12), "lake.c": StreamFinding()})
     old, complete, ticks = None, False, 0
     while not complete and ticks < 20:
         look, old, complete = look_at_ages(look, unread.__getitem__, is_old, deadline(5))

@@ -7,6 +7,7 @@ import pytest
 from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor import NewRecordsCursor
 from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import RestartCursor
+from dagster_adjunct.orchestration.code_location.sensing.resumable_look import Look, StreamFinding
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
     Asked,
     Request,
@@ -14,7 +15,6 @@ from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
     ask,
     shortened,
 )
-from dagster_adjunct.orchestration.code_location.sensing.stream_ends import Found, Look
 
 
 def asked(about: object, before: Asked, now: float) -> Request:
@@ -65,7 +65,9 @@ def test_a_very_late_attempt_waits_an_hour() -> None:
     "cursor",
     [
         Asked(about="abc", attempt=3, asked_at=12.5),
-        NewRecordsCursor(asked=Asked(about="a"), look=Look(of="c", streams={"lake.x": Found(lag=3)}, young="lake.x.1")),
+        NewRecordsCursor(
+            asked=Asked(about="a"), look=Look(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1")
+        ),
         RestartCursor(run_id="r", permanent="no such column"),
     ],
 )

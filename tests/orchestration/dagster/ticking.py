@@ -9,7 +9,6 @@ from dagster import (
     Definitions,
     RunRequest,
     SensorDefinition,
-    SensorResult,
     SkipReason,
     build_sensor_context,
 )
@@ -47,9 +46,6 @@ class Ticker:
         ) as context:
             answer = self._sensor(context)
             self.cursor = context.cursor
-        if isinstance(answer, SensorResult):
-            self.cursor = answer.cursor or self.cursor
-            (answer,) = answer.run_requests or ()
         if isinstance(answer, SkipReason):
             return str(answer.skip_message)
         assert isinstance(answer, RunRequest)

@@ -16,8 +16,8 @@ from dagster_adjunct.resources.stored_documents import StoredDocument
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
-class Found(StoredDocument):
-    """What was found in one stream: offsets to be read, a reason for a run that does not depend on them, and its ends.
+class StreamFinding(StoredDocument):
+    """What a look has found in one stream: offsets to be read, a reason for a run without them, and its ends.
 
     `ends` is a digest, of a stream that feeds a dataset; "" otherwise.
     """
@@ -35,20 +35,20 @@ class Look(StoredDocument):
     """
 
     of: str = ""
-    streams: Mapping[str, Found] = Default(default_factory=dict)
+    streams: Mapping[str, StreamFinding] = Default(default_factory=dict)
     young: str = ""
 
     @property
     def lag(self) -> int:
-        return sum(found.lag for found in self.streams.values())
+        return sum(stream.lag for stream in self.streams.values())
 
     @property
     def due(self) -> tuple[str, ...]:
-        return tuple(found.due for found in self.streams.values() if found.due)
+        return tuple(stream.due for stream in self.streams.values() if stream.due)
 
     @property
     def ends(self) -> dict[str, str]:
-        return {name: found.ends for name, found in self.streams.items() if found.ends}
+        return {name: stream.ends for name, stream in self.streams.items() if stream.ends}
 
 
 @dataclass
@@ -66,17 +66,17 @@ class Deadline:
 
 
 def look_at_streams(
-    look: Look, streams: Sequence[str], visit: Callable[[str], Found], deadline: Deadline
+    look: Look, streams: Sequence[str], visit: Callable[[str], StreamFinding], deadline: Deadline
 ) -> tuple[Look, bool]:
     """Visit the streams that were not looked at yet; return the look, and whether it has all of them."""
-    found = dict(look.streams)
+    visited = dict(look.streams)
     for name in streams:
-        if name in found:
+        if name in visited:
             continue
         if deadline.passed():
-            return look.model_copy(update={"streams": found}), False
-        found[name] = visit(name)
-    return look.model_copy(update={"streams": found}), True
+            return look.model_copy(update={"streams": visited}), False
+        visited[name] = visit(name)
+    return look.model_copy(update={"streams": visited}), True
 
 
 def look_at_ages(
@@ -91,7 +91,7 @@ def look_at_ages(
     record, and whether the deadline left nothing unasked.
     """
     done = SystemStreamPartition.parse(look.young) if look.young else None
-    for name in sorted((name for name, found in look.streams.items() if found.lag), key=split_stream_name):
+    for name in sorted((name for name, stream in look.streams.items() if stream.lag), key=split_stream_name):
         if done is not None and split_stream_name(name) < (done.system, done.stream):
             continue
         for ssp, start in sorted(unread(name).items()):
