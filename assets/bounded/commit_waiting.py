@@ -9,7 +9,7 @@ from dagster_adjunct.assets.bounded.place_in_input import copied, place_in_input
 from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
 from dagster_adjunct.assets.versions.deliveries import Awaited
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
-from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.objects.commit_log import commit_upon
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
@@ -22,21 +22,15 @@ def leave(unit: Unit, name: str, found: Awaiting, awaited: Awaited | None, *, by
 
     Also the first time, so that it stands where this dataset begins to read. Nothing new makes no commit.
     """
-    for tried in range(_TRIES):
+
+    def commit(unit: Unit) -> Unit:
         member = unit.member(name)
         after = _left(member, found, awaited)
         if after is None:
             return unit
-        try:
-            commit = member.log.commit(unit.commit, after, by=by)
-        except CommitConflictError:
-            others = moved(unit)
-            if others is None or tried + 1 == _TRIES:
-                raise
-            unit = others
-        else:
-            return unit.having([member.at(after)], commit)
-    raise AssertionError("unreachable")
+        return unit.having([member.at(after)], member.log.commit(unit.commit, after, by=by))
+
+    return commit_upon(unit, commit, moved, attempts=_TRIES)
 
 
 def begin(unit: Unit, *, by: str) -> Unit:

@@ -16,6 +16,7 @@ from dagster_adjunct.assets.bounded.manifest_after_delivery import after_deliver
 from dagster_adjunct.assets.versions.advance_report import REJECT
 from dagster_adjunct.assets.writing.write_generation import add
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
+from dagster_adjunct.resources.objects.commit_log import commit_upon
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
@@ -33,31 +34,32 @@ def publish(unit: Unit, built: Sequence[Built], *, by: str, make_current: bool) 
     refused = next((candidate for candidate in built if candidate.problem), None)
     documents = {} if refused is not None else _sealed(built)
     first = built[0].member
+
+    def commit(unit: Unit) -> Unit:
+        now = [candidate.of(unit) for candidate in built]
+        after = {c.member.name: after_delivery(c, documents.get(c.id), refused, make_current) for c in now}
+        made = first.log.commit_all(unit.commit, after, by=by)
+        return unit.having([_published(c, after[c.member.name]) for c in now], made)
+
+    def catch_up(unit: Unit) -> Unit:
+        try:
+            return rebased(unit, [candidate.of(unit) for candidate in built], documents)
+        except CommitConflictError:
+            with suppress(AdjunctError):  # what stays is garbage for discarding
+                first.log.lake.store.delete_many(documents.values())
+            raise
+
     with first.stages("switch" if refused is None else REJECT, built[0].delivery.version) as switching:
         if refused is not None:
             documents = {c.id: c.member.log.write_version(c.version) for c in built if c.version}
-        for tried in range(_TRIES):
-            after = {c.member.name: after_delivery(c, documents.get(c.id), refused, make_current) for c in built}
-            try:
-                commit = first.log.commit_all(unit.commit, after, by=by)
-                break
-            except CommitConflictError:
-                if tried + 1 == _TRIES:
-                    raise
-                try:
-                    unit = rebased(unit, built, documents)
-                except CommitConflictError:
-                    with suppress(AdjunctError):  # what stays is garbage for discarding
-                        first.log.lake.store.delete_many(documents.values())
-                    raise
-                built = [candidate.of(unit) for candidate in built]
-        unit = unit.having([_published(c, after[c.member.name]) for c in built], commit)
+        unit = commit_upon(unit, commit, catch_up, attempts=_TRIES)
+        after = {candidate.id: unit.member(candidate.member.name).manifest for candidate in built}
         for candidate in built:
-            candidate.forget_attempt(files=after[candidate.member.name].ref(candidate.id) is None)
+            candidate.forget_attempt(files=after[candidate.id].ref(candidate.id) is None)
         switching.detail = refused.problem if refused is not None else ""
         if refused is None and all(candidate.unchanged for candidate in built):
             switching.name = "unchanged"
-        elif refused is None and not any(_is_served(c, after[c.member.name]) for c in built):
+        elif refused is None and not any(_is_served(c, after[c.id]) for c in built):
             switching.name, switching.detail = "keep", "what is served stays"
     return unit
 

@@ -8,11 +8,12 @@ Joining fences a member's own pointer first, so that whoever read it before can'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, members_of, redirect_of, set_log
-from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.objects.removal import is_deleted
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
 
 _FORMAT = 1
+_TRIES = 20
 
 
 def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str) -> None:
@@ -51,7 +53,8 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
 def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
     """Turn a dataset's own pointer into a redirect; return the manifest that it had, None if none."""
     log = DatasetLog(lake, dataset)
-    while True:
+
+    def decide() -> Callable[[], dict[str, object] | None]:
         own = log.log.current()
         there = redirect_of(own) if own else None
         if there not in (None, name):
@@ -62,10 +65,13 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
             )
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]
-            return kept
+            return lambda: kept
         manifest = own.body if own and not is_deleted(own) else None
-        try:
+
+        def fence() -> dict[str, object] | None:
             log.redirect(own, name, manifest, by=by)
-        except CommitConflictError:
-            continue  # the dataset moved on in between: fence what it is now
-        return manifest
+            return manifest
+
+        return fence
+
+    return retry_conflicts(decide, attempts=_TRIES)

@@ -28,12 +28,12 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.discard import Roots
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
-    from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
 _ROUNDS = 10
@@ -73,41 +73,40 @@ class _Rewriting:
 
     def run(self, dry_run: bool) -> RebucketReport:
         try:
-            for _ in range(_ROUNDS):
-                commit, manifest = self.log.read()
-                if commit is None or manifest is None:
-                    raise DatasetNotFoundError(
-                        f"dataset {self.log.name!r} has no commit in {self.log.lake.url}.",
-                        "Advance it first.",
-                        dataset=self.log.name,
-                    )
-                manifest = self._checked(manifest)
-                before, version = self._served(manifest)
-                if dry_run:
-                    return self._report(before, version, "", tuple(sorted(set(self.roots().values()))))
-                check_unused(self.log.name, self.roots())
-                self._drop_others(version)
-                try:
-                    with Lease.acquire(self.log.lake, self.log.name, [version.id], holder=f"repartition by {self.by}"):
-                        self._write(version)
-                except VersionDiscardedError:
-                    continue
-                check_unused(self.log.name, self.roots())  # once more: writing takes a while
-                after = self._commit(commit, manifest, version)
-                if after is not None and after.version is not None:
-                    return self._report(before, version, after.version.id)
+            return retry_conflicts(lambda: lambda: self._rewrite_once(dry_run), attempts=_ROUNDS)
+        except CommitConflictError as conflict:
+            self._drop_others(None)
             raise CommitConflictError(
                 f"dataset {self.log.name!r}: commits are made faster than its table can be rewritten.",
                 "Repeat it when the dataset is quiet.",
                 dataset=self.log.name,
-            )
+            ) from conflict
         except Exception:
             if not self.asked:  # else it may be committed: what is not is garbage for discarding
                 self._drop_others(None)
             raise
 
-    def _commit(self, commit: Commit, manifest: UnboundedManifest, version: SealedVersion) -> UnboundedManifest | None:
-        """Commit the table as it is rewritten; None where somebody else was first."""
+    def _rewrite_once(self, dry_run: bool) -> RebucketReport:
+        """Rewrite and commit what is current. Raises CommitConflictError where somebody else was first."""
+        commit, manifest = self.log.read()
+        if commit is None or manifest is None:
+            raise DatasetNotFoundError(
+                f"dataset {self.log.name!r} has no commit in {self.log.lake.url}.",
+                "Advance it first.",
+                dataset=self.log.name,
+            )
+        manifest = self._checked(manifest)
+        before, version = self._served(manifest)
+        if dry_run:
+            return self._report(before, version, "", tuple(sorted(set(self.roots().values()))))
+        check_unused(self.log.name, self.roots())
+        self._drop_others(version)
+        try:
+            with Lease.acquire(self.log.lake, self.log.name, [version.id], holder=f"repartition by {self.by}"):
+                self._write(version)
+        except VersionDiscardedError as gone:  # another one is served by now
+            raise CommitConflictError(gone.problem, gone.next_step, dataset=self.log.name) from gone
+        check_unused(self.log.name, self.roots())  # once more: writing takes a while
         commit_id = self.log.attempt().id
         after = self._after(manifest, version, commit.number + 1, commit_id)
         self.asked = True
@@ -115,8 +114,9 @@ class _Rewriting:
             self.log.commit(commit, after, by=self.by, commit_id=commit_id)
         except CommitConflictError:
             self.asked = False
-            return None
-        return after
+            raise
+        assert after.version is not None
+        return self._report(before, version, after.version.id)
 
     def _checked(self, manifest: DatasetManifest) -> UnboundedManifest:
         if not isinstance(manifest, UnboundedManifest):

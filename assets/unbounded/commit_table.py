@@ -15,6 +15,7 @@ from dagster_adjunct.assets.unbounded.table_state import Seen, max_age_of
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Decision
 from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.objects.commit_log import commit_upon
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -103,17 +104,20 @@ def commit_again(
 
     Raises CommitConflictError where another writer has read on, or begun anew.
     """
-    before = progress.manifest
-    for tried in range(_TRIES):
-        try:
-            return commit_manifest(advance, progress, decide(progress), commit_id=commit_id)
-        except CommitConflictError:
-            commit, current = advance.log.read()
-            fresh = None if current is None else as_unbounded(current)
-            if fresh is None or not _same_progress(before, fresh) or tried + 1 == _TRIES:
-                raise
-            progress = replace(progress, commit=commit, manifest=fresh)
-    raise AssertionError("unreachable")
+
+    def catch_up(seen: Progress) -> Progress | None:
+        commit, current = advance.log.read()
+        fresh = None if current is None else as_unbounded(current)
+        if fresh is None or not _same_progress(progress.manifest, fresh):
+            return None
+        return replace(seen, commit=commit, manifest=fresh)
+
+    return commit_upon(
+        progress,
+        lambda seen: commit_manifest(advance, seen, decide(seen), commit_id=commit_id),
+        catch_up,
+        attempts=_TRIES,
+    )
 
 
 def keep(advance: Advance, progress: Progress, **changes: Any) -> Progress:

@@ -11,12 +11,12 @@ from dagster_adjunct.assets.retention import dataset_deletion as datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.upkeep.who_reads import Readers, readers_of_dataset, readers_of_stream
 from dagster_adjunct.resources.errors import (
-    CommitConflictError,
     ConfigurationError,
     DatasetNotFoundError,
     StillReadError,
     StreamNotFoundError,
 )
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.objects.removal import Swept, is_deleted, objects_of
 from dagster_adjunct.resources.streams.lake import stream_deletion as streams_deleting
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
@@ -147,24 +147,28 @@ def _delete(
 ) -> DeletionReport:
     if not reason.strip():
         raise ConfigurationError(f"{kind} {name!r} can't be deleted without a reason.", "Say why: it is kept.")
-    for tried in range(_TRIES):
+
+    def decide() -> Callable[[], DeletionReport]:  # again after a conflict: who committed may be a new reader
         seen = look()
         repeated = is_deleted(seen)
         reading = Readers() if repeated else readers()
         if dry_run:
             there = objects()
             size = sum(there.values())
-            return DeletionReport(kind, name, len(there), size, reading.holding, reading.told, repeated, dry_run)
+            report = DeletionReport(kind, name, len(there), size, reading.holding, reading.told, repeated, dry_run)
+            return lambda: report
         if reading.refuse(force=force):
             raise _refused(kind, name, reading)
-        try:
+
+        def commit() -> DeletionReport:
             done = delete(seen)
-        except CommitConflictError:
-            if repeated or tried + 1 == _TRIES:
-                raise
-            continue  # who committed meanwhile may be a new reader: look again
-        return DeletionReport(kind, name, done.objects, done.size, told=reading.told, repeated=repeated, left=done.left)
-    raise AssertionError("unreachable")
+            return DeletionReport(
+                kind, name, done.objects, done.size, told=reading.told, repeated=repeated, left=done.left
+            )
+
+        return commit
+
+    return retry_conflicts(decide, attempts=_TRIES)
 
 
 def _refused(kind: str, name: str, reading: Readers) -> StillReadError:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _ATTEMPTS = 6
@@ -68,12 +69,25 @@ def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int) -> 
     `decide` reads what is current, and does nothing that may not happen twice. What it raises passes at once, a
     `CommitConflictError` too: deciding again would not help. Raises the commit's after so many attempts (one at least).
     """
+    return commit_upon(decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts)
+
+
+def commit_upon(seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | None], *, attempts: int) -> T:
+    """Return what `commit(seen)` gives; after a conflict, and a longer pause each time, upon what `catch_up` reads.
+
+    `catch_up(seen)` gives None where what others committed leaves nothing to commit: the conflict passes then, as it
+    does after so many attempts (one at least). What `catch_up` raises passes at once.
+    """
     for attempt in range(attempts - 1):
-        commit = decide()
-        with suppress(CommitConflictError):
-            return commit()
-        _pause(attempt)
-    return decide()()
+        try:
+            return commit(seen)
+        except CommitConflictError:
+            _pause(attempt)
+            current = catch_up(seen)
+            if current is None:
+                raise
+        seen = current
+    return commit(seen)
 
 
 class CommitLog:
