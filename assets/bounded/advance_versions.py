@@ -141,7 +141,7 @@ def _advance(
             if member.name in deliveries
         ]
         try:
-            judged = [judge(candidate, spark) for candidate in built]
+            judged = [judge(candidate, spark, by=by) for candidate in built]
         except ValidatorError:
             begin(unit, by=by)
             raise

@@ -25,17 +25,17 @@ def rebased(unit: Unit, built: Sequence[Built], documents: Mapping[str, str]) ->
         if now is None and candidate.member.committed is None:
             continue  # of a version set in which only others have advanced yet
         if now is None or candidate.folder in now.doomed:
-            raise _lost(candidate, "discarded this build")
+            raise lost(candidate, "discarded this build")
         if _took_in(before, now):
             _clear(candidate, now)
-            raise _lost(candidate, "took in the same delivery")
+            raise lost(candidate, "took in the same delivery")
         document = documents.get(candidate.id)
         if document is None and candidate.unchanged:
             held = now.ref(candidate.unchanged)
             if before.head != now.head or held is None or held.state != "sealed":
-                raise _lost(candidate, "changed what is current, to which this version was equal")
+                raise lost(candidate, "changed what is current, to which this version was equal")
         elif document is not None and not _is_stored(candidate, document, now):
-            raise _lost(candidate, "discarded this build")
+            raise lost(candidate, "discarded this build")
     return _taken_over(unit, commit, manifests)
 
 
@@ -75,14 +75,15 @@ def _took_in(before: BoundedManifest, now: BoundedManifest) -> bool:
         return True
     # Without the ids that hold the deliveries: an erasure gives versions others, and takes nothing in.
     known = [(done.name, done.markers) for done in before.delivered]
-    for each in [(done.name, done.markers) for done in now.delivered if not done.freed]:
-        if each not in known:
+    for delivered in [(done.name, done.markers) for done in now.delivered if not done.freed]:
+        if delivered not in known:
             return True
-        known.remove(each)
+        known.remove(delivered)
     return False
 
 
-def _lost(built: Built, what: str) -> CommitConflictError:
+def lost(built: Built, what: str) -> CommitConflictError:
+    """Return the error of a build that is lost by what another writer did."""
     return CommitConflictError(
         f"dataset {built.member.spec.name!r}, version {built.delivery.version!r}: another writer {what} meanwhile.",
         "Nothing of this attempt is served. Advance again: it goes on from what the other one did.",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.bounded.commits_meanwhile import lost
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.validators import evaluate
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.resources.errors import VersionDiscardedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,25 +20,19 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.build_candidate import Built
 
 
-def judge(built: Built, spark: Callable[[], SparkSession]) -> Built:
+def judge(built: Built, spark: Callable[[], SparkSession], *, by: str) -> Built:
     """Return a built version with what the dataset's validators say of it; nobody reads it meanwhile.
 
-    Raises ValidatorError for a mistake in one of them; the build is kept, and the next run has it judged again.
+    Raises ValidatorError for a mistake in one of them, and CommitConflictError where the version that it is compared
+    with was discarded meanwhile; the build is kept, and the next run has it judged again.
     """
     member, version = built.member, built.version
     if version is None or built.unchanged or built.problem:
         return built
     with member.stages("validate", built.delivery.version) as validating:
-        store, name, current = member.log.lake.store, member.spec.name, member.manifest.version
-        verdicts = evaluate(
-            member.spec.validators,
-            Candidate(
-                VersionReader(store, name, version),
-                None if current is None else VersionReader(store, name, current),
-                spark,
-            ),
-            member.spec.sensitive,
-        )
+        new = VersionReader(member.log.lake.store, member.spec.name, version)
+        with _served(built, by) as current:
+            verdicts = evaluate(member.spec.validators, Candidate(new, current, spark), member.spec.sensitive)
         failed = [verdict for verdict in verdicts if not verdict.passed]
         wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
         odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
@@ -45,3 +43,20 @@ def judge(built: Built, spark: Callable[[], SparkSession]) -> Built:
         problem="; ".join(wrong),
         warnings=tuple(f"version {built.delivery.version!r}: {warning}" for warning in odd),
     )
+
+
+@contextmanager
+def _served(built: Built, by: str) -> Iterator[VersionReader | None]:
+    """Yield the version that is served, leased, so that no discard takes it while validators compare with it."""
+    member, version = built.member, built.member.manifest.version
+    if version is None or not member.spec.validators:
+        yield None
+        return
+    lake, name = member.log.lake, member.spec.name
+    try:
+        lease = Lease.acquire(lake, name, [version.id], holder=f"validation by {by}")
+    except VersionDiscardedError as gone:
+        raise lost(built, "discarded the version that it is compared with") from gone
+    with lease:
+        yield VersionReader(lake.store, name, version)
+        lease.check()

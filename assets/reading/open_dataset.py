@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import WeakMethod
 
 from dagster_adjunct.assets.reading.entries_in_order import EntriesInOrder
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion
@@ -48,7 +49,8 @@ class Dataset(VersionOperations):
     keeps it from being discarded. It is taken as soon as more is read than one answer: before the second `get` or
     `get_all`, and before the first `items`, `frame`, `watch`, `hold` or hand-over to another engine. It is given back
     when the dataset has moved on and the calls on it have ended; a version that `frame` or another engine was given
-    stays held until `close`, because it is read later. So a first `get` costs three requests: CURRENT, the manifest,
+    stays held until `close`, because it is read later. A dataset that is dropped without `close` gives its lease back,
+    too, but for such a version. So a first `get` costs three requests: CURRENT, the manifest,
     and one row group. With `lease=False` a version may go: `get` and `get_all` then answer from the version served by
     that time, and what has begun fails with VersionDiscardedError. What Spark says of a file of the version that is
     gone or damaged leaves the `with` as VersionDiscardedError or ManifestMismatchError.
@@ -177,7 +179,7 @@ class Dataset(VersionOperations):
         self.hold()
         with self._served.moving:
             if self._watch is None or not self._watch.running:
-                self._watch = Watch(self.name, self.refresh, interval)
+                self._watch = Watch(self.name, WeakMethod(self._served.refresh), interval)
             return self._watch
 
     def hold(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -68,6 +69,9 @@ class ServedVersion:
             served = stored.reader_of(manifest)
             first = stored.nothing_served(manifest) if served is None else self._cached(served)
         self._holding = Holding(stored.log.lake, stored.name, first, leases=leases, holder=holder)
+        # A dataset that is never closed gives its lease back with the last object that reads it. Not at the end of the
+        # process: nothing is renewed then, and the lease expires.
+        weakref.finalize(self, self._holding.drop).atexit = False
 
     @property
     def held(self) -> Held | None:

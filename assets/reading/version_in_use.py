@@ -93,6 +93,12 @@ class Holding:
         with self.moving:
             self._replace(None, why)
 
+    def drop(self) -> None:
+        """Let go of the version, waiting for nothing: nobody is left who could enter it. What was lent stays leased."""
+        held, self._held = self._held, None
+        if held is not None and not held.users and held.lease is not None:
+            held.lease.release_later()
+
     def _replace(self, held: Held | None, why: AdjunctError | None) -> None:
         with self._lock:
             before, self._held, self._ended = self._held, held, why

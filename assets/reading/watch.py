@@ -17,14 +17,16 @@ _LONGEST_STOP = 10.0
 
 
 class Watch:
-    """Calls `refresh` every `interval` seconds until it is stopped; leaving a `with` stops it.
+    """Calls what `refresh()` gives every `interval` seconds until it is stopped; leaving a `with` stops it.
+
+    Where it gives None the reader is gone, and the watch ends.
 
     A refresh that fails leaves the reader at its version and is tried again: `error` holds what it raised until one
     succeeds, `failing_since` when that began, and the log says so once. Whatever is not an AdjunctError ends the
     watch: `running` is False then.
     """
 
-    def __init__(self, name: str, refresh: Callable[[], object], interval: float) -> None:
+    def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
         if not interval > 0:
             raise ConfigurationError(
                 f"dataset {name!r} is to be watched every {interval} seconds.", "Give an interval above 0."
@@ -58,8 +60,11 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
+            refresh = self._refresh()
+            if refresh is None:
+                return
             try:
-                self._refresh()
+                refresh()
             except AdjunctError as error:
                 self._failed(error)
             except Exception as error:
@@ -68,6 +73,8 @@ class Watch:
             else:
                 self.error = self.failing_since = None
                 self.refreshed_at = utc_now()
+            finally:
+                del refresh  # or this thread would keep the reader while it waits
 
     def _failed(self, error: Exception) -> None:
         if self.error is None or str(self.error) != str(error):

@@ -93,7 +93,11 @@ class Lease:
 
     def release(self) -> None:
         """Let the versions go. Safe to repeat; a lease that can't be removed now expires."""
-        self._renewal.end(lambda etag: self._lake.store.delete(self._key))
+        self._renewal.end(self._remove)
+
+    def release_later(self) -> None:
+        """Let the versions go in the background, waiting for nothing: for what runs where an object is collected."""
+        self._renewal.end_later(self._remove)
 
     def __enter__(self) -> Self:
         return self
@@ -102,6 +106,9 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+    def _remove(self, etag: str) -> None:
+        self._lake.store.delete(self._key)
 
     def _body(self) -> bytes:
         return lease_body(self.versions, self.holder, self.ttl)

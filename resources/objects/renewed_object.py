@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import (
@@ -48,7 +49,9 @@ class Renewal:
         self._etag: str | None = None
         self._written = _clock()
         self._problem = ""
-        self._stopped = threading.Event()
+        # What its thread is to do before it ends. Unlike an event it may be told so at any point of another thread's
+        # work, the collection of garbage included.
+        self._last: SimpleQueue[Callable[[str], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -94,13 +97,17 @@ class Renewal:
 
     def end(self, remove: Callable[[str], object]) -> None:
         """Stop renewing and `remove` the object, given its ETag; what can't be removed now expires. Safe to repeat."""
-        self._stopped.set()
+        self._last.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with self._lock, suppress(AdjunctError):
             if self._etag is not None:
                 etag, self._etag = self._etag, None
                 remove(etag)
+
+    def end_later(self, remove: Callable[[str], object]) -> None:
+        """Let its own thread end it, waiting for nothing: for what runs where an object is collected."""
+        self._last.put(remove)
 
     def _rewrite(self, etag: str) -> str:
         try:
@@ -121,7 +128,15 @@ class Renewal:
         return passed >= _TRUSTED * self._ttl.total_seconds()
 
     def _keep(self) -> None:
-        while not self._stopped.wait(self._ttl.total_seconds() / 4):
+        while True:
+            try:
+                remove = self._last.get(timeout=self._ttl.total_seconds() / 4)
+            except Empty:
+                pass
+            else:
+                if remove is not None:
+                    self.end(remove)
+                return
             try:
                 self.renew()
             except TransientError as error:

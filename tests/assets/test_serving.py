@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -427,6 +428,34 @@ def test_a_lease_that_was_lost_is_taken_again(planes: Planes) -> None:
         assert (held.lease.lost, planes.leased()) == (True, [])
         assert seats(served) == seats(served) == 1
         assert planes.leased() == [first]
+
+
+def test_a_dataset_that_is_dropped_unclosed_gives_its_lease_back(planes: Planes) -> None:
+    first = planes.publish(1)
+    served = planes.open()
+    served.hold()
+    with served.watch(interval=0.01) as watch:
+        assert planes.leased() == [first]
+        del served
+        gc.collect()
+        eventually(lambda: not watch.running and planes.leased() == [])
+
+
+def test_an_iteration_keeps_the_lease_of_a_dataset_that_is_dropped_and_so_does_what_was_lent(planes: Planes) -> None:
+    first = planes.publish(1)
+    running = planes.open().items()
+    next(running)
+    gc.collect()
+    time.sleep(0.05)
+    assert planes.leased() == [first]
+    assert len(list(running)) == COUNT - 1
+    del running
+    gc.collect()
+    eventually(lambda: planes.leased() == [])
+    planes.open().lend(lambda reader: reader.version)
+    gc.collect()
+    time.sleep(0.05)
+    assert planes.leased() == [first], "an engine reads it later"
 
 
 def test_a_reader_that_may_not_write_is_told_what_to_do(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:

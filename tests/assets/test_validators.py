@@ -20,8 +20,11 @@ from pyspark.sql import SparkSession
 from dagster_adjunct.assets.bounded import build_candidate as candidate_module
 from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.declaration.validator import Validator
+from dagster_adjunct.assets.reading.open_dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.validation.candidate_version import Candidate
 from dagster_adjunct.assets.validation.validators import (
     Check,
@@ -37,9 +40,11 @@ from dagster_adjunct.assets.validation.validators import (
     unique_keys,
     values_in,
 )
+from dagster_adjunct.assets.versions.leases import live_leases
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import (
     AdjunctError,
+    CommitConflictError,
     ConfigurationError,
     DatasetError,
     ManifestMismatchError,
@@ -521,6 +526,54 @@ def test_the_first_version_that_meets_a_mistake_can_be_abandoned_as_the_error_sa
     abandon_version(plain.lake, "planes", "v1", reason="a wrong rule", by="ada")
     plain.send("planes", planes(3), version="v2")
     assert plain.advance(fleet(min_rows(1))).rows == 3
+
+
+def two_versions(world: World) -> None:
+    for version, rows in (("v1", ROWS), ("v2", planes(3))):
+        world.send("planes", rows, version=version)
+        world.advance(fleet())
+
+
+def take_back_and_discard(world: World) -> None:
+    operator = open_dataset(world.lake, "planes", lease=False)
+    operator.rollback("v1", reason="v2 is wrong", by="ada")
+    operator.withdraw("v2", reason="wrong", by="ada")
+    discard(world.lake, "planes", DiscardPolicy(keep=1, grace=dt.timedelta(0)), by="ada")
+
+
+def test_the_version_that_is_compared_with_is_held_meanwhile(plain: World) -> None:
+    two_versions(plain)
+
+    def compare(candidate: Candidate) -> bool:
+        assert candidate.current is not None
+        take_back_and_discard(plain)
+        assert [lease.holder for lease in live_leases(plain.lake, "planes", plain.lake.now())] == ["validation by test"]
+        return candidate.current.get("N0001") is not None
+
+    plain.send("planes", planes(4), version="v3")
+    report = plain.advance(fleet(custom("compared", compare)))
+    assert (report.action, report.rejected, report.rows) == ("sealed", (), 4)
+    assert live_leases(plain.lake, "planes", plain.lake.now()) == []
+
+
+def test_a_version_to_compare_with_that_was_discarded_before_is_a_conflict_and_costs_no_build(
+    plain: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_versions(plain)
+    built: list[str] = []
+    write = candidate_module.write_generation
+
+    def write_while_others_discard(*given: Any, what: str, **options: Any) -> Any:
+        built.append(what)
+        take_back_and_discard(plain)
+        return write(*given, what=what, **options)
+
+    monkeypatch.setattr(candidate_module, "write_generation", write_while_others_discard)
+    plain.send("planes", planes(4), version="v3")
+    with pytest.raises(CommitConflictError, match="discarded the version that it is compared with"):
+        plain.advance(fleet(min_rows(1)))
+    assert plain.advance(fleet(min_rows(1))).rows == 4
+    assert len(built) == 1
 
 
 def test_a_mistake_in_one_member_of_a_set_publishes_none_and_rejects_none(plain: World) -> None:
