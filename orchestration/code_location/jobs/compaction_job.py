@@ -2,26 +2,19 @@
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from dagster import (
-    AssetObservation,
-    Config,
-    JobDefinition,
-    JsonMetadataValue,
-    MetadataValue,
-    OpExecutionContext,
-    ScheduleDefinition,
-    op,
-)
+from dagster import Config, JobDefinition, OpExecutionContext, ScheduleDefinition, op
 from pydantic import Field
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset
-from dagster_adjunct.orchestration.code_location.jobs.one_op import act_on_datasets, job_of, switched_off
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from dagster_adjunct.orchestration.code_location.jobs.one_op import Acted, act_on_datasets, job_of, switched_off
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.resources.spark.resource import SparkResource
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects import Lake
 
 
 class CompactionLevel(Enum):
@@ -61,9 +54,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     ) -> None:
         from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 
-        reports: dict[str, JsonMetadataValue] = {}
-
-        def compact_one(member: DatasetAsset) -> None:
+        def compact_one(lake: "Lake", member: DatasetAsset) -> Acted:
             report = compact_dataset(
                 lake,
                 member.dataset.name,
@@ -72,16 +63,9 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
                 level=_LEVELS[config.level],
                 policy=member.dataset.following.compaction,
             )
-            reports[report.dataset] = MetadataValue.json(report.to_json())
-            context.log.info(report.summary())
-            if report.changed:
-                metadata = {"adjunct/compaction": reports[report.dataset]}
-                context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
+            return Acted(report.summary(), report.to_json(), report.changed)
 
-        with clear_failures(context):
-            lake = adjunct_lake.open()
-            act_on_datasets(context, lake, members, compact_one)
-        context.add_output_metadata(reports)
+        act_on_datasets(context, adjunct_lake, members, compact_one, report_as="adjunct/compaction")
 
     return job_of(
         compact,

@@ -1,25 +1,20 @@
 """The job that hands datasets over to Iceberg tables, and its schedule."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from dagster import (
-    AssetObservation,
-    JobDefinition,
-    JsonMetadataValue,
-    MetadataValue,
-    OpExecutionContext,
-    ScheduleDefinition,
-    op,
-)
+from dagster import JobDefinition, OpExecutionContext, ScheduleDefinition, op
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset
-from dagster_adjunct.orchestration.code_location.jobs.one_op import act_on_datasets, job_of, switched_off
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from dagster_adjunct.orchestration.code_location.jobs.one_op import Acted, act_on_datasets, job_of, switched_off
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.resource import SparkResource
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.objects import Lake
 
 
 def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mapping[str, IcebergTable]) -> JobDefinition:
@@ -33,9 +28,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
         from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
 
-        reports: dict[str, JsonMetadataValue] = {}
-
-        def publish_one(member: DatasetAsset) -> None:
+        def publish_one(lake: "Lake", member: DatasetAsset) -> Acted | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
                 snapshot = publish_to_iceberg(
@@ -43,20 +36,12 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
                 )
             except NoSealedVersionError as error:
                 context.log.info(str(error))
-                return
+                return None
             done = "is registered" if snapshot.new else "was there already"
             words = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
-            description = f"dataset {dataset}: {words}"
-            context.log.info(f"{description}.")
-            reports[dataset] = MetadataValue.json(snapshot.to_json())
-            if snapshot.new:
-                metadata = {"adjunct/iceberg": reports[dataset]}
-                context.log_event(AssetObservation(member.key, description=description, metadata=metadata))
+            return Acted(f"dataset {dataset}: {words}", snapshot.to_json(), snapshot.new)
 
-        with clear_failures(context):
-            lake = adjunct_lake.open()
-            act_on_datasets(context, lake, members, publish_one)
-        context.add_output_metadata(reports)
+        act_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
 
     return job_of(
         publish,
@@ -88,5 +73,5 @@ def iceberg_jobs(
             f"{', '.join(sorted(known)) or 'none'}.",
             "Correct the name in iceberg={…}.",
         )
-    ours = {app: [each for each in members if each.dataset.name in tables] for app, members in datasets.items()}
+    ours = {app: [member for member in members if member.dataset.name in tables] for app, members in datasets.items()}
     return [iceberg_job(app, members, tables) for app, members in ours.items() if members]

@@ -102,7 +102,8 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
 
     if config.position is None:
         raise ConfigurationError(
-            "a startpoint without a position.", f"Set position to one of {', '.join(each.value for each in Position)}."
+            "a startpoint without a position.",
+            f"Set position to one of {', '.join(position.value for position in Position)}.",
         )
     if config.until is None and config.until_value:
         raise ConfigurationError(
@@ -120,9 +121,9 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
     else:
         wanted |= {"replace": config.replace, "by": by, "reason": config.reason}
         asked = startpoints.request(config.partitions, position, **wanted)
-    for each in asked.previews:
-        tasks = ", ".join(each.tasks) or "no task"
-        context.log.info(f"{each.request.ssp} ({tasks}): from {each.start or 'nowhere'}; {each.effect}")
+    for preview in asked.previews:
+        tasks = ", ".join(preview.tasks) or "no task"
+        context.log.info(f"{preview.request.ssp} ({tasks}): from {preview.start or 'nowhere'}; {preview.effect}")
     for held in asked.replaced:
         context.log.info(f"takes the place of: {held.summary()}")
     if asked.written:
@@ -140,8 +141,8 @@ def _take_back(context: OpExecutionContext, startpoints: "Startpoints", config: 
     if config.dry_run:
         raise ConfigurationError("a dry run takes nothing back.", "See what waits: adjunct startpoint list MODULE:APP.")
     taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
-    for each in taken.startpoints:
-        context.log.info(each.taken_back())
+    for request in taken.startpoints:
+        context.log.info(request.taken_back())
     for unread in taken.unreadable:
         context.log.info(f"taken back unread: {unread.summary()}")
     for replay in taken.replays:

@@ -20,7 +20,7 @@ from pydantic import Field
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.asset_events import known_version
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, uri_of
-from dagster_adjunct.orchestration.code_location.jobs.one_op import job_of, switched_off
+from dagster_adjunct.orchestration.code_location.jobs.one_op import advanced_before, job_of, switched_off
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.metadata import DATA_VERSION_TAG, served_metadata
@@ -66,18 +66,16 @@ class DiscardConfig(Config):
 
 def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
     """Return the job that discards in these datasets by their policies; its report is the op's metadata."""
-    specs = {member.dataset.name: member.dataset for member in members}
+    declared = {member.dataset.name: member.dataset for member in members}
 
     @op(name=dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.assets.reading.dataset_names import list_datasets
         from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 
         with clear_failures(context):
             lake = adjunct_lake.open()
-            there = set(list_datasets(lake))
-            names = [each for each in specs if each in there]
-            reports = discard_all(lake, specs, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
+            names = [member.dataset.name for member in advanced_before(context, lake, members)]
+            reports = discard_all(lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
         for report in reports:
             context.log.info(report.summary())
         context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
@@ -116,13 +114,15 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             lake = adjunct_lake.open()
             store = stored_versions(lake, config.dataset)
             after = _apply(store, config, by=config.by or context.run.run_id)
-            members = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
-            told = [(known[each], stored_versions(lake, each).require_manifest()) for each in members if each in known]
+            moved = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
+            served_now = [
+                (known[name], stored_versions(lake, name).require_manifest()) for name in moved if name in known
+            ]
         served = after.version.id if after.version else "nothing"
         context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
         if note := kept_beside(after):
             context.log.warning(f"dataset {config.dataset}: {note}.")
-        for member, manifest in told:
+        for member, manifest in served_now:
             context.log_event(_served_event(context, member, manifest, uri_of(lake, member.dataset)))
 
     return job_of(
