@@ -9,8 +9,8 @@ import click
 
 from dagster_adjunct.assets.versions.advance_report import StageEvent, ignore
 from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli.common_options import who
 from dagster_adjunct.orchestration.cli.output import as_json, fail_if_rejected, lake_url, show_json, show_line
-from dagster_adjunct.orchestration.cli.version_commands import who
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def advance(
         if partition is None:
             shown = bootstraps_shown(json_output)
             runtime = Runtime(lake, systems_for(app, lake), spark, by=person)
-            applied = apply_startpoints(runtime, app, only={each.name for each in unit})
+            applied = apply_startpoints(runtime, app, only={member.name for member in unit})
             applied.raise_failed()
             reports = list(applied.reports)
             reports += advance_together(replace(runtime, systems=systems), unit, on_stage=shown)
@@ -134,7 +134,7 @@ def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
             "Correct the name, or declare the dataset with app.table(…).",
         )
     wanted = datasets[name]
-    in_set = [each for each in app.datasets if wanted.version_set and each.version_set == wanted.version_set]
+    in_set = [member for member in app.datasets if wanted.version_set and member.version_set == wanted.version_set]
     return units_of(in_set or [wanted], f"application {app.name!r}")[0]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
     console,
@@ -16,7 +17,6 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
-from dagster_adjunct.orchestration.cli.version_commands import explained, who
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,29 +49,29 @@ def show(name: str, lake_url: str | None, json_output: bool) -> None:
     lake = open_lake(lake_url, create=False)
     app = load_application(name) if ":" in name else None
     application = name if app is None else app.name
-    found = CheckpointManager(lake, app or application).read_last_checkpoint()
-    if found is None:
+    last = CheckpointManager(lake, app or application).read_last_checkpoint()
+    if last is None:
         raise _unknown(lake, application)
-    ends = {} if app is None else _ends(lake, app, found)
+    ends = {} if app is None else _ends(lake, app, last)
     if json_output:
-        facts = {"application": application, **found.to_json()}
+        facts = {"application": application, **last.to_json()}
         show_json(facts | {"behind": {str(ssp): behind for ssp, (_, behind) in ends.items()}} if ends else facts)
         return
-    facts = {"last batch": found.batch, "left so by commit": found.number, "at": f"{found.at:%Y-%m-%d %H:%M:%S} UTC"}
-    show_facts(f"checkpoint of {application}", facts | {"by": found.by})
+    facts = {"last batch": last.batch, "left so by commit": last.number, "at": f"{last.at:%Y-%m-%d %H:%M:%S} UTC"}
+    show_facts(f"checkpoint of {application}", facts | {"by": last.by})
     columns = ["partition", "next offset", "epoch", *(["stream ends at", "offsets behind"] if ends else [])]
     rows = [
-        [str(ssp), offset, found.epochs.get(ssp, 0), *ends.get(ssp, ("-", "-") if ends else ())]
-        for ssp, offset in found.offsets.items()
+        [str(ssp), offset, last.epochs.get(ssp, 0), *ends.get(ssp, ("-", "-") if ends else ())]
+        for ssp, offset in last.offsets.items()
     ]
     show_table("goes on at", columns, rows)
-    for ssp, start in found.resolved.items():
+    for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position}, offset {start.offset}, instead "
             f"({start.by}: {start.reason})."
         )
-    if found.open is not None:
-        show_line(f"Open: {_words(found.open)}. The next run repeats it as written, if none is in it.")
+    if last.open is not None:
+        show_line(f"Open: {_words(last.open)}. The next run repeats it as written, if none is in it.")
 
 
 @checkpoint.command()
@@ -98,10 +98,10 @@ def history(name: str, partition: str | None, limit: int, lake_url: str | None, 
     if json_output:
         show_json([change.to_json() for change in changes])
         return
-    for each in changes:
-        batch = "" if each.batch is None else f"  batch {each.batch}"
-        show_line(f"{each.number}  {each.at:%Y-%m-%d %H:%M:%S} UTC  {each.by}{batch}")
-        for line in [*_said(each, ssp), *_moves(each, ssp)]:
+    for change in changes:
+        batch = "" if change.batch is None else f"  batch {change.batch}"
+        show_line(f"{change.number}  {change.at:%Y-%m-%d %H:%M:%S} UTC  {change.by}{batch}")
+        for line in [*_startpoint_lines(change, ssp), *_moves(change, ssp)]:
             show_line(f"    {line}")
 
 
@@ -124,12 +124,12 @@ def abandon(
 
     lake = open_lake(lake_url, create=False)
     checkpoints = CheckpointManager(lake, name)
-    found = checkpoints.read_last_checkpoint()
-    if found is None:
+    last = checkpoints.read_last_checkpoint()
+    if last is None:
         raise _unknown(lake, name)
-    if found.open is not None and not yes:
-        show_explained(found.open, skip=skip)
-        click.confirm(f"{'Skip' if skip else 'Abandon'} batch {found.open.batch} of {name}?", abort=True, err=True)
+    if last.open is not None and not yes:
+        show_explained(last.open, skip=skip)
+        click.confirm(f"{'Skip' if skip else 'Abandon'} batch {last.open.batch} of {name}?", abort=True, err=True)
     intent = checkpoints.abandon(reason=reason, by=who(by), skip=skip)
     if json_output:
         show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
@@ -163,23 +163,23 @@ def _spans(intent: Intent) -> list[str]:
     ]
 
 
-def _said(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
-    said = [
-        f"{one}: {each.position} is at offset {each.offset} ({each.by}: {each.reason})"
-        for one, each in change.resolved.items()
-        if ssp in (None, one)
+def _startpoint_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
+    lines = [
+        f"{at}: {start.position} is at offset {start.offset} ({start.by}: {start.reason})"
+        for at, start in change.resolved.items()
+        if ssp in (None, at)
     ]
-    said += [
-        f"{one}: {each.position} applied, epoch {each.epoch} ({each.by}: {each.reason})"
-        for one, each in change.applied.items()
-        if ssp in (None, one)
+    lines += [
+        f"{at}: {start.position} applied, epoch {start.epoch} ({start.by}: {start.reason})"
+        for at, start in change.applied.items()
+        if ssp in (None, at)
     ]
-    said += [
-        f"{each.ssp}: replay from {each.position}, epoch {each.epoch}, {each.what}"
-        for each in change.replays
-        if each.what != "moved" and (ssp is None or ssp == each.ssp)
+    lines += [
+        f"{replay.ssp}: replay from {replay.position}, epoch {replay.epoch}, {replay.what}"
+        for replay in change.replays
+        if replay.what != "moved" and ssp in (None, replay.ssp)
     ]
-    return [*([] if change.note is None else [change.note]), *_shortened(said, ssp)]
+    return [*([] if change.note is None else [change.note]), *_shortened(lines, ssp)]
 
 
 def _moves(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
@@ -189,9 +189,9 @@ def _moves(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[
         by = f"{change.applied[one].offset} -> " if one in change.applied and change.batch is not None else ""
         lines.append(f"{one}: {_or_none(before)} -> {by}{_or_none(after)}")
     lines += [
-        f"{each.ssp}: {each.before} -> {each.after} (replay)"
-        for each in change.replays
-        if each.what in ("moved", "ended") and (ssp is None or ssp == each.ssp)
+        f"{replay.ssp}: {replay.before} -> {replay.after} (replay)"
+        for replay in change.replays
+        if replay.what in ("moved", "ended") and ssp in (None, replay.ssp)
     ]
     return _shortened(lines, ssp)
 
@@ -205,18 +205,18 @@ def _or_none(offset: str | None) -> str:
     return "none" if offset is None else offset
 
 
-def _ends(lake: Lake, app: Application, found: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
+def _ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
     """Return the end of each partition of the inputs, and how many offsets the checkpoint is behind it."""
     from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
 
     systems = systems_for(app, lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
     for name in app.inputs:
-        ssps = [ssp for ssp in found.offsets if ssp.qualified_stream == name]
+        ssps = [ssp for ssp in last.offsets if ssp.qualified_stream == name]
         if ssps:
             system = systems[ssps[0].system].snapshot(ssps[0].stream)
             for ssp, end in system.upcoming(ssps).items():
-                ends[ssp] = (end, system.distance(ssp, found.offsets[ssp], end))
+                ends[ssp] = (end, system.distance(ssp, last.offsets[ssp], end))
     return ends
 
 

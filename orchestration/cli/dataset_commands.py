@@ -10,9 +10,10 @@ import click
 
 from dagster_adjunct.orchestration.cli import followed_table_commands as followed
 from dagster_adjunct.orchestration.cli import upkeep_commands as upkeep
+from dagster_adjunct.orchestration.cli import version_change_commands as version_changes
 from dagster_adjunct.orchestration.cli import version_commands as versions
 from dagster_adjunct.orchestration.cli.advance_command import advance
-from dagster_adjunct.orchestration.cli.deleting import deletion_command
+from dagster_adjunct.orchestration.cli.deletion_command import deletion_command
 from dagster_adjunct.orchestration.cli.key_arguments import entry_keys, leading_values
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
@@ -24,11 +25,15 @@ from dagster_adjunct.orchestration.cli.output import (
     show_table,
     zoned,
 )
+from dagster_adjunct.orchestration.cli.repartition_command import repartition_command
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dagster_adjunct.assets.reading.open_dataset import Dataset
-    from dagster_adjunct.orchestration.cli.deleting import Deletion
+    from dagster_adjunct.assets.rebucketing.rebucket_report import RebucketReport
+    from dagster_adjunct.orchestration.cli.deletion_command import Deletion
     from dagster_adjunct.resources.objects.lake import Lake
 
 
@@ -37,7 +42,7 @@ def dataset() -> None:
     """Adjunct datasets of the lake."""
 
 
-for command in (advance, *followed.COMMANDS, *versions.COMMANDS, *upkeep.COMMANDS):
+for command in (advance, *followed.COMMANDS, *versions.COMMANDS, *version_changes.COMMANDS, *upkeep.COMMANDS):
     dataset.add_command(command)
 
 
@@ -51,17 +56,17 @@ def list_all(lake_url: str | None, json_output: bool) -> None:
     from dagster_adjunct.resources.objects import open_lake
 
     lake = open_lake(lake_url, create=False)
-    found: list[dict[str, Any]] = []
+    descriptions: list[dict[str, Any]] = []
     for name in list_datasets(lake):
         try:
-            found.append(stored_versions(lake, name).describe())
+            descriptions.append(stored_versions(lake, name).describe())
         except MalformedDocumentError as error:
-            found.append({"name": name, "unreadable": str(error)})
+            descriptions.append({"name": name, "unreadable": str(error)})
     if json_output:
-        show_json(found)
+        show_json(descriptions)
         return
     rows: list[list[Any]] = []
-    for item in found:
+    for item in descriptions:
         if "unreadable" in item:
             rows.append([item["name"], "unreadable", None, None, None, None])
             continue
@@ -70,7 +75,7 @@ def list_all(lake_url: str | None, json_output: bool) -> None:
         rows.append([item["name"], declaration["kind"], declaration["input"], spread, version.get("id")])
         rows[-1].append(version.get("rows") if version.get("rows") is not None else "merged when read")
     show_table("datasets", ["name", "kind", "input", "partitions", "version", "rows"], rows)
-    for item in found:
+    for item in descriptions:
         if "unreadable" in item:
             show_line(f"{item['name']} is unreadable: {item['unreadable']}")
 
@@ -145,11 +150,11 @@ def get(
         keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
         entries = opened.get_all(keys)
         read = opened.version
-    found = [(texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)]
+    answers = [(texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)]
     if json_output:
-        show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in found])
+        show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in answers])
         return
-    for texts, entry in found:
+    for texts, entry in answers:
         show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
 
 
@@ -184,47 +189,18 @@ def items(
         leading: Any = leading_values(name, fields, prefix)
         if len(prefix) == 1 and isinstance(leading[0], str):
             leading = leading[0]  # a text that the first column begins with, not the whole of it
-        found = opened.items(
+        in_order = opened.items(
             leading if prefix else None,
             start=leading_values(name, fields, start) if start else None,
             end=leading_values(name, fields, end) if end else None,
         )
-        entries = [entry for _, entry in islice(found, limit)]
+        entries = [entry for _, entry in islice(in_order, limit)]
         read, columns = opened.version, list(opened.schema.names)
     if json_output:
         show_json({"dataset": name, "version": read, "entries": entries})
         return
     rows = [[None if (v := entry[c]) is None else str(v) for c in columns] for entry in entries]
     show_table(f"{name} (version {read})", columns, rows, own=True)
-
-
-@dataset.command()
-@click.argument("name")
-@click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done, and who refuses it.")
-@versions.explained
-@lake_url
-@as_json
-def repartition(
-    name: str, partitions: int, dry_run: bool, reason: str, by: str | None, lake_url: str | None, json_output: bool
-) -> None:
-    """Rewrite a dataset into another number of partitions, in one commit.
-
-    Every retained version of a bounded dataset, the served table of an unbounded one.
-    """
-    from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
-    from dagster_adjunct.resources.objects import open_lake
-
-    lake = open_lake(lake_url, create=False)
-    report = repartition_dataset(lake, name, partitions, reason=reason, by=versions.who(by), dry_run=dry_run)
-    if json_output:
-        show_json(report.to_json())
-        return
-    show_line(f"{report.summary()}.")
-    for pending in report.pending:
-        show_line(f"  the old copy stays for now: {pending}")
-    for reader in report.holding:
-        show_line(f"  refused now, because of {reader}")
 
 
 def _opened(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
@@ -253,6 +229,27 @@ def _deletion() -> Deletion:
     return delete_dataset
 
 
+def _rewriting() -> Callable[..., RebucketReport]:
+    from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset
+
+    return repartition_dataset
+
+
+def _who_holds(report: RebucketReport) -> list[str]:
+    return [
+        *(f"the old copy stays for now: {pending}" for pending in report.pending),
+        *(f"refused now, because of {reader}" for reader in report.holding),
+    ]
+
+
+dataset.add_command(
+    repartition_command(
+        "Rewrite a dataset into another number of partitions, in one commit.\n\n"
+        "Every retained version of a bounded dataset, the served table of an unbounded one.",
+        _rewriting,
+        _who_holds,
+    )
+)
 dataset.add_command(
     deletion_command(
         "Delete a dataset and all its versions for good. Refused while something reads it; repeat it if interrupted.",

@@ -10,15 +10,16 @@ import click
 
 from dagster_adjunct.orchestration.application.loading import load_application
 from dagster_adjunct.orchestration.cli.advance_command import bootstraps_shown, unit_of
+from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
     lake_url,
     show_facts,
     show_json,
     show_line,
+    show_report,
     show_table,
 )
-from dagster_adjunct.orchestration.cli.version_commands import explained, who
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
 
@@ -74,7 +75,7 @@ def _facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
         "bootstrap": bootstrap_progress(systems, manifest, now).to_json(),
         "decision": None if manifest.decision is None else manifest.decision.model_dump(mode="json"),
         "partitions": {
-            str(ssp): {"next": each.offset, "end": each.end, **each.to_json()} for ssp, each in lags.items()
+            str(ssp): {"next": behind.offset, "end": behind.end, **behind.to_json()} for ssp, behind in lags.items()
         },
     }
 
@@ -87,8 +88,8 @@ def show_lag(facts: Mapping[str, Any]) -> None:
     bootstrap = facts["bootstrap"]
     show_facts("bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")})
     rows = [
-        [ssp, each["next"], each["end"], each["offsets"], each["records"], each["lost"], _span(each["seconds"])]
-        for ssp, each in facts["partitions"].items()
+        [ssp, lag["next"], lag["end"], lag["offsets"], lag["records"], lag["lost"], _span(lag["seconds"])]
+        for ssp, lag in facts["partitions"].items()
     ]
     columns = ["partition", "next", "end", "offsets behind", "records", "lost", "time behind"]
     show_table("behind its stream", columns, rows)
@@ -120,10 +121,7 @@ def compact(
     asked = cast(Literal["minor", "major"] | None, level)
     with session_scope(master=master, lake_url=lake.url) as spark:
         report = compact_dataset(lake, name, spark, by=person, level=asked)
-    if json_output:
-        show_json(report.to_json())
-    else:
-        show_line(report.summary())
+    show_report(report, json_output=json_output)
 
 
 @click.command()
@@ -153,10 +151,7 @@ def rebuild(
     shown = bootstraps_shown(json_output)
     with session_scope(master=master, lake_url=lake.url) as spark:
         report = rebuild_dataset(lake, systems_of([spec], lake), spec, spark, reason=reason, by=who(by), on_stage=shown)
-    if json_output:
-        show_json(report.to_json())
-    else:
-        show_line(report.summary())
+    show_report(report, json_output=json_output)
 
 
 COMMANDS = (lag, compact, rebuild)

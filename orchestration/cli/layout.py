@@ -30,27 +30,27 @@ def shortened(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 def short_ids(ids: set[str]) -> dict[str, str]:
     """Return each id's number, with as many digits of the rest as tell it from the others of that number."""
-    found = {}
-    for each in ids:
-        number, rest = each.split("-")
-        others = [other.split("-")[1] for other in ids if other != each and other.startswith(f"{number}-")]
+    short = {}
+    for version in ids:
+        number, rest = version.split("-")
+        others = [other.split("-")[1] for other in ids if other != version and other.startswith(f"{number}-")]
         needed = next((n for n in range(len(rest) + 1) if not any(other[:n] == rest[:n] for other in others)), 99)
-        found[each] = f"{number}-{rest[:needed]}" if needed else number
-    return found
+        short[version] = f"{number}-{rest[:needed]}" if needed else number
+    return short
 
 
 def in_minutes(value: str | datetime) -> str:
     """Return a stored time (ISO, UTC) as people read it; other texts as they are."""
     text = value.isoformat() if isinstance(value, datetime) else value
-    found = _TIME.fullmatch(text)
-    return f"{found[1]} {found[2]}" if found else _ASKED.sub(r"\1Z", text)
+    time = _TIME.fullmatch(text)
+    return f"{time[1]} {time[2]}" if time else _ASKED.sub(r"\1Z", text)
 
 
 def in_seconds(value: Any) -> Any:
     """Return a stored time (UTC) to the second, with its zone; anything else as it is."""
     text = value.isoformat() if isinstance(value, datetime) else value
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    return f"{found[1]} {found[2]}{found[3] or ''} UTC" if found else value
+    time = _TIME.fullmatch(text) if isinstance(text, str) else None
+    return f"{time[1]} {time[2]}{time[3] or ''} UTC" if time else value
 
 
 def told(value: Any) -> str:
@@ -64,10 +64,10 @@ def told(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}"
     if isinstance(value, Mapping):
-        apart = "; " if any(isinstance(each, Mapping | list | tuple) for each in value.values()) else ", "
-        return apart.join(f"{name}: {told(each)}" for name, each in value.items())
+        apart = "; " if any(isinstance(item, Mapping | list | tuple) for item in value.values()) else ", "
+        return apart.join(f"{name}: {told(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
-        if value and all(isinstance(each, Mapping) for each in value):
+        if value and all(isinstance(item, Mapping) for item in value):
             return "; ".join(map(told, value))
         return ", ".join(map(str, value))
     return str(value)

@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
 from dagster_adjunct.orchestration.cli import stream_commands as streams
 from dagster_adjunct.orchestration.cli import table_commands as tables
 from dagster_adjunct.orchestration.cli.advance_command import advance_all, bootstraps_shown, has_datasets_only
+from dagster_adjunct.orchestration.cli.common_options import duration
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
     console,
@@ -29,7 +30,6 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
-from dagster_adjunct.orchestration.cli.version_commands import duration
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

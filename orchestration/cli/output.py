@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 from rich.console import Console
@@ -80,6 +80,24 @@ def show_line(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+class Report(Protocol):
+    """What a command did, or would do."""
+
+    def summary(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def show_report(report: Report, details: Iterable[str] = (), *, json_output: bool) -> None:
+    """Print a report as one JSON document, or else its summary, and details indented beneath it."""
+    if json_output:
+        show_json(report.to_json())
+        return
+    show_line(f"{report.summary().removesuffix('.')}.")
+    for line in details:
+        show_line(f"  {line}")
+
+
 def show_items(title: str, columns: Sequence[str], items: Sequence[Mapping[str, Any]]) -> None:
     """Print these columns of each item as a table."""
     show_table(title, columns, [[item[column] for column in columns] for item in items])
@@ -110,9 +128,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
     console.print(table)
     for row in cells:
         texts = {name: row[columns.index(name)] for name in moved}
-        said = ", ".join(f"{name}: {text}" for name, text in texts.items() if text not in ("", "-"))
-        if said:
-            show_line(f"{columns[0]} {row[0]}: {said}".strip())
+        sentences = ", ".join(f"{name}: {text}" for name, text in texts.items() if text not in ("", "-"))
+        if sentences:
+            show_line(f"{columns[0]} {row[0]}: {sentences}".strip())
 
 
 def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:

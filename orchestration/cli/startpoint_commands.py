@@ -10,8 +10,8 @@ import click
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
-from dagster_adjunct.orchestration.cli.version_commands import explained, who
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def list_startpoints(reference: str, lake_url: str | None, json_output: bool) ->
         )
     for what, (title, columns) in _TABLES.items():
         if facts[what]:
-            show_table(title, columns, [[each[name.replace(" ", "_")] for name in columns] for each in facts[what]])
+            show_table(title, columns, [[fact[name.replace(" ", "_")] for name in columns] for fact in facts[what]])
     if not any(facts.values()):
         show_line(f"Application {startpoints.app.name}: no startpoint waits, and none was ever applied.")
 
@@ -229,23 +229,29 @@ def _options(names: Sequence[str], prefix: str) -> str:
 
 
 def _show_asked(asked: Asked) -> None:
-    bounded = any(each.request.until is not None for each in asked.previews)
+    bounded = any(preview.request.until is not None for preview in asked.previews)
     columns = ["partition", "task", "checkpoint", "from", *(["until"] if bounded else []), "offsets", "what happens"]
     rows = [
         [
-            str(each.request.ssp),
-            f"all {len(each.tasks)} tasks" if len(each.tasks) > _TASKS_SHOWN else ", ".join(each.tasks) or None,
-            each.checkpoint,
-            each.start,
-            *([each.end] if bounded else []),
-            each.offsets,
-            each.move,
+            str(preview.request.ssp),
+            f"all {len(preview.tasks)} tasks"
+            if len(preview.tasks) > _TASKS_SHOWN
+            else ", ".join(preview.tasks) or None,
+            preview.checkpoint,
+            preview.start,
+            *([preview.end] if bounded else []),
+            preview.offsets,
+            preview.move,
         ]
-        for each in asked.previews
+        for preview in asked.previews
     ]
     show_table("asked for" if asked.written else "would be asked for", columns, rows)
     for held in asked.replaced:
         show_line(f"{'replaced' if asked.written else 'would be replaced'}: {held.summary()}")
+
+
+def _tasks(names: Sequence[str]) -> str | None:
+    return f"all {len(names)} tasks" if len(names) > _TASKS_SHOWN else ", ".join(names) or None
 
 
 def _next(app: Application, reference: str) -> str:

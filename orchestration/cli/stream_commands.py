@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.cli.deleting import deletion_command
+from dagster_adjunct.orchestration.cli.deletion_command import deletion_command
 from dagster_adjunct.orchestration.cli.output import (
     as_json,
     lake_url,
@@ -18,12 +18,15 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
-from dagster_adjunct.orchestration.cli.version_commands import explained, who
+from dagster_adjunct.orchestration.cli.repartition_command import repartition_command
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.cli.deleting import Deletion
+    from collections.abc import Callable
+
+    from dagster_adjunct.orchestration.cli.deletion_command import Deletion
+    from dagster_adjunct.orchestration.upkeep.repartitioning import RepartitionReport
     from dagster_adjunct.resources.streams.interface.stream_system import Epochs
     from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
     from dagster_adjunct.resources.streams.lake.stream_declaration import StreamDescription
@@ -40,12 +43,12 @@ def stream() -> None:
 def list_streams(lake_url: str | None, json_output: bool) -> None:
     """List the streams with their partitions and records."""
     streams = _streams(lake_url)
-    found = [_facts(streams.describe(name)) for name in streams.list_streams()]
+    descriptions = [_facts(streams.describe(name)) for name in streams.list_streams()]
     if json_output:
-        show_json(found)
+        show_json(descriptions)
         return
     columns = ["name", "partitions", "key", "records", "bytes", "segments"]
-    show_items("streams", columns, found)
+    show_items("streams", columns, descriptions)
 
 
 @stream.command()
@@ -146,50 +149,12 @@ def forget(name: str, reader: str, lake_url: str | None) -> None:
     from dagster_adjunct.resources.streams.lake.named_readers import forget_reader, list_readers
 
     lake = _streams(lake_url).lake
-    there = [each.name for each in list_readers(lake, _lake_stream(name))]
+    there = [known.name for known in list_readers(lake, _lake_stream(name))]
     if not forget_reader(lake, _lake_stream(name), reader):
         raise ConfigurationError(
             f"stream {name!r} has no reader {reader!r}: there are {', '.join(there) or 'none'}.", "Check the name."
         )
     show_line(f"reader {reader} of {name} is forgotten.")
-
-
-@stream.command()
-@click.argument("name")
-@click.option("--partitions", required=True, type=click.IntRange(1), help="How many it is to have.")
-@click.option("--force", is_flag=True, help="Also where readers have not read all: their next run is refused.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done, and who reads it.")
-@explained
-@lake_url
-@as_json
-def repartition(
-    name: str,
-    partitions: int,
-    force: bool,
-    dry_run: bool,
-    reason: str,
-    by: str | None,
-    lake_url: str | None,
-    json_output: bool,
-) -> None:
-    """Rewrite a stream into another number of partitions, once everybody who follows it has read all of it."""
-    from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_stream
-    from dagster_adjunct.resources.objects import open_lake
-
-    lake = open_lake(lake_url, create=False)
-    report = repartition_stream(
-        lake, _lake_stream(name), partitions, reason=reason, by=who(by), force=force, dry_run=dry_run
-    )
-    if json_output:
-        show_json(report.to_json())
-        return
-    show_line(f"{report.summary()}.")
-    for application in report.carried:
-        show_line(f"  application {application} {'would go' if dry_run else 'goes'} on where it has read to")
-    for dataset in report.datasets:
-        show_line(f"  dataset {dataset} {'would go' if dry_run else 'goes'} on where it has read to")
-    for reader in (*report.holding, *report.told):
-        show_line(f"  {'refused' if dry_run else 'forced'}, because {reader}")
 
 
 def _streams(lake_url: str | None) -> LakeStreams:
@@ -238,6 +203,34 @@ def _deletion() -> Deletion:
     return delete_stream
 
 
+def _rewriting() -> Callable[..., RepartitionReport]:
+    from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_stream
+
+    return repartition_stream
+
+
+def _who_goes_on(report: RepartitionReport) -> list[str]:
+    goes, refused = ("would go", "refused") if report.dry_run else ("goes", "forced")
+    return [
+        *(f"application {application} {goes} on where it has read to" for application in report.carried),
+        *(f"dataset {dataset} {goes} on where it has read to" for dataset in report.datasets),
+        *(f"{refused}, because {reader}" for reader in (*report.holding, *report.told)),
+    ]
+
+
+stream.add_command(
+    repartition_command(
+        "Rewrite a stream into another number of partitions, once everybody who follows it has read all of it.",
+        _rewriting,
+        _who_goes_on,
+        name_of=_lake_stream,
+        options=[
+            click.Option(
+                ["--force"], is_flag=True, help="Also where readers have not read all: their next run is refused."
+            )
+        ],
+    )
+)
 stream.add_command(
     deletion_command(
         "Delete a stream for good. Refused while something reads it; repeat it where it was interrupted.",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dagster_adjunct.orchestration.cli.common_options import duration, explained, who
 from dagster_adjunct.orchestration.cli.key_arguments import entry_keys, keys_in_file
-from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
-from dagster_adjunct.orchestration.cli.version_commands import duration, explained, who
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_report, show_table
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.first_error import raise_first
 
@@ -164,16 +164,14 @@ def forget(
         )
     fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
     texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
-    keys = [key_from_text(f"dataset {name!r}", fields, each) for each in texts]
+    keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
         bounded = declared.kind == "bounded"
         where = f"{len(store.versions())} version(s)" if bounded else "every generation"
         click.confirm(f"Erase {len(keys)} key(s) from {where} of {name}, for good?", abort=True, err=True)
     report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
-    if json_output:
-        show_json(report.to_json())
-    else:
-        show_line(f"{report.summary()}.")
+    show_report(report, json_output=json_output)
+    if not json_output:
         show_line(f"Not erased, because it is not the dataset's: {'; '.join(report.not_erased)}.")
     if not report.complete:
         raise click.exceptions.Exit(1)
@@ -189,9 +187,8 @@ def _kept(text: str) -> int | None:
 
 def _show_discarded(report: DiscardReport) -> None:
     show_line(f"{report.summary()}.")
-    rows = [["goes", each.what, each.name, each.reason] for each in (*report.discarded, *report.garbage)]
-    rows += [["spared", each.what, each.name, each.reason] for each in report.spared]
-    rows += [["stays", each.what, each.name, each.reason] for each in report.kept]
+    outcomes = (("goes", (*report.discarded, *report.garbage)), ("spared", report.spared), ("stays", report.kept))
+    rows = [[outcome, item.what, item.name, item.reason] for outcome, items in outcomes for item in items]
     if rows:
         show_table(report.dataset, ["", "what", "name", "why"], rows)
 

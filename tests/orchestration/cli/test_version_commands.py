@@ -14,9 +14,9 @@ from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows
+from dagster_adjunct.orchestration.cli.common_options import expiry
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import guarded
-from dagster_adjunct.orchestration.cli.version_commands import expiry
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line
-from dagster_adjunct.orchestration.cli.version_commands import explained, who
+from dagster_adjunct.orchestration.cli.common_options import explained, who
+from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_report
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.upkeep.delete_unread import DeletionReport
@@ -48,17 +48,15 @@ def deletion_command(
         if not dry_run and not yes:
             planned = act(dry_run=True)
             click.confirm(f"{planned.summary()}. Delete it for good?", abort=True, err=True)
-        _show(act(dry_run=dry_run), dry_run=dry_run, json_output=json_output)
+        report = act(dry_run=dry_run)
+        show_report(report, _readers(report), json_output=json_output)
 
     return delete
 
 
-def _show(report: DeletionReport, *, dry_run: bool, json_output: bool) -> None:
-    if json_output:
-        show_json(report.to_json())
-        return
-    show_line(f"{report.summary()}.")
-    for reader in report.holding:
-        show_line(f"  refused, because {reader}")
-    for reader in report.told:
-        show_line(f"  {'refused without --force' if dry_run else 'forced'}, because {reader}")
+def _readers(report: DeletionReport) -> list[str]:
+    verb = "refused without --force" if report.dry_run else "forced"
+    return [
+        *(f"refused, because {reader}" for reader in report.holding),
+        *(f"{verb}, because {reader}" for reader in report.told),
+    ]
