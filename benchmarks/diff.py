@@ -59,8 +59,9 @@ def compare(rounds: int, old: VersionReader, new: VersionReader) -> None:
             for path in parquet_files(view):
                 pq.read_table(path)
 
-    found = diff_versions(old, new)
-    print(f"  added {found.added:,}, removed {found.removed:,}, changed {found.changed:,}, same {found.unchanged:,}")
+    differences = diff_versions(old, new)
+    counts = {what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")}
+    print("  " + ", ".join(f"{what} {count:,}" for what, count in counts.items()))
     measured = alternate(rounds, read=read, diff=lambda _: diff_versions(old, new))
     show(measured, "diff", "read", "at most 1.5")
 

@@ -53,8 +53,8 @@ def run(rounds: int, count: int = 1_000_000) -> None:
         for form, declared in FORMS.items():
             kafka_system(form, bootstrap_servers=broker.bootstrap, topics={topic: declared})
             measured = _compare(session(), open_system(form, lake), broker, ask, form, rounds, Path(folder))
-            for each in measured.values():
-                print(f"  {each.name}: {count / each.median:,.0f} rows/s")
+            for timing in measured.values():
+                print(f"  {timing.name}: {count / timing.median:,.0f} rows/s")
             show(measured, f"connector_{form}", f"ours_{form}", GOAL)
 
 
@@ -71,13 +71,13 @@ def _compare(
             f"ours_{form}": time.perf_counter() - began,
             f"connector_{form}": ask(f"{command} {theirs} {COLUMNS if form == 'json' else ''}"),
         }
-        found, expected = ask(f"sum {ours}"), ask(f"sum {theirs}")
-        if found != expected:
-            raise SystemExit(f"the files differ: the connector wrote {expected}, ours {found}")
+        written, expected = ask(f"sum {ours}"), ask(f"sum {theirs}")
+        if written != expected:
+            raise SystemExit(f"the files differ: the connector wrote {expected}, ours {written}")
         if number:
-            for name, each in took.items():
-                seconds[name].append(each)
-    return {name: Measured(name, tuple(each)) for name, each in seconds.items()}
+            for name, duration in took.items():
+                seconds[name].append(duration)
+    return {name: Measured(name, tuple(durations)) for name, durations in seconds.items()}
 
 
 def whole(spark: SparkSession, system: StreamSystem, stream: str) -> DataFrame:

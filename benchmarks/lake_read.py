@@ -44,11 +44,11 @@ def run(rounds: int, count: int = 4_000_000, appends: int = 4) -> None:
             "path_cut_with_meta": lambda: spark.read.parquet(*paths).where(between),
             "stream_cut_with_meta": lambda: streams.read(spark, cut),
         }
-        rows = {name: each().count() for name, each in reads.items()}
+        rows = {name: read().count() for name, read in reads.items()}
         assert (rows["stream"], rows["stream_cut"]) == (count, streams.records_between(cut)), rows
-        for each in reads.values():  # all warm
-            consume(each())
-        measured = alternate(rounds, **{name: lambda _, each=each: consume(each()) for name, each in reads.items()})
+        for read in reads.values():  # all warm
+            consume(read())
+        measured = alternate(rounds, **{name: lambda _, read=read: consume(read()) for name, read in reads.items()})
         rates = {name: rows[name] / item.median for name, item in measured.items()}
         for name, item in measured.items():
             print(f"  {item}; {rates[name]:,.0f} records/s")
@@ -71,7 +71,7 @@ def records(number: int, count: int) -> pa.Table:
 
     chance = np.random.default_rng(number)
     keys = pa.array(chance.integers(0, 500_000, count)).cast(pa.string())
-    carriers = pa.array([f"C{each}" for each in range(16)]).take(pa.array(chance.integers(0, 16, count)))
+    carriers = pa.array([f"C{number}" for number in range(16)]).take(pa.array(chance.integers(0, 16, count)))
     notes = pc.binary_join_element_wise("note ", pa.array(chance.integers(0, 10**9, count)).cast(pa.string()), "")
     times = pa.array(1_700_000_000_000_000 + np.arange(count) * 1000, pa.timestamp("us", tz="UTC"))
     return pa.table(

@@ -61,14 +61,14 @@ def run(rounds: int, count: int = 3_000_000) -> None:
             took = {"commit": commit()}
             took |= {peer: ask(f"merge {peer} {root}/changes-{number}.parquet") for peer in ("iceberg", "delta")}
             if number:
-                for name, each in took.items():
-                    seconds[name].append(each)
+                for name, duration in took.items():
+                    seconds[name].append(duration)
         frame = open_dataset(lake, "target").frame(spark)
         ours = frame.selectExpr("count(*) n", "sum(c) c").collect()[0]
         for peer in ("iceberg", "delta"):
-            found = ask(f"sum {peer}")
-            if found != [ours.n, ours.c]:
-                raise SystemExit(f"the tables differ at the end: {peer} holds {found}, ours {[ours.n, ours.c]}")
+            held = ask(f"sum {peer}")
+            if held != [ours.n, ours.c]:
+                raise SystemExit(f"the tables differ at the end: {peer} holds {held}, ours {[ours.n, ours.c]}")
         for peer, goal in GOALS.items():
             measured = {name: Measured(name, tuple(seconds[name])) for name in (peer, "commit")}
             show(measured, "commit", peer, goal)

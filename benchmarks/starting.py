@@ -42,14 +42,14 @@ class Clocked:
         return Clocked(self.system.snapshot(stream), self.spent)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.system, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self.system, name)
+        if not callable(attribute):
+            return attribute
 
         def answer(*given: Any, **named: Any) -> Any:
             began = time.perf_counter()
             try:
-                return found(*given, **named)
+                return attribute(*given, **named)
             finally:
                 self.spent.append(time.perf_counter() - began)
 
@@ -146,13 +146,13 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
     return phases
 
 
-def show(found: list[Phases], what: str) -> None:
+def show(starts: list[Phases], what: str) -> None:
     """Print the median of what the goal is about, and each phase of the first round."""
-    timed = tuple(sum(each.seconds[name] for name in ("start", "store", "positions")) for each in found)
-    goal = f"goal: {GOAL_SECONDS:.0f} s besides the system's own {found[0].own:.2f} s"
+    timed = tuple(sum(start.seconds[name] for name in ("start", "store", "positions")) for start in starts)
+    goal = f"goal: {GOAL_SECONDS:.0f} s besides the system's own {starts[0].own:.2f} s"
     print(f"  {Measured(f'{what}: start to positions', timed)} ({goal})")
-    for name, seconds in found[0].seconds.items():
-        print(f"    {name}: {seconds:.2f} s, CPU {found[0].busy[name]:.2f} s, {found[0].requests[name]} requests")
+    for name, seconds in starts[0].seconds.items():
+        print(f"    {name}: {seconds:.2f} s, CPU {starts[0].busy[name]:.2f} s, {starts[0].requests[name]} requests")
 
 
 def run(rounds: int) -> None:
@@ -161,9 +161,9 @@ def run(rounds: int) -> None:
     for what, make in (("in memory", on_fake_streams), ("of the lake", on_lake_streams)):
         for streams in (1, 100):
             for until in (False, True):
-                found = []
+                starts = []
                 for _ in range(rounds):
                     with TemporaryDirectory() as folder:
-                        found.append(start_once(Path(folder), make(streams), streams, until))
-                show(found, f"{streams} stream{'s' if streams > 1 else ''} {what}{', bounded' if until else ''}")
+                        starts.append(start_once(Path(folder), make(streams), streams, until))
+                show(starts, f"{streams} stream{'s' if streams > 1 else ''} {what}{', bounded' if until else ''}")
     print()

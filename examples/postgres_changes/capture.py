@@ -98,13 +98,13 @@ class TableCapture:
         `folder`/rows.parquet, the offsets in `folder`/position.json, as ParquetSnapshot reads them.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        said = folder / POSITION_FILE
-        said.unlink(missing_ok=True)  # it is written last: rows without it are of a snapshot that was cut off
+        position_file = folder / POSITION_FILE
+        position_file.unlink(missing_ok=True)  # it is written last: rows without it are of a snapshot that was cut off
         with self.slot.moment(self._schema.names) as (moment, rows):
             self._write(folder / "rows.parquet", rows)
             self.read(until=moment)
             position = self._streams.upcoming(self._streams.partitions(self.stream))
-        said.write_text(json.dumps({str(ssp): offset for ssp, offset in position.items()}), encoding="utf-8")
+        position_file.write_text(json.dumps({str(ssp): offset for ssp, offset in position.items()}), encoding="utf-8")
         return position
 
     def snapshot_into_stream(self) -> int:
@@ -115,9 +115,9 @@ class TableCapture:
         names = self._schema.names
         with self.slot.moment(names) as (moment, rows):
             self.read(until=moment)
-            found = [dict(zip(names, map(_plain, row), strict=True)) for batch in rows for row in batch]
-        values = [snapshot_value(self.slot.table, row, moment) for row in found]
-        return self._append(self.stream, found, values, self._records(self.stream))
+            records = [dict(zip(names, map(_plain, row), strict=True)) for batch in rows for row in batch]
+        values = [snapshot_value(self.slot.table, row, moment) for row in records]
+        return self._append(self.stream, records, values, self._records(self.stream))
 
     def _round(self, connection: psycopg.Connection[Any], until: int | None) -> tuple[int, bool]:
         """Take one look at the slot; return how many changes were new, and whether that was all."""
@@ -125,10 +125,10 @@ class TableCapture:
         end = end if until is None else min(end, until)
         messages = self.slot.peek(connection, end, _LOOK)
         whole = len(messages) < _LOOK
-        found = list(transactions(messages))
-        taken = [one for one in found if one.commit_lsn < end]
+        received = list(transactions(messages))
+        taken = [one for one in received if one.commit_lsn < end]
         appended = self._append_all(taken)
-        whole = whole or len(taken) < len(found)
+        whole = whole or len(taken) < len(received)
         self.slot.advance(connection, end if whole else taken[-1].end_lsn)
         return appended, whole
 

@@ -126,9 +126,9 @@ class Slot:
 
 
 def _one(connection: psycopg.Connection[Any], query: str, *values: object) -> tuple[Any, ...]:
-    found = connection.execute(query, values).fetchone()
-    assert found is not None
-    return tuple(found)
+    row = connection.execute(query, values).fetchone()
+    assert row is not None
+    return tuple(row)
 
 
 def _found(connection: psycopg.Connection[Any], catalogue: str, column: str, name: str) -> bool:

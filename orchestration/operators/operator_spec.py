@@ -122,6 +122,10 @@ class Spec(ABC):
         """Return what the columns that leave are made of; one that is not known is left out."""
         return {}
 
+    def written_columns(self, arriving: Made) -> Made:
+        """Return what the columns of the target are made of, written by records with these columns."""
+        return arriving
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.orchestration.operators.column_lineage import Node, add
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream, before_table
 from dagster_adjunct.orchestration.operators.known_columns import require
 from dagster_adjunct.orchestration.operators.operator_spec import Spec
 from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
+from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,6 +79,15 @@ class SendToTable(Spec):
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving
         return made
+
+    def written_columns(self, arriving: Made) -> Made:
+        """Of update messages, a table's columns are those of the update and of the default record."""
+        if self.dataset:
+            return arriving
+        written: Made = {}
+        for name, sources in arriving.items():
+            add(written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
+        return written
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         """Write the records; the dataset takes its changes when it next advances."""

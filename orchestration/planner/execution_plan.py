@@ -60,7 +60,7 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def render(self) -> str:
         """Return the plan as plain text for people."""
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SystemStreamPartition):
         return str(value)
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

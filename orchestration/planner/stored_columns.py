@@ -25,7 +25,7 @@ def check_stored_columns(app: Application, catalog: Catalog) -> None:
     for operator in app.operators:
         arriving = [after[source] for source in operator.inputs]
         target = operator.spec.target(app)
-        facts = catalog.get(target.name) if target is not None and target.kind == "stream" else None
+        facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
         for types in arriving:
             if facts is not None and types is not None:
                 _check(operator.id, facts, types)

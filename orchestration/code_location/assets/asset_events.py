@@ -28,7 +28,7 @@ def told(
     key: AssetKey,
     version: str,
     metadata: Mapping[str, Any],
-    said: str,
+    description: str,
     *,
     always: bool = False,
 ) -> Iterator[AssetEvent]:
@@ -39,7 +39,9 @@ def told(
     """
     selected = key in context.selected_asset_keys
     if not always and known_version(context, key) == version:
-        context.log_event(AssetObservation(key, description=said, metadata=metadata, tags={DATA_VERSION_TAG: version}))
+        context.log_event(
+            AssetObservation(key, description=description, metadata=metadata, tags={DATA_VERSION_TAG: version})
+        )
         if selected:
             yield passed_on(context, key)
     elif selected:

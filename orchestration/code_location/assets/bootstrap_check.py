@@ -36,8 +36,8 @@ def bootstrap_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheck
     """Return the check of a dataset that is marked for bootstrap; none for others."""
     if not _marked(dataset):
         return []
-    said = "The table has reached the ends that its stream had when its bootstrap began; others wait for it."
-    return [AssetCheckSpec(BOOTSTRAPPED, asset=key, description=said, blocking=True)]
+    text = "The table has reached the ends that its stream had when its bootstrap began; others wait for it."
+    return [AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
 
 
 def bootstrap_results(

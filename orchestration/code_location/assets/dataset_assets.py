@@ -124,8 +124,8 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
             systems = systems_of(datasets, lake)
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
-                observe(context, lake, systems, {name: key for each in unit for name, key in each.streams.items()})
-                with unfinished_reported(context, lake, systems, [(each.dataset, each.key) for each in unit]):
+                observe(context, lake, systems, {name: key for member in unit for name, key in member.streams.items()})
+                with unfinished_reported(context, lake, systems, [(member.dataset, member.key) for member in unit]):
                     runtime = Runtime(lake, systems, lambda: adjunct_spark.spark_session, by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
@@ -142,8 +142,8 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                 for result in _results(context, lake, systems, member, reports.get(member.dataset.name))
             ]
         yield from results
-        checks = [each for each in results if isinstance(each, AssetCheckResult)]
-        yield from check_outputs(context, {(each.asset_key, each.check_name) for each in checks})
+        checked = [result for result in results if isinstance(result, AssetCheckResult)]
+        yield from check_outputs(context, {(result.asset_key, result.check_name) for result in checked})
 
     return advance
 
@@ -213,8 +213,8 @@ def shown_metadata(
     records = None
     for stream in member.streams:
         system, name = split_stream_name(stream)
-        found = systems[system].info(name).schema
-        records = None if found is None else found.names
+        schema = systems[system].info(name).schema
+        records = None if schema is None else schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
     metadata: dict[str, Any] = {
         "dagster/column_schema": column_schema(version.columns, dict(dataset.column_descriptions)),
@@ -241,11 +241,11 @@ def warn_of_rejected(
     for version in report.rejected:
         ref = manifest.ref(version) if manifest else None
         if ref is not None:
-            said = rejection_warning(report.dataset, ref, report.version)
-            context.log.warning(said)
+            text = rejection_warning(report.dataset, ref, report.version)
+            context.log.warning(text)
             metadata = rejection_metadata(ref, report.version)
             partition = ref.name if member.dataset.versions is not None else None
-            context.log_event(AssetObservation(member.key, partition=partition, description=said, metadata=metadata))
+            context.log_event(AssetObservation(member.key, partition=partition, description=text, metadata=metadata))
 
 
 def observe(
@@ -256,9 +256,9 @@ def observe(
 ) -> None:
     """Tell Dagster what the streams hold as this run finds them."""
     for name, key in streams.items():
-        found = stream_metadata(lake, systems, name)
-        if found is not None:
-            context.log_event(AssetObservation(key, metadata=found))
+        metadata = stream_metadata(lake, systems, name)
+        if metadata is not None:
+            context.log_event(AssetObservation(key, metadata=metadata))
 
 
 def report_served(context: AssetExecutionContext, lake: "Lake", dataset: "AdjunctDataset", key: AssetKey) -> None:

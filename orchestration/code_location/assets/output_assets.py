@@ -26,20 +26,17 @@ from dagster_adjunct.orchestration.code_location.assets.join_checks import (
     join_check_results,
     join_check_specs,
 )
+from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
+from dagster_adjunct.orchestration.code_location.nodes.node_kind import Outputs
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.metadata import (
     lineage_metadata,
     output_metadata,
     step_metadata,
-    stream_metadata,
-    table_metadata,
 )
-from dagster_adjunct.orchestration.code_location.shared.row_preview import stream_preview
 from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
-    descriptions_of,
-    hidden_columns,
     origins,
     output_columns,
 )
@@ -148,21 +145,22 @@ def outputs_asset(
                 )
             if report.batches > 1:
                 report_datasets(lake)
-            described = _described(lake, systems, app, planned, outputs, {**inputs, **datasets}, preview_rows)
+            written = Outputs(lake, systems, app, preview_rows)
+            described = _described(written, planned, outputs, {**inputs, **datasets})
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
             yield from check_outputs(context, set())
             return
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
-        said = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
+        description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
         for node, spec in outputs.items():
             metadata = step_metadata(report) | output_metadata(report, node.name) | described[node]
             if waiting:
                 metadata["adjunct/left_out"] = MetadataValue.json(waiting)
-            yield from told(context, spec.key, version, metadata, said)
+            yield from told(context, spec.key, version, metadata, description)
         results = [*join_check_results(context, app, checks, report.counters)]
         yield from results
-        yield from check_outputs(context, {(each.asset_key, each.check_name) for each in results})
+        yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
 
     return step
 
@@ -177,36 +175,27 @@ def _judged_again(
         last = BatchLog(adjunct_lake.open(), app.name).read()[1].last
     results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
     yield from results
-    yield from check_outputs(context, {(each.asset_key, each.check_name) for each in results})
+    yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
 
 
 def _described(
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
-    app: "Application",
+    written: Outputs,
     planned: "ExecutionPlan",
     outputs: Mapping[Node, AssetSpec],
     read: Mapping[str, AssetKey],
-    preview_rows: int,
 ) -> dict[Node, dict[str, Any]]:
     """Return what each output holds and is made of; `read` are the assets of inputs and datasets by their names."""
 
     def key_of(node: Node) -> AssetKey | None:
         return outputs[node].key if node in outputs else read.get(node.name)
 
-    made = output_columns(app, planned)
+    made = output_columns(written.app, planned)
     whence = origins(made)
-    described = {}
-    for node in outputs:
-        found = whence.get(node, {})
-        if node.kind == "stream":
-            held = stream_metadata(lake, systems, node.name, descriptions_of(app, found))
-            shown = partial(hidden_columns, app, found)
-            described[node] = {} if held is None else held | stream_preview(systems, node.name, preview_rows, shown)
-        else:
-            described[node] = table_metadata(app.tables[node.name], descriptions_of(app, found))
-        described[node] |= lineage_metadata(made.get(node, {}), key_of)
-    return described
+    return {
+        node: kind_of(node.kind).output_metadata(written, node.name, whence.get(node, {}))
+        | lineage_metadata(made.get(node, {}), key_of)
+        for node in outputs
+    }
 
 
 def tell_left_out(
@@ -220,7 +209,7 @@ def tell_left_out(
     from dagster_adjunct.orchestration.step.input_progress import delivered_version
 
     waiting = {}
-    for dataset in (each for each in app.datasets if each.versions is not None):
+    for dataset in (declared for declared in app.datasets if declared.versions is not None):
         version, awaited = (None, "") if made_by_partition(dataset) else delivered_version(lake, systems, dataset)
         note = partitions_note(dataset)
         if version is not None:

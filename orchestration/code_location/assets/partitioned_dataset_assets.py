@@ -180,18 +180,21 @@ class _Build:
         """Log one result for each check: of the partition, or of all that this run has built."""
         checks = {result.check_name: result for results in self.judged.values() for result in results}
         for check, any_result in checks.items():
-            found = {name: r for name, results in self.judged.items() for r in results if r.check_name == check}
-            failed = {name: result for name, result in found.items() if not result.passed}
+            by_partition = {name: r for name, results in self.judged.items() for r in results if r.check_name == check}
+            failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), any_result)
-            said = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
-            metadata = {**shown.metadata, "adjunct/partitions": MetadataValue.json(sorted(found, key=natural_order))}
+            failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
+            metadata = {
+                **shown.metadata,
+                "adjunct/partitions": MetadataValue.json(sorted(by_partition, key=natural_order)),
+            }
             self.context.log_event(
                 AssetCheckEvaluation(
                     asset_key=self.member.key,
                     check_name=str(check),
                     passed=not failed,
                     severity=shown.severity,
-                    description=(said if len(found) > 1 else shown.description) or None,
+                    description=(failures if len(by_partition) > 1 else shown.description) or None,
                     metadata=metadata,
                 )
             )
@@ -230,7 +233,7 @@ class _Build:
             as_bounded(manifest)
         )
         metadata |= shown_metadata(self.lake, self.systems, self.member, manifest)
-        refused = {each.name for each in map(manifest.ref, report.rejected) if each is not None}
+        refused = {rejected.name for rejected in map(manifest.ref, report.rejected) if rejected is not None}
         if ref is None or (name in refused and ref.id not in report.sealed):
             metadata["adjunct/version"] = ref.id if ref else "none"
             observed = AssetObservation(
@@ -251,13 +254,13 @@ class _Build:
 
     def _why_not(self, name: str) -> str:
         ref = max(
-            (each for each in self.store.require_manifest().listed if each.name == name),
-            key=lambda each: each.number,
+            (listed for listed in self.store.require_manifest().listed if listed.name == name),
+            key=lambda listed: listed.number,
             default=None,
         )
         return "it is not delivered whole yet" if ref is None else f"its version {ref.id} is {ref.state}: {ref.reason}"
 
 
 def _sealed(manifest: "DatasetManifest", name: str) -> "VersionRef | None":
-    found = [ref for ref in manifest.listed if ref.name == name and ref.state == "sealed"]
-    return max(found, key=lambda ref: ref.number, default=None)
+    sealed = [ref for ref in manifest.listed if ref.name == name and ref.state == "sealed"]
+    return max(sealed, key=lambda ref: ref.number, default=None)

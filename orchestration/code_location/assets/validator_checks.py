@@ -132,8 +132,8 @@ def _rule_metadata(validator: "Validator") -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
-    found = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    return {f"adjunct/{name}": value for name, value in found.items() if not isinstance(value, bool)}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {f"adjunct/{name}": value for name, value in numbers.items() if not isinstance(value, bool)}
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def mistakes_reported(context: AssetExecutionContext, keys: Mapping[str, AssetKe
 
 def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
     """Return the metadata of the event that a version was rejected."""
-    failed = [each.model_dump(mode="json") for each in ref.verdicts if not each.passed]
+    failed = [verdict.model_dump(mode="json") for verdict in ref.verdicts if not verdict.passed]
     return {
         "adjunct/action": "rejected",
         "adjunct/rejected_version": ref.id,

@@ -44,7 +44,7 @@ def lineage_metadata(made: Made, key_of: Callable[[Node], AssetKey | None]) -> d
         name: [TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
         for name, sources in made.items()
     }
-    known = {name: each for name, each in deps.items() if each}
+    known = {name: sources for name, sources in deps.items() if sources}
     return {"dagster/column_lineage": TableColumnLineage(known)} if known else {}
 
 
@@ -215,7 +215,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
 def startpoint_metadata(report: StepReport) -> dict[str, Any]:
     """Return what startpoints did in this run, the epochs that they have opened, and the replays still under way."""
     offsets = report.state.offsets
-    replays = [each.model_dump(mode="json") for each in offsets.replays.values()]
+    replays = [replay.model_dump(mode="json") for replay in offsets.replays.values()]
     values: dict[str, list[Any] | dict[str, int]] = {
         "startpoints": list(report.startpoints),
         "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
@@ -241,13 +241,13 @@ def _declared(table: KeyedTable) -> dict[str, Any]:
 
 
 def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -> MetadataValue:
-    said = {name.lower(): text for name, text in descriptions.items()}
-    shown = [TableColumn(name, kind, said.get(name.lower())) for name, kind in columns.items()]
+    texts = {name.lower(): text for name, text in descriptions.items()}
+    shown = [TableColumn(name, kind, texts.get(name.lower())) for name, kind in columns.items()]
     return MetadataValue.table_schema(TableSchema(shown))
 
 
 def _seconds(seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return wall time by stage: all in one, and each as a number that Dagster plots."""
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}
-    each = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
-    return {"adjunct/seconds": MetadataValue.json(rounded), **each}
+    plotted = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
+    return {"adjunct/seconds": MetadataValue.json(rounded), **plotted}

@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.operators.column_lineage import (
     sources_of,
     whole,
 )
-from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -38,8 +37,7 @@ def output_columns(app: Application, plan: ExecutionPlan) -> dict[Node, Made]:
         target = operator.spec.target(app)
         if target is not None:
             for columns in arriving:
-                written = _unfolded(columns) if target.kind == "table" else columns
-                for name, sources in written.items():
+                for name, sources in operator.spec.written_columns(columns).items():
                     add(outputs.setdefault(target, {}), name, sources)
         context = LineageContext(app, tuple(planned[source] for source in operator.inputs), planned[operator.id])
         made[operator.id] = operator.spec.column_sources(context, arriving)
@@ -58,14 +56,6 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
         return {}
     taken, computed = whole(source, records), dict(dataset.extractor.select)
     return {name: sources_of(computed.get(name, f"`{name}`"), taken) for name in stored}
-
-
-def _unfolded(columns: Made) -> Made:
-    """Return the columns of a table that update messages are written to: those of the update and of the default."""
-    made: Made = {}
-    for name, sources in columns.items():
-        add(made, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources)
-    return made
 
 
 def origins(outputs: Mapping[Node, Made]) -> dict[Node, Made]:

@@ -1,0 +1,174 @@
+"""`AssetGraph`: all assets of the applications that are given, and who of them writes what."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dagster import AssetKey, AssetsDefinition, AssetSpec
+
+from dagster_adjunct.orchestration.application.advance_units import units_of
+from dagster_adjunct.orchestration.application.output_lineage import (
+    outputs_of,
+    source_of,
+    sources_read,
+    unused_datasets,
+)
+from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, dataset_assets
+from dagster_adjunct.orchestration.code_location.assets.output_assets import outputs_asset
+from dagster_adjunct.orchestration.code_location.assets.partitioned_dataset_assets import partitioned_dataset_asset
+from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
+from dagster_adjunct.orchestration.code_location.nodes.translator import AdjunctTranslator
+from dagster_adjunct.orchestration.code_location.sensing.version_sensors import is_delivered
+from dagster_adjunct.orchestration.code_location.shared.code_references import code_references
+from dagster_adjunct.orchestration.operators.column_lineage import Node
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.orchestration.application.application import Application
+
+
+class AssetGraph:
+    """The assets of several applications, each shared one once."""
+
+    def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
+        self._nodes: dict[AssetKey, Node] = {}
+        self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
+        self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
+        self._declared_by: dict[str, list[Application]] = {}
+        self._writers: dict[AssetKey, str] = {}
+        self._written: dict[str, list[AssetKey]] = {}
+        self._made: dict[str, list[AssetKey]] = {}
+        self._read: dict[AssetKey, AssetSpec] = {}
+        self._outputs: list[AssetsDefinition] = []
+
+    def add(self, app: "Application") -> list[AssetKey]:
+        """Add an application; return the keys of what its job materialises: its outputs, and its datasets.
+
+        Datasets whose versions are partitions are left out: a job has no partitions for some of its assets only. So are
+        those that live for one run: the application's step makes them.
+        """
+        for source in sources_read(app):
+            spec = self._spec(app, source, external=True)
+            self._read.setdefault(spec.key, spec)
+        datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
+        stored = [dataset for dataset in app.datasets if dataset.versions is None and dataset.following.persistent]
+        keys = [datasets[dataset.name] for dataset in stored]
+        outputs = {
+            output.node: self._spec(app, output.node, [*output.upstream, *unused_datasets(app)])
+            for output in outputs_of(app)
+        }
+        for node, spec in outputs.items():
+            writer = self._writers.setdefault(spec.key, app.name)
+            if writer != app.name:
+                raise ConfigurationError(
+                    f"applications {writer!r} and {app.name!r} both write {node.kind} {node.name!r}, which is one "
+                    f"asset, {spec.key.to_user_string()}; an asset is made in one place.",
+                    "Let one of them write it, or deploy them in two code locations with different asset keys.",
+                )
+        self._written[app.name] = [spec.key for spec in outputs.values()]
+        if outputs:
+            inputs = {stream: self._key(app, Node("stream", stream)) for stream in app.inputs}
+            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, self._preview_rows))
+        self._made[app.name] = [*keys, *self._written[app.name]]
+        return self._made[app.name]
+
+    def external(self) -> list[AssetSpec]:
+        """Return what is read and not made here: streams and files that none of the applications writes, and the
+        datasets that live for one run only, which Dagster shows and does not make.
+        """
+        passing = [asset.spec for asset, _ in self._datasets.values() if not asset.dataset.following.persistent]
+        return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]
+
+    def assets(self) -> list[AssetsDefinition]:
+        """Return the assets that are made here: datasets, each version set in one, and the applications' outputs."""
+        made = []
+        stored = (asset.dataset for asset, _ in self._datasets.values() if asset.dataset.following.persistent)
+        for unit in units_of(stored, "build_definitions"):
+            members = [self._datasets[dataset.name][0] for dataset in unit]
+            partitioned = members[0].dataset.versions is not None
+            applications = {app.name: app for dataset in unit for app in self._declared_by[dataset.name]}
+            made.append(
+                partitioned_dataset_asset(members[0])
+                if partitioned
+                else dataset_assets(members, tuple(applications.values()))
+            )
+        return [*made, *self._outputs]
+
+    def partitioned(self) -> list[DatasetAsset]:
+        """Return the datasets whose versions are partitions."""
+        return [asset for asset, _ in self._datasets.values() if asset.dataset.versions is not None]
+
+    def written(self, application: str) -> list[AssetKey]:
+        """Return the outputs of an application."""
+        return self._written[application]
+
+    def delivered(self, application: str) -> list[list[DatasetAsset]]:
+        """Return the bounded datasets whose versions are delivered by markers or folders; members of a set as one.
+
+        Those that this application's job is the first to make.
+        """
+        units = units_of((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
+        delivered = (unit for unit in units if all(map(is_delivered, unit)))
+        members = ([self._datasets[dataset.name][0] for dataset in unit] for unit in delivered)
+        return [unit for unit in members if self._first_to_make(unit) == application]
+
+    def _first_to_make(self, unit: list[DatasetAsset]) -> str | None:
+        keys = {member.key for member in unit}
+        return next((name for name, made in self._made.items() if keys <= {*made}), None)
+
+    def datasets(self, application: str) -> list[DatasetAsset]:
+        """Return the stored datasets that this application is the first to declare."""
+        mine = [asset for asset, owner in self._datasets.values() if owner == application]
+        return [asset for asset in mine if asset.dataset.following.persistent]
+
+    def _add_dataset(self, app: "Application", dataset: "AdjunctDataset") -> AssetKey:
+        source = source_of(dataset)
+        streams = {} if dataset.stream is None else {dataset.stream: self._key(app, Node("stream", dataset.stream))}
+        spec = self._spec(app, Node("dataset", dataset.name), [source] if source else [])
+        known, owner = self._datasets.setdefault(
+            dataset.name, (DatasetAsset(dataset, spec, streams, self._preview_rows), app.name)
+        )
+        if known.dataset != dataset:
+            raise ConfigurationError(
+                f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
+                "Declare it once and use that object in both.",
+            )
+        self._declared_by.setdefault(dataset.name, []).append(app)
+        return known.key
+
+    def _key(self, app: "Application", node: Node) -> AssetKey:
+        key = self._names.get_asset_key(kind_of(node.kind).subject(app, node.name))
+        known = self._nodes.setdefault(key, node)
+        if known != node:
+            raise ConfigurationError(
+                f"{known.kind} {known.name!r} and {node.kind} {node.name!r} both have the asset key "
+                f"{key.to_user_string()}; an asset is one of them.",
+                "Let the translator's get_asset_key give each a key of its own, or rename one.",
+            )
+        return key
+
+    def _spec(
+        self, app: "Application", node: Node, upstream: Iterable[Node] = (), *, external: bool = False
+    ) -> AssetSpec:
+        """Return the asset of a node. An external one says nothing of the application: Definitions.merge takes several
+        of one key where they are equal.
+        """
+        names, kind = self._names, kind_of(node.kind)
+        subject, metadata = kind.subject(app, node.name), kind.declared_metadata(app, node.name)
+        if external:
+            subject = replace(subject, owners=(), external=True)
+        elif self._link_code:
+            metadata |= code_references(kind.declared_at(app, node.name))
+        owners = names.get_owners(subject)
+        return AssetSpec(
+            key=self._key(app, node),
+            deps=[self._key(app, parent) for parent in upstream],
+            group_name=names.get_group_name(subject),
+            owners=[owners] if isinstance(owners, str) else list(owners),
+            description=names.get_description(subject),
+            kinds=names.get_kinds(subject),
+            tags=dict(names.get_tags(subject)),
+            metadata=metadata,
+            freshness_policy=kind.freshness(app, node.name),
+        )
