@@ -76,9 +76,9 @@ class AdjunctError(Exception):
         values = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
         return {name: value for name, value in values.items() if value not in (None, ())}
 
-    def reworded(self, problem: str, next_step: str) -> Self:
-        """Return the same error, about the same things, in other words."""
-        return type(self)(problem, next_step, **self.facts)
+    def reworded(self, problem: str, next_step: str, **more: Any) -> Self:
+        """Return the same error, about the same things and `more` of them, in other words."""
+        return type(self)(problem, next_step, **self.facts | more)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders (Spark workers): without a call of the constructor, subclasses with one of
@@ -100,9 +100,14 @@ class TransientError(AdjunctError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ConfigurationError(PermanentError):
-    """A setting or declaration that can't work."""
+    """A setting, a name or a declaration that can't work; the fields say of what, as far as it is one of them."""
 
-    argument: str | None = None  # the parameter that was given a wrong value, where a call was refused for its type
+    argument: str | None = None  # the parameter of a function, or the field of a declaration, that has a wrong value
+    setting: str | None = None  # an option of a command, a setting of a client, or an environment variable, as written
+    application: str | None = None
+    dataset: str | None = None
+    stream: str | None = None
+    table: str | None = None
 
 
 def check_whole_number(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from dagster_adjunct import (
     open_lake,
     plan_application,
     systems_for,
+    unbounded_dataset,
 )
 from dagster_adjunct.errors import (
     AdjunctError,
@@ -31,8 +33,9 @@ from dagster_adjunct.errors import (
     StreamExistsError,
     StreamNotFoundError,
 )
+from dagster_adjunct.kafka import KafkaSettings
 from dagster_adjunct.startpoints import StartpointSpecific, resolve_startpoint_to_offset
-from dagster_adjunct.upkeep import delete_dataset, delete_stream
+from dagster_adjunct.upkeep import delete_dataset, delete_stream, repartition_stream
 
 SCHEMA = Schema.of(k="string", n="int")
 S0 = SystemStreamPartition("lake", "s", 0)
@@ -95,6 +98,31 @@ def _joined(lake: Lake) -> object:
         ),
         (lambda lake: open_lake(5), ConfigurationError, {"argument": "url"}),
         (lambda lake: bounded_dataset("d", input="lake.d", kex="k"), ConfigurationError, {"argument": "kex"}),
+        (
+            lambda lake: bounded_dataset("d", input="lake.d", key="k", partitions=0),
+            ConfigurationError,
+            {"argument": "partitions", "dataset": "d"},
+        ),
+        (
+            lambda lake: unbounded_dataset("d", input="lake.d", key="k", partitions=1, max_age=timedelta(0)),
+            ConfigurationError,
+            {"argument": "max_age", "dataset": "d"},
+        ),
+        (
+            lambda lake: Application("shop").input_stream("lake.s", on_lost="skip"),
+            ConfigurationError,
+            {"argument": "on_lost", "stream": "lake.s"},
+        ),
+        (
+            lambda lake: repartition_stream(lake, "s", 4, reason="r", by="b"),
+            ConfigurationError,
+            {"argument": "partitions", "stream": "lake.s"},
+        ),
+        (
+            lambda lake: KafkaSettings("events", "localhost:9", {"sasl.password": "secret"}),
+            ConfigurationError,
+            {"setting": "sasl.password"},
+        ),
     ],
 )
 def test_what_an_error_is_about_is_in_its_fields(

@@ -43,6 +43,7 @@ class AdjunctDatasetManager:
                 raise ConfigurationError(
                     f"the dataset {dataset.name!r} is given twice, and declared differently.",
                     "Declare it once; two different datasets need different names.",
+                    dataset=dataset.name,
                 )
         self._transient = {
             name: TransientTable(systems, dataset)
@@ -108,6 +109,7 @@ class AdjunctDatasetManager:
             raise ConfigurationError(
                 f"there is no dataset {dataset!r} here: there are {', '.join(self._datasets) or 'none'}.",
                 "Correct the name, or give the dataset to the manager.",
+                dataset=dataset,
             )
         if dataset in self._transient:
             version = self._transient[dataset].view

@@ -63,6 +63,7 @@ def advance_bounded(
         raise ConfigurationError(
             f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
             "Advance the set with all its members: advance_version_set(lake, systems, members, …).",
+            dataset=spec.name,
         )
     _check_partition(spec, partition)
     return _advance(lake, systems, (spec,), spark, by, on_stage, partition, make_current)[0]
@@ -153,16 +154,21 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
         raise ConfigurationError(
             f"dataset {spec.name!r} declares no version partitions, and version {partition!r} of it is asked for.",
             "Declare them with versions=VersionPartitions(…), or advance it without a partition.",
+            argument="partition",
+            dataset=spec.name,
         )
     if partition is not None and spec.stream is not None:
         raise ConfigurationError(
             f"dataset {spec.name!r} is made from the stream {spec.stream}, whose markers name the versions.",
             "Advance it without a partition: what the stream holds is published in its order.",
+            dataset=spec.name,
         )
     if partition is not None and spec.versions is not None and not spec.versions.has(partition):
         raise ConfigurationError(
             f"dataset {spec.name!r} declares {spec.versions}, and partition {partition!r} is none of these.",
             "Ask for one that is declared, or declare it.",
+            argument="partition",
+            dataset=spec.name,
         )
     known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
     if partition is None and known and isinstance(spec.input, QuerySource):
@@ -170,4 +176,6 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
         raise ConfigurationError(
             f"dataset {spec.name!r} is computed by a query for each of its partitions, and none is asked for.",
             "Say which: partition=….",
+            argument="partition",
+            dataset=spec.name,
         )

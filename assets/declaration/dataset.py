@@ -87,16 +87,20 @@ class AdjunctDataset:
         if isinstance(self.input, str):
             split_stream_name(self.input)
         if self.kind not in ("bounded", "unbounded"):
-            raise self._wrong(f"has kind {self.kind!r}: expected bounded or unbounded", "Choose one of them.")
+            raise self._wrong(
+                f"has kind {self.kind!r}: expected bounded or unbounded", "Choose one of them.", argument="kind"
+            )
         if not self.key:
-            raise self._wrong("has no key", "Name the columns that identify an entry: key=[…].")
+            raise self._wrong("has no key", "Name the columns that identify an entry: key=[…].", argument="key")
         self._check_columns("key", self.key)
         self._check_columns("partition_by", self.partition_by)
         if self.columns is not None:
             self._check_columns("columns", self.columns)
             missing = [column for column in self.key if column not in self.columns]
             if missing and not self.by_offset:
-                raise self._wrong(f"does not store its key column {missing[0]!r}", "Add it to columns=.")
+                raise self._wrong(
+                    f"does not store its key column {missing[0]!r}", "Add it to columns=.", argument="columns"
+                )
         self._check_spread()
         self._check_types()
         check_validators(f"dataset {self.name!r}", self.validators)
@@ -106,15 +110,19 @@ class AdjunctDataset:
             raise self._wrong(
                 f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
                 "Declare it with bounded_dataset, or name a stream.",
+                argument="input",
             )
         if self.following.initial is not None and not self.bootstrap:
             raise self._wrong(
-                "begins with a bulk snapshot, and is not marked for bootstrap", "Drop initial= or bootstrap=False."
+                "begins with a bulk snapshot, and is not marked for bootstrap",
+                "Drop initial= or bootstrap=False.",
+                argument="initial",
             )
         if self.by_offset and (self.kind != "bounded" or self.stream is None):
             raise self._wrong(
                 f"is keyed by offset, and its input is {self.input}: only versions on a stream have offsets",
                 "Name the columns that identify an entry: key=[…].",
+                argument="key",
             )
 
     @property
@@ -135,43 +143,58 @@ class AdjunctDataset:
     def _check_spread(self) -> None:
         if self.partitions is None:
             if self.partition_by:
-                raise self._wrong("is broadcast and has partition_by", "Drop one of the two.")
+                raise self._wrong("is broadcast and has partition_by", "Drop one of the two.", argument="partition_by")
             return
         if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
-            raise self._wrong(f"has partitions={self.partitions!r}: expected a whole number", "Change it.")
+            raise self._wrong(
+                f"has partitions={self.partitions!r}: expected a whole number", "Change it.", argument="partitions"
+            )
         if not 1 <= self.partitions <= MAX_PARTITIONS:
             raise self._wrong(
-                f"has {self.partitions} partitions: expected 1 to {MAX_PARTITIONS:,}", "Change partitions=."
+                f"has {self.partitions} partitions: expected 1 to {MAX_PARTITIONS:,}",
+                "Change partitions=.",
+                argument="partitions",
             )
         if not self.partition_by:
-            raise self._wrong("is partitioned and has no partition_by", "Name one or more columns of its key.")
+            raise self._wrong(
+                "is partitioned and has no partition_by",
+                "Name one or more columns of its key.",
+                argument="partition_by",
+            )
         outside = [column for column in self.partition_by if column not in self.key]
         if outside:
             raise self._wrong(
                 f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
                 "one key could lie in two buckets",
                 "Partition by columns of the key only, or add the column to the key.",
+                argument="partition_by",
             )
 
     def _check_types(self) -> None:
         if not isinstance(self.bootstrap, bool):
-            raise self._wrong(f"has bootstrap={self.bootstrap!r}: expected True or False", "Choose one of them.")
+            raise self._wrong(
+                f"has bootstrap={self.bootstrap!r}: expected True or False", "Choose one of them.", argument="bootstrap"
+            )
         if self.extractor is not None and (
             isinstance(self.extractor, type) or not isinstance(self.extractor, KeyValueExtractor)
         ):
             raise self._wrong(
                 f"has extractor={self.extractor!r}: expected an extractor",
                 "Write Projection(…) or PythonExtractor(…), or leave it out.",
+                argument="extractor",
             )
         if not isinstance(self.discard, DiscardPolicy):
             raise self._wrong(
-                f"has discard={self.discard!r}: expected a DiscardPolicy", "Write DiscardPolicy(keep=3), say."
+                f"has discard={self.discard!r}: expected a DiscardPolicy",
+                "Write DiscardPolicy(keep=3), say.",
+                argument="discard",
             )
         dead = self.following.on_bad_change
         if isinstance(dead, DeadLetters) and dead.stream == self.input:
             raise self._wrong(
                 f"sends its dead letters to its own input {self.input}: they would be read as changes",
                 "Name another stream: on_bad_change=DeadLetters(STREAM).",
+                argument="on_bad_change",
             )
 
     def _check_columns(self, what: str, columns: tuple[str, ...]) -> None:
@@ -180,14 +203,16 @@ class AdjunctDataset:
                 raise self._wrong(
                     f"names {column!r} in {what}: expected a column name that does not begin with '__'",
                     "Correct it.",
+                    argument=what,
                 )
         folded = [column.lower() for column in columns]
         twice = [column for column in columns if folded.count(column.lower()) > 1]
         if twice:
-            raise self._wrong(f"names column {twice[0]!r} twice in {what}", "Name it once.")
+            raise self._wrong(f"names column {twice[0]!r} twice in {what}", "Name it once.", argument=what)
 
-    def _wrong(self, problem: str, next_step: str) -> ConfigurationError:
-        return ConfigurationError(f"dataset {self.name!r} {problem}.", next_step)
+    def _wrong(self, problem: str, next_step: str, *, argument: str) -> ConfigurationError:
+        problem = f"dataset {self.name!r} {problem}."
+        return ConfigurationError(problem, next_step, argument=argument, dataset=self.name)
 
 
 def bounded_dataset(
@@ -294,7 +319,7 @@ def unbounded_dataset(
             **({} if chunk is None else {"chunk": chunk}),
         )
     except ConfigurationError as error:
-        raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
+        raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step, dataset=name) from error
     return AdjunctDataset(
         name, "unbounded", input, _names(key), spread, partitions, bootstrap,
         None if columns is None else _names(columns), description, _names(owners), group,
@@ -311,10 +336,12 @@ def _partition_by(
     broadcast: bool,
 ) -> tuple[str, ...]:
     if broadcast == (partitions is not None):
-        found = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
+        given = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
         raise ConfigurationError(
-            f"dataset {name!r} has {found}: expected exactly one.",
+            f"dataset {name!r} has {given}: expected exactly one.",
             "Write partitions=N to spread it by key, or broadcast=True for one copy on every task.",
+            argument="partitions",
+            dataset=name,
         )
     if partition_by is not None:
         return _names(partition_by)
@@ -332,6 +359,8 @@ def _descriptions(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str
         raise ConfigurationError(
             f"dataset {name!r} has column_descriptions={given!r}: expected a text for each column.",
             'Write {"seats": "Seats, as the manufacturer tells", …}.',
+            argument="column_descriptions",
+            dataset=name,
         )
     return tuple(given.items())
 

@@ -40,13 +40,16 @@ class FileSource:
     def __post_init__(self) -> None:
         if self.format not in ("parquet", "csv", "jsonl"):
             raise ConfigurationError(
-                f"files at {self.url!r} have format {self.format!r}: expected parquet, csv or jsonl.", "Choose one."
+                f"files at {self.url!r} have format {self.format!r}: expected parquet, csv or jsonl.",
+                "Choose one.",
+                argument="format",
             )
         if not self.url or not self.complete or "/" in self.complete:
             raise ConfigurationError(
                 f"files at {self.url!r} are complete with the object {self.complete!r}: "
                 "expected a URL and a plain name.",
                 "Name the completion object as it lies in a version's folder.",
+                argument="complete",
             )
 
     def __str__(self) -> str:

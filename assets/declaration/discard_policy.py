@@ -29,6 +29,7 @@ class DiscardPolicy:
             raise ConfigurationError(
                 f"a discard policy has a grace period of {self.grace!r}: expected a timedelta that is not negative.",
                 "Change grace=.",
+                argument="grace",
             )
 
 
@@ -49,10 +50,13 @@ class VersionPartitions:
             raise ConfigurationError(
                 f"version partitions by {self.by} have start={self.start!r}.",
                 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
+                argument="start",
             )
         if self.start is not None and not _is_day(self.start):
             raise ConfigurationError(
-                f"version partitions by day have start={self.start!r}.", "Write a day such as 2026-01-01."
+                f"version partitions by day have start={self.start!r}.",
+                "Write a day such as 2026-01-01.",
+                argument="start",
             )
 
     def has(self, name: str) -> bool:

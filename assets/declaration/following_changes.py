@@ -37,12 +37,16 @@ class DeltaCompaction:
         check_whole_number(self.deltas, what, "2 or more", argument="deltas", least=2, next_step="8 is usual.")
         if not isinstance(self.fraction, int | float) or isinstance(self.fraction, bool) or not self.fraction > 0:
             raise ConfigurationError(
-                f"a compaction policy has fraction={self.fraction!r}: expected more than 0.", "0.2 is a fifth."
+                f"a compaction policy has fraction={self.fraction!r}: expected more than 0.",
+                "0.2 is a fifth.",
+                argument="fraction",
             )
         check_whole_number(self.rows, f"a compaction policy has rows={self.rows!r}", "1 or more", argument="rows")
         if not isinstance(self.inside_commit, bool):
             raise ConfigurationError(
-                f"a compaction policy has inside_commit={self.inside_commit!r}: expected True or False.", "Choose one."
+                f"a compaction policy has inside_commit={self.inside_commit!r}: expected True or False.",
+                "Choose one.",
+                argument="inside_commit",
             )
 
 
@@ -85,11 +89,15 @@ class Following:
         self._check_types()
         if self.on_bad_change != "fail" and not isinstance(self.on_bad_change, DeadLetters):
             raise ConfigurationError(
-                f'on_bad_change is {self.on_bad_change!r}: expected "fail" or DeadLetters(STREAM).', "Choose one."
+                f'on_bad_change is {self.on_bad_change!r}: expected "fail" or DeadLetters(STREAM).',
+                "Choose one.",
+                argument="on_bad_change",
             )
         if self.on_lost_offset not in ("rebuild", "fail", "serve_stale"):
             raise ConfigurationError(
-                f"on_lost_offset is {self.on_lost_offset!r}: expected rebuild, fail or serve_stale.", "Choose one."
+                f"on_lost_offset is {self.on_lost_offset!r}: expected rebuild, fail or serve_stale.",
+                "Choose one.",
+                argument="on_lost_offset",
             )
         if self.order_by is not None:
             check_name("ordering column", self.order_by.replace(".", "_"))
@@ -98,25 +106,32 @@ class Following:
                 f"keep_tombstones is {self.keep_tombstones!r} with order_by={self.order_by!r}: it is a distance, 0 or "
                 "more, in the unit of the ordering column.",
                 "Leave it out: by offset, deletions are needed until the next major compaction only.",
+                argument="keep_tombstones",
             )
         for name in ("max_age", "freshness"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
                 raise ConfigurationError(
-                    f"{name} is {value!r}: expected a timedelta of more than nothing.", "Write timedelta(days=7), say."
+                    f"{name} is {value!r}: expected a timedelta of more than nothing.",
+                    "Write timedelta(days=7), say.",
+                    argument=name,
                 )
         check_whole_number(self.chunk, f"chunk is {self.chunk!r}", "1 or more records", argument="chunk")
         if not self.persistent and self.initial is not None:
-            raise ConfigurationError("a table of one run can't begin with a bulk snapshot.", "Drop one of the two.")
+            raise ConfigurationError(
+                "a table of one run can't begin with a bulk snapshot.", "Drop one of the two.", argument="initial"
+            )
         if not self.persistent and self.on_bad_change != "fail":
             raise ConfigurationError(
                 "a table of one run can't have dead letters: each run would send those of the same changes again.",
                 'Declare on_bad_change="fail", or persistent=True.',
+                argument="on_bad_change",
             )
         if not self.persistent and self.on_lost_offset == "serve_stale":
             raise ConfigurationError(
                 'a table of one run can\'t have on_lost_offset="serve_stale": nothing is stored that could be served.',
                 "Declare rebuild or fail, or persistent=True.",
+                argument="on_lost_offset",
             )
 
     def _check_types(self) -> None:
@@ -124,10 +139,13 @@ class Following:
             raise ConfigurationError(
                 f"changes is {self.changes!r}: expected a form of changes.",
                 "Write Upserts(), OperationColumn(…), DebeziumUnwrapped() or DebeziumEnvelope(…).",
+                argument="changes",
             )
         if self.order_by is not None and (not isinstance(self.order_by, str) or not self.order_by):
             raise ConfigurationError(
-                f"order_by is {self.order_by!r}: expected the name of a column.", "Leave it out to order by offset."
+                f"order_by is {self.order_by!r}: expected the name of a column.",
+                "Leave it out to order by offset.",
+                argument="order_by",
             )
         if self.keep_tombstones is not None and (
             isinstance(self.keep_tombstones, bool) or not isinstance(self.keep_tombstones, int)
@@ -136,6 +154,7 @@ class Following:
                 f"keep_tombstones is {self.keep_tombstones!r}: expected a whole number, 0 or more, in the unit of the "
                 "ordering column.",
                 "Change it, or leave it out.",
+                argument="keep_tombstones",
             )
         # By what it can do: the protocol's module imports this one.
         loads = callable(getattr(self.initial, "load", None)) and callable(getattr(self.initial, "describe", None))
@@ -143,11 +162,15 @@ class Following:
             raise ConfigurationError(
                 f"initial is {self.initial!r}: expected a bulk snapshot.",
                 "Write ParquetSnapshot(…), QuerySnapshot(…) or PostgresSnapshot(…).",
+                argument="initial",
             )
         if not isinstance(self.compaction, DeltaCompaction):
             raise ConfigurationError(
                 f"compaction is {self.compaction!r}: expected a DeltaCompaction.",
                 "Write DeltaCompaction(deltas=8), say.",
+                argument="compaction",
             )
         if not isinstance(self.persistent, bool):
-            raise ConfigurationError(f"persistent is {self.persistent!r}: expected True or False.", "Choose one.")
+            raise ConfigurationError(
+                f"persistent is {self.persistent!r}: expected True or False.", "Choose one.", argument="persistent"
+            )

@@ -80,6 +80,7 @@ class ParquetSnapshot:
             raise ConfigurationError(
                 f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
                 "Name the file, or the folder of the files.",
+                argument="url",
             )
         if not isinstance(self.position, str) or not self.position:
             freeze_position(self, "a Parquet snapshot", self.position, "the name of a JSON object beside the files")
@@ -133,13 +134,17 @@ class QuerySnapshot:
             raise ConfigurationError(
                 "a query snapshot needs exactly one of sql and query, and a position.",
                 'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
+                argument="sql",
             )
         if self.sql is not None and (not isinstance(self.sql, str) or not self.sql.strip()):
-            raise ConfigurationError(f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….")
+            raise ConfigurationError(
+                f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….", argument="sql"
+            )
         if self.query is not None and not callable(self.query):
             raise ConfigurationError(
                 f"a query snapshot has query={self.query!r}: expected a function of the session.",
                 "SQL is given as sql=….",
+                argument="query",
             )
         if not callable(self.position):
             freeze_position(self, "a query snapshot", self.position, OR_FUNCTION)
@@ -233,6 +238,7 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
         raise ConfigurationError(
             f"{what} has position={position!r}: expected the next offset of each partition, or {other}.",
             'Write position={"lake.accounts.0": "123", …}.',
+            argument="position",
         )
     object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
 

@@ -75,7 +75,9 @@ class PostgresSnapshot:
         for name in ("dsn_env", "query", "position_query"):
             given = getattr(self, name)
             if given is not None and not isinstance(given, str):
-                raise ConfigurationError(f"a PostgreSQL snapshot has {name}={given!r}: expected text.", "Correct it.")
+                raise ConfigurationError(
+                    f"a PostgreSQL snapshot has {name}={given!r}: expected text.", "Correct it.", argument=name
+                )
         if not self.dsn_env or not self.query or (self.position_query is None) == (self.position is None):
             raise ConfigurationError(
                 "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position.",
@@ -85,6 +87,7 @@ class PostgresSnapshot:
             raise ConfigurationError(
                 "a PostgreSQL snapshot was declared with a DSN as dsn_env, which would show its password in logs.",
                 "Put the DSN into an environment variable, and give the variable's name.",
+                argument="dsn_env",
             )
         check_whole_number(self.batch, f"batch is {self.batch!r}", "1 or more rows", argument="batch")
         if self.position is not None and not callable(self.position):

@@ -35,16 +35,19 @@ def check_validators(what: str, validators: Sequence[Validator]) -> None:
             raise ConfigurationError(
                 f"{what} has {validator!r} among its validators, which has no name, severity or call.",
                 "Use one of the functions of Adjunct, called (unique_keys()), or custom(NAME, FUNCTION).",
+                argument="validators",
             )
         names.append(validator.name)
         if not NAME.fullmatch(validator.name):
             raise ConfigurationError(
                 f"{what} has a validator named {validator.name!r}: expected letters, digits and underscores.",
                 "Rename it.",
+                argument="validators",
             )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(
             f"{what} has two validators of the name {twice[0]!r}.",
             "Drop one; a rule that is declared twice with other numbers needs names: custom(NAME, …).",
+            argument="validators",
         )

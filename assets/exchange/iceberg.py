@@ -225,6 +225,7 @@ def _table(view: VersionReader | StreamView, catalog: Catalog, identifier: str) 
         raise ConfigurationError(
             f"the catalogue has no namespace {namespace!r} for the table {identifier!r}.",
             f"Create it: catalog.create_namespace({namespace!r}).",
+            table=identifier,
         ) from error
     owner = table.properties.get(DATASET)
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):

@@ -92,7 +92,9 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     or damaged file.
     """
     if sample < 0:
-        raise ConfigurationError(f"a diff with a sample of {sample} is asked for.", "Give 0 or more.")
+        raise ConfigurationError(
+            f"a diff with a sample of {sample} is asked for.", "Give 0 or more.", argument="sample"
+        )
     types = _compared_types(old, new)
     key = new.sealed.key
     buckets, unchanged = _buckets_to_read(old, new)

@@ -247,6 +247,8 @@ def open_dataset(
         raise ConfigurationError(
             f"dataset {stored.name!r} is to be read at version {version!r} and as of {as_of}.",
             "Give version= or as_of=, not both.",
+            argument="as_of",
+            dataset=stored.name,
         )
     fixed = None
     if version is not None:

@@ -37,10 +37,15 @@ def served_at(
         raise ConfigurationError(
             f"dataset {log.name!r} is to be read as of {'nothing' if when is None else 'a time and a commit'}.",
             "Give a time, or commit=NUMBER or ID.",
+            argument="as_of",
+            dataset=log.name,
         )
     if when is not None and when.tzinfo is None:
         raise ConfigurationError(
-            f"dataset {log.name!r} is to be read as of {when}, a time without its zone.", "Give one: tzinfo=UTC."
+            f"dataset {log.name!r} is to be read as of {when}, a time without its zone.",
+            "Give one: tzinfo=UTC.",
+            argument="as_of",
+            dataset=log.name,
         )
     asked = f"after commit {commit}" if when is None else f"at {when:%Y-%m-%d %H:%M:%S %Z}"
     if not isinstance(manifest, UnboundedManifest):

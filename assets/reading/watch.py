@@ -29,7 +29,10 @@ class Watch:
     def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
         if not interval > 0:
             raise ConfigurationError(
-                f"dataset {name!r} is to be watched every {interval} seconds.", "Give an interval above 0."
+                f"dataset {name!r} is to be watched every {interval} seconds.",
+                "Give an interval above 0.",
+                argument="interval",
+                dataset=name,
             )
         self.error: Exception | None = None
         self.failing_since: datetime | None = None

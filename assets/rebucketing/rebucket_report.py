@@ -51,17 +51,25 @@ def check(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: s
     """Return how many partitions the dataset has; refuse what can't be rewritten into this number of them."""
     declared, what = manifest.declaration, f"dataset {log.name!r}"
     if not reason.strip():
-        raise ConfigurationError(f"{what} can't be repartitioned without a reason.", "Say why: it is kept.")
+        raise ConfigurationError(
+            f"{what} can't be repartitioned without a reason.",
+            "Say why: it is kept.",
+            argument="reason",
+            dataset=log.name,
+        )
     if declared.partitions is None:
         raise ConfigurationError(
             f"{what} is broadcast: one copy, in no partitions, and can't be rewritten into {partitions} of them.",
             "Declare it under a new name with the new count, which builds it from its input beside the old one; or "
             f"delete it and build it anew: adjunct dataset delete {log.name} --reason ….",
+            dataset=log.name,
         )
     if not 1 <= partitions <= 100_000 or partitions == declared.partitions:
         raise ConfigurationError(
             f"{what} has {declared.partitions} partitions, and is to have {partitions}.",
             "Name another number, from 1 to 100,000.",
+            argument="partitions",
+            dataset=log.name,
         )
     bootstrap = manifest.bootstrap if isinstance(manifest, UnboundedManifest) else None
     if bootstrap is not None and (bootstrap.state == "running" or manifest.version is None):

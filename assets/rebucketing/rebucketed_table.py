@@ -123,6 +123,7 @@ class _Rewriting:
             raise ConfigurationError(
                 f"dataset {self.log.name!r} is bounded: its versions are rewritten, and it has no table.",
                 "Use repartition_dataset, which does what fits.",
+                dataset=self.log.name,
             )
         return manifest
 

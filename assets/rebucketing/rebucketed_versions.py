@@ -58,6 +58,7 @@ def repartition_versions(
                 raise ConfigurationError(
                     f"dataset {dataset!r} is unbounded: it has one table, and no versions to rewrite.",
                     f"Rewrite it so: adjunct dataset repartition {dataset} --partitions {partitions} --reason ….",
+                    dataset=dataset,
                 )
             before = check(log, manifest, partitions, reason)
             if dry_run:

@@ -62,7 +62,10 @@ def compact_dataset(
     context = WriteContext(lake, {}, starter_of(spark), by)
     if level not in (None, "minor", "major"):
         raise ConfigurationError(
-            f"dataset {dataset_name!r} is to be compacted at level {level!r}: expected minor or major.", "Choose one."
+            f"dataset {dataset_name!r} is to be compacted at level {level!r}: expected minor or major.",
+            "Choose one.",
+            argument="level",
+            dataset=dataset_name,
         )
     manifest = context.log(dataset_name).read()[1]
     if manifest is None:

@@ -115,6 +115,7 @@ def values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Fin
             f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
             f"{first_line(error)}",
             "List values of that type.",
+            argument="values",
         ) from error
     violations = sum(row["count"] for row in counted)
     if not violations:

@@ -65,13 +65,18 @@ class Check:
                 f"a validator has the name {self.name!r}: expected letters, digits and underscores, as Dagster's "
                 "asset checks have them.",
                 "Rename it.",
+                argument="name",
             )
         if self.severity not in ("error", "warn"):
             raise ConfigurationError(
-                f'validator {self.name!r} has severity {self.severity!r}: expected "error" or "warn".', "Choose one."
+                f'validator {self.name!r} has severity {self.severity!r}: expected "error" or "warn".',
+                "Choose one.",
+                argument="severity",
             )
         if not callable(self.function):
-            raise ConfigurationError(f"validator {self.name!r} has no function to call.", "Pass one.")
+            raise ConfigurationError(
+                f"validator {self.name!r} has no function to call.", "Pass one.", argument="function"
+            )
 
     def __call__(self, candidate: Candidate) -> Verdict:
         """Return what this check says of the candidate. Raises what the function raises."""
@@ -134,7 +139,9 @@ def no_null_keys(*, severity: Severity = "error") -> Check:
 def no_nulls(*columns: str, severity: Severity = "error") -> Check:
     """No entry has a null in these columns, by the counts in the files' footers."""
     if not columns:
-        raise ConfigurationError("no_nulls() names no columns.", "Name those that must have a value in every entry.")
+        raise ConfigurationError(
+            "no_nulls() names no columns.", "Name those that must have a value in every entry.", argument="columns"
+        )
     return Check(f"no_nulls_{_named(columns)}", checks.no_nulls, tuple(columns), severity)
 
 
@@ -146,7 +153,7 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
     """
     if rule not in ("exact", "additive", "any"):
         raise ConfigurationError(
-            f"schema_compatible has the rule {rule!r}: expected exact, additive or any.", "Choose one."
+            f"schema_compatible has the rule {rule!r}: expected exact, additive or any.", "Choose one.", argument="rule"
         )
     return Check("schema_compatible", checks.schema_compatible, (rule,), severity)
 
@@ -160,6 +167,7 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
         raise ConfigurationError(
             f"row_count_within has the fraction {fraction!r}: expected 0 to 1.",
             "It is a fraction, not a percentage: 0.2 is 20 %. A wider limit is a rule of your own: custom(NAME, …).",
+            argument="fraction",
         )
     _whole_number("row_count_within", "minimum_rows", minimum_rows)
     return Check("row_count_within", checks.row_count_within, (float(fraction), minimum_rows), severity)
@@ -175,7 +183,9 @@ def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error
     """Every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
     if isinstance(values, str) or not values:
         raise ConfigurationError(
-            f"values_in({column!r}) has the values {values!r}: expected a list of some.", "List them."
+            f"values_in({column!r}) has the values {values!r}: expected a list of some.",
+            "List them.",
+            argument="values",
         )
     return Check(f"values_in_{_named((column,))}", checks.values_in, (column, tuple(values)), severity)
 
@@ -189,7 +199,7 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
     and the keys of some are told.
     """
     if not isinstance(sql, str) or not sql.strip():
-        raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.")
+        raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.", argument="sql")
     return Check(name, checks.sql, (sql.strip().rstrip(";"),), severity)
 
 

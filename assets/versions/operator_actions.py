@@ -53,11 +53,14 @@ def pin_version(
     """Serve this version, whatever seals meanwhile, until `unpin` or the first advance or discard after expiry."""
     explained("pin", version, reason, by)
     if expires_at is not None and expires_at.tzinfo is None:
-        raise ConfigurationError(f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.")
+        raise ConfigurationError(
+            f"a pin of {log.name!r} expires at {expires_at}, without a time zone.", "Give one.", argument="expires_at"
+        )
     if expires_at is not None and expires_at <= (now := log.lake.now()):
         raise ConfigurationError(
             f"a pin of {log.name!r} expires at {expires_at}, which has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC.",
             "Give a later time, or none for a pin that lasts until unpin.",
+            argument="expires_at",
         )
 
     def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:

@@ -29,6 +29,7 @@ def units_of(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Unit, ...]
                 f"{where} declares dataset {unit[0].name!r} of the version set {unit[0].version_set!r} and none of its "
                 "other members, which are published together with it.",
                 "Declare the other members too, with app.table(…); they need not be joined.",
+                dataset=unit[0].name,
             )
     return tuple(map(tuple, units.values()))
 

@@ -72,6 +72,8 @@ class Application:
             raise ConfigurationError(
                 f"application {self.name!r} has startpoints={startpoints!r}: expected True or False.",
                 "Leave it out for True.",
+                argument="startpoints",
+                application=self.name,
             )
         self.startpoints = startpoints
         if startpoints_expire_after < timedelta(milliseconds=1):
@@ -79,6 +81,8 @@ class Application:
                 f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "
                 "a millisecond.",
                 "Leave it out for 12 hours.",
+                argument="startpoints_expire_after",
+                application=self.name,
             )
         self.startpoints_expire_after = startpoints_expire_after
         self._graph = Graph(self.name)
@@ -132,7 +136,9 @@ class Application:
         split_stream_name(name)
         what = f"output stream {name!r}"
         if partition_count(f"{what}: partitions", partitions) is None:
-            raise ConfigurationError(f"{what} has no partitions.", "Write partitions=N.")
+            raise ConfigurationError(
+                f"{what} has no partitions.", "Write partitions=N.", argument="partitions", stream=name
+            )
         if name in self._outputs:
             raise PlanningError(
                 f"application {self.name!r} declares the {what} twice.",
@@ -167,6 +173,7 @@ class Application:
             raise ConfigurationError(
                 f"application {self.name!r}: {table!r} is no table.",
                 "Pass a dataset (bounded_dataset, unbounded_dataset) or a RemoteTable.",
+                application=self.name,
             )
         check_name("table", name)
         if name in self._datasets or name in self._remote_tables:
@@ -183,7 +190,9 @@ class Application:
             return dataset
         remote = RemoteTableHandle(self._graph, table, column_names(f"remote table {name!r}: key", table.key))
         if not remote.key:
-            raise ConfigurationError(f"remote table {name!r} has no key.", "Name its key columns.")
+            raise ConfigurationError(
+                f"remote table {name!r} has no key.", "Name its key columns.", argument="key", table=name
+            )
         self._remote_tables[name] = remote
         return remote
 
@@ -236,6 +245,7 @@ class Application:
             raise ConfigurationError(
                 f"application {self.name!r} has no {kind} {name!r}; it has: {', '.join(declared) or 'none'}.",
                 "Correct the name.",
+                application=self.name,
             )
         return declared[name]
 
@@ -246,12 +256,19 @@ class Application:
         what = f"application {self.name!r}: table {name!r} has max_staleness={shown}"
         if not isinstance(table, AdjunctDataset) or table.kind != "unbounded":
             raise ConfigurationError(
-                f"{what}, and follows no change stream.", "Leave it out: it is for unbounded datasets."
+                f"{what}, and follows no change stream.",
+                "Leave it out: it is for unbounded datasets.",
+                argument="max_staleness",
+                application=self.name,
+                table=name,
             )
         if not isinstance(limit, timedelta) or limit <= timedelta(0):
             raise ConfigurationError(
                 f"{what}: expected a timedelta of more than nothing.",
                 "Write how old a missing change may be: max_staleness=timedelta(minutes=10), say.",
+                argument="max_staleness",
+                application=self.name,
+                table=name,
             )
 
     def _refuse_reading(self, stream: str) -> None:

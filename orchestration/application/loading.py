@@ -18,6 +18,7 @@ def load_application(reference: str) -> Application:
         raise ConfigurationError(
             f"{reference!r} names no application: expected MODULE:APP.",
             "For example: dagster_adjunct.examples.flights.pipeline:app.",
+            argument="reference",
         )
     here = str(Path.cwd())
     if here not in sys.path:

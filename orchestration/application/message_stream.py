@@ -152,7 +152,9 @@ class MessageStream:
         skipped. Sending to an unbounded dataset writes the changes to the stream that feeds it.
         """
         if on_null_key not in ("fail", "skip"):
-            raise ConfigurationError(f"send_to has on_null_key={on_null_key!r}.", "Write fail or skip.")
+            raise ConfigurationError(
+                f"send_to has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
+            )
         if isinstance(target, RemoteTableHandle):
             self._check_ours(target, target.name)
             return self.apply(SendToTable(target.name, False, contract, on_null_key), name=target.name)
@@ -160,6 +162,7 @@ class MessageStream:
             raise ConfigurationError(
                 f"send_to after {self.operator}: contract and on_null_key are for remote tables only.",
                 "Leave them out.",
+                argument="contract",
             )
         if isinstance(target, DatasetTable):
             return self._send_to_dataset(target)

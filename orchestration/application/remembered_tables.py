@@ -46,6 +46,7 @@ def open_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
         raise ConfigurationError(
             f"no application of {lake.url} has written a table {name!r}; known are {', '.join(known) or 'none'}.",
             "Check the name; a table is known once an application that writes it has run.",
+            table=name,
         )
     try:
         settings = dict(commit.body["function"])

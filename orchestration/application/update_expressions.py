@@ -24,7 +24,9 @@ def update_message(*, key: str | Sequence[str], update: Columns, default: Column
     """
     keys = column_names("update_message: key=", key)
     if not keys:
-        raise ConfigurationError("update_message names no key.", "Write key= with the table's key columns.")
+        raise ConfigurationError(
+            "update_message names no key.", "Write key= with the table's key columns.", argument="key"
+        )
     expressions = [*(quoted(name) for name in keys), f"{_struct('update', update)} as {UPDATE}"]
     if default is not None:
         expressions.append(f"{_struct('default', default)} as {DEFAULT}")
@@ -35,7 +37,7 @@ def _struct(what: str, columns: Columns) -> str:
     pairs = columns if isinstance(columns, Mapping) else {name: quoted(name) for name in columns}
     names = column_names(f"update_message: {what}=", list(pairs))
     if not names:
-        raise ConfigurationError(f"update_message: {what}= names no column.", "Name at least one.")
+        raise ConfigurationError(f"update_message: {what}= names no column.", "Name at least one.", argument=what)
     arguments = ", ".join(f"'{_escaped(name)}', {pairs[name]}" for name in names)
     return f"named_struct({arguments})"
 

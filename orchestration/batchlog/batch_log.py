@@ -150,6 +150,8 @@ class BatchLog:
             raise ConfigurationError(
                 f"the open batch of application {self._application!r} can't be abandoned without a reason.",
                 "Say why (reason=…): it is kept with the change.",
+                argument="reason",
+                application=self._application,
             )
         logged = self.read()
         state = logged.state
@@ -158,6 +160,7 @@ class BatchLog:
             raise ConfigurationError(
                 f"application {self._application!r} has no open batch: there is nothing to abandon.",
                 "Look at its state: adjunct checkpoint show.",
+                application=self._application,
             )
         note = f"batch {intent.batch} abandoned: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
@@ -186,6 +189,7 @@ class BatchLog:
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
                 f"{', '.join(str(each.ssp) for each in stopped)}.",
                 "Wait for its end and repeat this, or abandon the batch: adjunct checkpoint abandon.",
+                application=self._application,
             )
         replays = {key: each for key, each in state.offsets.replays.items() if each not in stopped}
         update = {

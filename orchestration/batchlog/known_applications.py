@@ -22,6 +22,7 @@ def check_known(lake: Lake, name: str) -> None:
         raise ConfigurationError(
             f"application {name!r} has never run in {lake.url}; {nearest(name, known)}.",
             "Correct the name; for an application that has not run yet, pass the Application itself.",
+            application=name,
         )
 
 

@@ -248,6 +248,8 @@ def checked_wait(wait: timedelta | float) -> timedelta:
     seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         raise ConfigurationError(
-            f"wait={wait!r} is no time to wait for another run.", "Give seconds or a timedelta; 0 does not wait."
+            f"wait={wait!r} is no time to wait for another run.",
+            "Give seconds or a timedelta; 0 does not wait.",
+            argument="wait",
         )
     return timedelta(seconds=seconds)

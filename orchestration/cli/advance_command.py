@@ -58,7 +58,9 @@ def advance(
 
     if make_current and partition is None:
         raise ConfigurationError(
-            "--make-current is given without --partition.", "Give the partition's name, or roll back to its version."
+            "--make-current is given without --partition.",
+            "Give the partition's name, or roll back to its version.",
+            setting="--make-current",
         )
     app = load_application(reference)
     unit = unit_of(app, name)
@@ -132,6 +134,8 @@ def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
         raise ConfigurationError(
             f"application {app.name!r} declares no dataset {name!r}; it declares: {', '.join(datasets) or 'none'}.",
             "Correct the name, or declare the dataset with app.table(…).",
+            application=app.name,
+            dataset=name,
         )
     wanted = datasets[name]
     in_set = [member for member in app.datasets if wanted.version_set and member.version_set == wanted.version_set]
@@ -146,4 +150,6 @@ def _check_partitions(unit: Sequence[AdjunctDataset]) -> None:
         raise ConfigurationError(
             f"dataset {dataset.name!r} is {what} and has no version partitions, and --partition is given.",
             "Leave --partition out: what has been delivered is published.",
+            setting="--partition",
+            dataset=dataset.name,
         )

@@ -93,7 +93,9 @@ def history(name: str, partition: str | None, limit: int, lake_url: str | None, 
         if ssp is None:
             raise _unknown(lake, name)
         raise ConfigurationError(
-            f"application {name!r} never read {ssp}.", f"See what it reads: adjunct checkpoint show {name}."
+            f"application {name!r} never read {ssp}.",
+            f"See what it reads: adjunct checkpoint show {name}.",
+            application=name,
         )
     if json_output:
         show_json([change.to_json() for change in changes])
@@ -228,4 +230,5 @@ def _unknown(lake: Lake, application: str) -> ConfigurationError:
     return ConfigurationError(
         f"application {application!r} has no checkpoint in {lake.url}; {known}.",
         "Check the name and the lake; a first run stores one.",
+        application=application,
     )

@@ -31,9 +31,11 @@ def who(by: str | None) -> str:
         try:
             by = getpass.getuser()
         except (KeyError, OSError, ImportError) as error:
-            raise ConfigurationError("this machine does not say who you are.", "Pass --by NAME.") from error
+            raise ConfigurationError(
+                "this machine does not say who you are.", "Pass --by NAME.", setting="--by"
+            ) from error
     if not by.strip():
-        raise ConfigurationError("--by is empty.", "Name who does it, or leave --by out.")
+        raise ConfigurationError("--by is empty.", "Name who does it, or leave --by out.", setting="--by")
     return by.strip()
 
 
@@ -58,8 +60,9 @@ def expiry(text: str | None, now: datetime) -> datetime | None:
         raise ConfigurationError(
             f"--expires {text!r} is neither a duration nor a time with its zone.",
             "Write for example 2h, 7d, or 2026-01-31T18:00Z.",
+            setting="--expires",
         )
     moment = zoned("--expires", text, moment)
     if moment <= now:
-        raise ConfigurationError(f"--expires {text} has passed already.", "Give a later time.")
+        raise ConfigurationError(f"--expires {text} has passed already.", "Give a later time.", setting="--expires")
     return moment.astimezone(UTC)

@@ -185,7 +185,9 @@ def items(
     with _opened(open_lake(lake_url, create=False), name, version, as_of) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         if prefix and (start or end):
-            raise ConfigurationError("both --prefix and a range are given.", "Give --prefix, or --from and --to.")
+            raise ConfigurationError(
+                "both --prefix and a range are given.", "Give --prefix, or --from and --to.", setting="--prefix"
+            )
         leading: Any = leading_values(name, fields, prefix)
         if len(prefix) == 1 and isinstance(leading[0], str):
             leading = leading[0]  # a text that the first column begins with, not the whole of it
@@ -208,7 +210,7 @@ def _opened(lake: Lake, name: str, version: str | None, as_of: str | None) -> Da
     from dagster_adjunct.assets.reading.open_dataset import open_dataset
 
     if version is not None and as_of is not None:
-        raise ConfigurationError("both a version and --as-of are given.", "Give one of them.")
+        raise ConfigurationError("both a version and --as-of are given.", "Give one of them.", setting="--as-of")
     return open_dataset(lake, name, version=version, as_of=None if as_of is None else _moment(as_of), lease=False)
 
 

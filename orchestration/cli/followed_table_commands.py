@@ -46,6 +46,7 @@ def lag(name: str, lake_url: str | None, json_output: bool) -> None:
         raise ConfigurationError(
             f"dataset {name!r} is bounded: it arrives in versions and follows no stream.",
             f"See what its next version waits for: adjunct dataset show {name}.",
+            dataset=name,
         )
     facts = _facts(lake, manifest)
     if json_output:

@@ -20,6 +20,7 @@ def entry_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> l
             f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), and {len(values)} values were "
             "given.",
             f"Give {width} values for each entry.",
+            dataset=dataset,
         )
     return [list(values[at : at + width]) for at in range(0, len(values), width)]
 
@@ -34,6 +35,7 @@ def keys_in_file(dataset: str, columns: Sequence[str], file: Path) -> list[list[
             f"{file}: key {wrong} has {len(rows[wrong - 1])} fields, and the key of dataset {dataset!r} is "
             f"({', '.join(columns)}).",
             "Write one key a line, its columns separated by commas, without a header.",
+            dataset=dataset,
         )
     return rows
 

@@ -107,7 +107,9 @@ def run(
 
     patience = duration(wait)
     if patience is None:
-        raise ConfigurationError(f"--wait {wait!r} is no duration.", "Write for example 5m or 1h; 0m does not wait.")
+        raise ConfigurationError(
+            f"--wait {wait!r} is no duration.", "Write for example 5m or 1h; 0m does not wait.", setting="--wait"
+        )
     app = load_application(reference)
     lake = open_lake(lake_url)
     run_id = f"cli-{uuid.uuid4().hex[:12]}"
@@ -207,6 +209,7 @@ def refuse_used(port: int) -> None:
             raise ConfigurationError(
                 f"port {port} of 127.0.0.1 can't be used: {error.strerror}.",
                 f"Stop what listens there (another adjunct ui?), or choose another port: adjunct ui --port {port + 1}.",
+                setting="--port",
             ) from error
 
 

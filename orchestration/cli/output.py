@@ -65,7 +65,9 @@ def zoned(option: str, text: str, moment: datetime) -> datetime:
     if moment.tzinfo is None:
         written = text if ":" in text else f"{text}T00:00"
         raise ConfigurationError(
-            f"{option} {text} names no zone.", f"Write {written}Z for UTC, or the offset of its zone: {written}+01:00."
+            f"{option} {text} names no zone.",
+            f"Write {written}Z for UTC, or the offset of its zone: {written}+01:00.",
+            setting=option,
         )
     return moment
 

@@ -152,7 +152,9 @@ def forget(name: str, reader: str, lake_url: str | None) -> None:
     there = [known.name for known in list_readers(lake, _lake_stream(name))]
     if not forget_reader(lake, _lake_stream(name), reader):
         raise ConfigurationError(
-            f"stream {name!r} has no reader {reader!r}: there are {', '.join(there) or 'none'}.", "Check the name."
+            f"stream {name!r} has no reader {reader!r}: there are {', '.join(there) or 'none'}.",
+            "Check the name.",
+            stream=f"lake.{name}",
         )
     show_line(f"reader {reader} of {name} is forgotten.")
 

@@ -50,10 +50,13 @@ def discard(
         raise ConfigurationError(
             f"there is no dataset {unknown[0]!r} to discard in; there are: {', '.join(there) or 'none'}.",
             "Check the name and the lake.",
+            dataset=unknown[0],
         )
     span = None if grace is None else duration(grace)
     if grace is not None and span is None:
-        raise ConfigurationError(f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.")
+        raise ConfigurationError(
+            f"--grace {grace!r} is no duration.", "Write for example 90m, 24h or 7d.", setting="--grace"
+        )
     person, kept = who(by), None if keep is None else _kept(keep)
     reports, errors = [], []
     for name in names or there:
@@ -161,6 +164,7 @@ def forget(
         raise ConfigurationError(
             f"dataset {name!r} is to forget {'keys given twice' if key else 'no keys'}.",
             "Give KEYs, or a file with --keys-from.",
+            dataset=name,
         )
     fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
     texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
@@ -181,7 +185,9 @@ def _kept(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"--keep {text!r} is no number of versions.", 'Give 1 or more, or "all".')
+        raise ConfigurationError(
+            f"--keep {text!r} is no number of versions.", 'Give 1 or more, or "all".', setting="--keep"
+        )
     return int(text)
 
 

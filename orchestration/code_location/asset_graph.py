@@ -65,6 +65,7 @@ class AssetGraph:
                     f"applications {writer!r} and {app.name!r} both write {node.kind} {node.name!r}, which is one "
                     f"asset, {spec.key.to_user_string()}; an asset is made in one place.",
                     "Let one of them write it, or deploy them in two code locations with different asset keys.",
+                    application=app.name,
                 )
         self._written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
@@ -133,6 +134,7 @@ class AssetGraph:
             raise ConfigurationError(
                 f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
                 "Declare it once and use that object in both.",
+                dataset=dataset.name,
             )
         self._declared_by.setdefault(dataset.name, []).append(app)
         return known.key
@@ -145,6 +147,7 @@ class AssetGraph:
                 f"{known.kind} {known.name!r} and {node.kind} {node.name!r} both have the asset key "
                 f"{key.to_user_string()}; an asset is one of them.",
                 "Let the translator's get_asset_key give each a key of its own, or rename one.",
+                application=app.name,
             )
         return key
 

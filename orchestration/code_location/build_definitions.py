@@ -98,7 +98,9 @@ def build_definitions(
     names = translator or AdjunctTranslator()
     if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MOST_ROWS:
         raise ConfigurationError(
-            f"build_definitions has preview_rows={preview_rows!r}: expected 0 to {MOST_ROWS}.", "Change it."
+            f"build_definitions has preview_rows={preview_rows!r}: expected 0 to {MOST_ROWS}.",
+            "Change it.",
+            argument="preview_rows",
         )
     graph = AssetGraph(names, preview_rows, link_code)
     own = {application.name: graph.add(application) for application in apps}
@@ -190,6 +192,7 @@ def _refuse_one_name(apps: "Sequence[Application]") -> None:
                 f"applications {other.name!r} and {app.name!r} would both have the job {dagster_name(app.name)!r}: "
                 "Dagster writes '-' as '_'.",
                 "Rename one; the same application is given once.",
+                application=app.name,
             )
 
 

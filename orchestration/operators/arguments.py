@@ -34,7 +34,9 @@ def partition_count(what: str, value: int | None) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _PARTITIONS:
-        raise ConfigurationError(f"{what} is {value!r}: expected 1 to {_PARTITIONS:,}.", "Change it.")
+        raise ConfigurationError(
+            f"{what} is {value!r}: expected 1 to {_PARTITIONS:,}.", "Change it.", argument="partitions"
+        )
     return value
 
 

@@ -53,9 +53,11 @@ def checked_filter(after: str, condition: str | DataFrameFunction) -> Filter:
     """Return the filter that a user's argument asks for, behind the operator `after`."""
     if isinstance(condition, str):
         if not condition.strip():
-            raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.")
+            raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.", argument="condition")
     elif not callable(condition):
         raise ConfigurationError(
-            f"filter after {after} got {condition!r}.", "Pass a Spark SQL condition or a function."
+            f"filter after {after} got {condition!r}.",
+            "Pass a Spark SQL condition or a function.",
+            argument="condition",
         )
     return Filter(condition)

@@ -108,11 +108,15 @@ def checked_input(
         raise ConfigurationError(
             f"input stream {stream!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
             "Choose one, or leave it out.",
+            argument="default_offset",
+            stream=stream,
         )
     if on_lost not in ("fail", "oldest"):
         raise ConfigurationError(
             f"input stream {stream!r} has on_lost={on_lost!r}: expected fail or oldest.",
             "Choose one, or leave it out to fail.",
+            argument="on_lost",
+            stream=stream,
         )
     return Input(stream, default_offset, bool(reset_offset), on_lost, _task_column(stream, broadcast))
 
@@ -125,6 +129,8 @@ def _task_column(stream: str, broadcast: bool | str) -> str | None:
         raise ConfigurationError(
             f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or the name of a column.",
             'Write broadcast=True for the column "task", or a plain name for another one.',
+            argument="broadcast",
+            stream=stream,
         )
     return broadcast
 

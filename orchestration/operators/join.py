@@ -224,7 +224,9 @@ def _check_rate(operator: str, rate: float | None) -> None:
         return
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
         raise ConfigurationError(
-            f"{operator} has min_match_rate={rate!r}: expected 0 to 1.", "It is a fraction: 0.95 is 95 %."
+            f"{operator} has min_match_rate={rate!r}: expected 0 to 1.",
+            "It is a fraction: 0.95 is 95 %.",
+            argument="min_match_rate",
         )
 
 
@@ -271,7 +273,9 @@ def _selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple
         return None
     if isinstance(select, str):
         raise ConfigurationError(
-            f"{operator}: select={select!r} is one string: expected a list.", f"Write select=[{select!r}]."
+            f"{operator}: select={select!r} is one string: expected a list.",
+            f"Write select=[{select!r}].",
+            argument="select",
         )
     chosen = []
     for item in select:
@@ -281,6 +285,7 @@ def _selected(operator: str, select: Sequence[str] | None, prefix: str) -> tuple
             raise ConfigurationError(
                 f"{operator}: select names {item!r}: expected a column, or 'column as name'.",
                 "Compute other values with map() after the join.",
+                argument="select",
             )
         chosen.append(Selected(name, alias or prefix + name))
     double = first_double([item.name for item in chosen])

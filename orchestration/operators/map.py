@@ -152,18 +152,22 @@ def checked_map(after: str, expressions: Sequence[str | DataFrameFunction], keep
     if functions:
         if len(expressions) > 1:
             raise ConfigurationError(
-                f"map after {after} mixes a function with other arguments.", "Pass the function alone."
+                f"map after {after} mixes a function with other arguments.",
+                "Pass the function alone.",
+                argument="expressions",
             )
         return Map((), functions[0], keeps_partitioning)
     if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
         raise ConfigurationError(
             f"map after {after} got {expressions!r}: expected Spark SQL expressions or one function.",
             'Write for example map("tailnum", "upper(model) as model").',
+            argument="expressions",
         )
     if keeps_partitioning:
         raise ConfigurationError(
             f"map after {after} has keeps_partitioning=True with expressions.",
             "Leave it out: for expressions the planner sees itself what is kept.",
+            argument="keeps_partitioning",
         )
     return Map(texts)
 

@@ -69,5 +69,5 @@ def checked_partition_by(after: str, stream: str, columns: Sequence[str], partit
     what = f"partition_by after {after}"
     names = column_names(what, columns)
     if not names:
-        raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.")
+        raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.", argument="columns")
     return PartitionBy(stream, names, partition_count(f"{what}: partitions", partitions))

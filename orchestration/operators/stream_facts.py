@@ -33,7 +33,7 @@ class StreamFacts:
 
     def __post_init__(self) -> None:
         if partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
-            raise ConfigurationError(f"stream {self.name!r} has no partition count.", "Give it one.")
+            raise ConfigurationError(f"stream {self.name!r} has no partition count.", "Give it one.", stream=self.name)
 
     @property
     def columns(self) -> tuple[str, ...] | None:

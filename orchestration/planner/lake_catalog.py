@@ -38,6 +38,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
                 f"application {app.name!r} reads {name}, and no stream system {system!r} is given: there are "
                 f"{', '.join(systems) or 'none'}.",
                 "Pass what systems_for(app, lake) returns.",
+                application=app.name,
             )
         try:
             info = systems[system].info(stream)

@@ -22,4 +22,6 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         partition_count("intermediate_partitions of the planner", self.intermediate_partitions)
         if partition_count("partition_cap of the planner", self.partition_cap) is None:
-            raise ConfigurationError("the planner has no partition_cap.", "Leave it out for 256.")
+            raise ConfigurationError(
+                "the planner has no partition_cap.", "Leave it out for 256.", argument="partition_cap"
+            )

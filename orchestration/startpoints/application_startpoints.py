@@ -47,12 +47,15 @@ class Startpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lake, Lake):
-            raise ConfigurationError(f"Startpoints got the lake {self.lake!r}.", "Pass what open_lake(…) returned.")
+            raise ConfigurationError(
+                f"Startpoints got the lake {self.lake!r}.", "Pass what open_lake(…) returned.", argument="lake"
+            )
         if not isinstance(self.app, Application):
             known = f": {nearest(self.app, list_applications(self.lake))}" if isinstance(self.app, str) else ""
             raise ConfigurationError(
                 f"Startpoints got {self.app!r} for an application{known}.",
                 "Pass the Application itself: its plan says which task reads what.",
+                argument="app",
             )
 
     def preview(
@@ -132,10 +135,13 @@ class Startpoints:
             raise ConfigurationError(
                 f"partitions are {partitions!r}: expected texts or SystemStreamPartitions.",
                 'Write them as in "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.',
+                argument="partitions",
             )
         if not named:
             raise ConfigurationError(
-                "no partition is named.", "Name one, as in lake.flights.3, or a stream: lake.flights."
+                "no partition is named.",
+                "Name one, as in lake.flights.3, or a stream: lake.flights.",
+                argument="partitions",
             )
         return tuple(expand_partitions(self.app, self._systems, map(str, named)))
 
@@ -157,6 +163,7 @@ class Startpoints:
                     f"{name} is {value!r}: expected a startpoint.",
                     "Write StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=…) or "
                     "StartpointSpecific(offset=…).",
+                    argument=name,
                 )
         return startpoint_requests(
             self._expanded(partitions),

@@ -116,7 +116,9 @@ def ask(
     """
     if not requests:
         raise ConfigurationError(
-            "a startpoint is asked for at no partition.", "Name one, as in lake.flights.3, or a stream: lake.flights."
+            "a startpoint is asked for at no partition.",
+            "Name one, as in lake.flights.3, or a stream: lake.flights.",
+            argument="partitions",
         )
     startpoints = startpoints_of(lake, app)
     startpoints.check_on()

@@ -50,4 +50,5 @@ def _check_added(app: Application, source: Input, info: StreamInfo, added: Seque
             f"application {app.name!r} began to read it: records of one key lie in two partitions now.",
             "Write a startpoint for each to accept that (adjunct startpoint set MODULE:APP "
             f"{names} --oldest --reason …), or read the stream anew from its oldest offset.",
+            application=app.name,
         )

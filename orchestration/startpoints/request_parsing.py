@@ -50,17 +50,22 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
     """
     if kind not in POSITIONS:
         raise ConfigurationError(
-            f"position {kind!r} is unknown: expected one of {', '.join(POSITIONS)}.", "Choose one of them."
+            f"position {kind!r} is unknown: expected one of {', '.join(POSITIONS)}.",
+            "Choose one of them.",
+            argument="position",
         )
     text = (value or "").strip()
     if kind in ("oldest", "upcoming"):
         if text:
-            raise ConfigurationError(f"position {kind} takes no value, and {text!r} was given.", "Leave the value out.")
+            raise ConfigurationError(
+                f"position {kind} takes no value, and {text!r} was given.", "Leave the value out.", argument="position"
+            )
         return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
     if not text:
         raise ConfigurationError(
             f"position {kind} needs a value.",
             "Write it as in 2026-01-31T18:00Z." if kind == "timestamp" else "Write the offset as its system does.",
+            argument="position",
         )
     return StartpointTimestamp(timestamp_ms=_ms(text)) if kind == "timestamp" else StartpointSpecific(offset=text)
 
@@ -120,6 +125,7 @@ def _ms(text: str) -> int:
                 f"timestamp {text!r} is {_EPOCH + int(text) * _MS:%Y-%m-%d %H:%M} UTC in milliseconds since 1970: it "
                 "looks like a year, or like seconds.",
                 "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z.",
+                argument="timestamp",
             )
         return int(text)
     if _FINER.fullmatch(text):
@@ -130,23 +136,28 @@ def _ms(text: str) -> int:
         raise ConfigurationError(
             f"timestamp {text!r} can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970.",
             "Write it as in 2026-01-31T18:00Z.",
+            argument="timestamp",
         ) from None
     if moment.tzinfo is None and _DATE.fullmatch(text):
         moment = moment.replace(tzinfo=UTC)
     if moment.tzinfo is None:
         raise ConfigurationError(
-            f"timestamp {text!r} names no zone.", f"Write {text}Z for UTC, or the offset of its zone: {text}+01:00."
+            f"timestamp {text!r} names no zone.",
+            f"Write {text}Z for UTC, or the offset of its zone: {text}+01:00.",
+            argument="timestamp",
         )
     if moment.microsecond % 1000:
         raise ConfigurationError(
             f"timestamp {text!r} is finer than a millisecond, and startpoints are not.",
             "Round it: down to begin there, up to end there.",
+            argument="timestamp",
         )
     since_1970 = (moment - _EPOCH) // _MS
     if not LEAST_MS <= since_1970 <= GREATEST_MS:
         raise ConfigurationError(
             f"timestamp {text!r} lies outside the years 1 to 9999 in UTC.",
             "Name a time within; or say oldest.",
+            argument="timestamp",
         )
     return since_1970
 
@@ -166,11 +177,13 @@ def _numbers(text: str, spans: str, count: int) -> list[int]:
             raise ConfigurationError(
                 f"{text!r} can't be read: {span!r} is no partition and no range of them.",
                 "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for all.",
+                argument="partitions",
             )
         if last >= count:
             raise ConfigurationError(
                 f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to {count - 1}.",
                 "Name partitions that it has.",
+                argument="partitions",
             )
         numbers += range(first, last + 1)
     return numbers
@@ -185,15 +198,19 @@ def _check_read(app: Application, stream: str) -> None:
     if stream not in fed:
         known = ", ".join(sorted({*app.inputs, *goes_back})) or "no stream"
         raise ConfigurationError(
-            f"application {app.name!r} does not read {stream}; it reads: {known}.", "Correct the name."
+            f"application {app.name!r} does not read {stream}; it reads: {known}.",
+            "Correct the name.",
+            application=app.name,
         )
     name = fed[stream].name
     if fed[stream].kind == "bounded":
         raise ConfigurationError(
             f"{stream} is the input of dataset {name!r}, which is bounded: it goes back to a version, not an offset.",
             f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback {name} VERSION --reason ….",
+            dataset=name,
         )
     raise ConfigurationError(
         f"{stream} is the input of dataset {name!r}, whose table lives for one run: there is nothing to go back in.",
         "Run the application again: the table is made anew.",
+        dataset=name,
     )

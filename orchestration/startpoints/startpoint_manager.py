@@ -79,6 +79,7 @@ class StartpointManager:
                 f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
                 "millisecond.",
                 f"Leave it out for {EXPIRES_AFTER}.",
+                argument="expires_after",
             )
         self.application, self.lake = name, store.lake
         self._is_known = not isinstance(application, str)
@@ -163,6 +164,8 @@ class StartpointManager:
                 f"application {self.application!r} has startpoints switched off (startpoints=False): nothing is "
                 "written, and no run would follow it.",
                 "Switch them on in the Application; what is stored can be listed and taken back.",
+                argument="startpoints",
+                application=self.application,
             )
 
     def read_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
@@ -262,6 +265,8 @@ class StartpointManager:
             raise ConfigurationError(
                 f"a fan-out for application {self.application!r} names no tasks, and would drop all that is pending.",
                 "Pass every task of the plan with the partitions it reads.",
+                argument="tasks",
+                application=self.application,
             )
         reading = {
             check_task(task): frozenset(check_partition(ssp, f"what {task!r} reads") for ssp in ssps)
@@ -318,6 +323,8 @@ class StartpointManager:
                 f"the partitions to remove from task {task!r} of application {self.application!r} are {ssps!r}: "
                 "expected SystemStreamPartitions.",
                 'Name them; or leave them out (or write "all") to remove all that the task has to apply.',
+                argument="ssps",
+                application=self.application,
             )
         self._entries.remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 

@@ -60,11 +60,13 @@ class StartpointRequest:
             raise ConfigurationError(
                 f"the startpoint request for {self.ssp} has force={self.force!r:.80}: expected True or False.",
                 "Leave it out for False.",
+                argument="force",
             )
         if not isinstance(self.sequence, int) or isinstance(self.sequence, bool):
             raise ConfigurationError(
                 f"the startpoint request for {self.ssp} has sequence={self.sequence!r:.80}: expected an integer.",
                 "Leave it out: the store gives it.",
+                argument="sequence",
             )
         if self.id == "":
             object.__setattr__(self, "id", self.startpoint.id)
@@ -78,12 +80,14 @@ class StartpointRequest:
                     f"the startpoint request for {self.ssp} has {name}={shown}: expected a text of 1 to "
                     f"{_TEXT_LENGTH} characters.",
                     "Say who asks (by) and why (reason): both are shown with the replay.",
+                    argument=name,
                 )
         if self.on_unresolved not in _ON_UNRESOLVED:
             raise ConfigurationError(
                 f"the startpoint request for {self.ssp} has on_unresolved={self.on_unresolved!r}: expected one of "
                 f"{', '.join(_ON_UNRESOLVED)}.",
                 'Leave it out to fail, or say "checkpoint".',
+                argument="on_unresolved",
             )
 
     @property

@@ -146,7 +146,9 @@ def _delete(
     dry_run: bool,
 ) -> DeletionReport:
     if not reason.strip():
-        raise ConfigurationError(f"{kind} {name!r} can't be deleted without a reason.", "Say why: it is kept.")
+        raise ConfigurationError(
+            f"{kind} {name!r} can't be deleted without a reason.", "Say why: it is kept.", argument="reason"
+        )
 
     def decide() -> Callable[[], DeletionReport]:  # again after a conflict: who committed may be a new reader
         seen = look()

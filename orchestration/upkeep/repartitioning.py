@@ -85,7 +85,12 @@ def repartition_stream(
     """
     streams = LakeStreams(lake)
     if not reason.strip():
-        raise ConfigurationError(f"stream {name!r} can't be repartitioned without a reason.", "Say why: it is kept.")
+        raise ConfigurationError(
+            f"stream {name!r} can't be repartitioned without a reason.",
+            "Say why: it is kept.",
+            argument="reason",
+            stream=f"lake.{name}",
+        )
     _, seen = streams.state(name)
     rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
     if dry_run:

@@ -98,6 +98,8 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
             raise ConfigurationError(
                 f"PostgreSQL table {table!r} can't be created without its columns.",
                 'Give columns={"name": "type", …}.',
+                argument="columns",
+                table=table,
             )
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"PostgreSQL table {schema}.{table}"

@@ -65,6 +65,7 @@ def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
                 f"a PostgreSQL table was declared with {name!r}, which would travel in pickles and logs.",
                 "Put the whole DSN into an environment variable and give its name as dsn_env, or keep the "
                 "password in libpq's password file, service file or PGPASSWORD.",
+                argument=name,
             )
     return {name: str(value) for name, value in keywords.items()}
 
@@ -84,6 +85,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
             raise ConfigurationError(
                 f"{label}: the environment variable {dsn_env}, which should hold its DSN, is not set here.",
                 f"Set {dsn_env}=postgresql://user@host:port/dbname, on executors too.",
+                setting=dsn_env,
             )
     try:
         settings = conninfo_to_dict(dsn, **keywords)
@@ -92,6 +94,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
         raise ConfigurationError(
             f"{label}: {dsn_env or 'its connection keywords'} can't be read as a DSN.",
             "Expected postgresql://user:password@host:port/dbname, or key=value pairs.",
+            setting=dsn_env,
         ) from None
     settings.setdefault("connect_timeout", 10)
     settings.setdefault("application_name", "adjunct")

@@ -29,7 +29,9 @@ def key_columns(key: str | Sequence[str]) -> tuple[str, ...]:
     """The key's columns, from one name or several."""
     names = (key,) if isinstance(key, str) else tuple(key)
     if not names or len(set(names)) != len(names):
-        raise ConfigurationError(f"{names!r} is no key: expected one column or several.", "Name them once.")
+        raise ConfigurationError(
+            f"{names!r} is no key: expected one column or several.", "Name them once.", argument="key"
+        )
     return names
 
 

@@ -87,11 +87,15 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             raise ConfigurationError(
                 f"SQLite table {table!r} has the path {self.path!r}: each connection would have its own.",
                 "Give it a file, or use MemoryTable.",
+                argument="path",
+                table=table,
             )
         if create and columns is None:
             raise ConfigurationError(
                 f"SQLite table {table!r} can't be created without its columns.",
                 'Give columns={"name": "type", …}.',
+                argument="columns",
+                table=table,
             )
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"SQLite table {table!r} in {self.path}"

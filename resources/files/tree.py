@@ -88,17 +88,22 @@ def open_tree(url: str) -> FileTree:
 
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:
-            raise ConfigurationError(f"files at {url!r}: no bucket is named.", "Write s3://BUCKET/PREFIX.")
+            raise ConfigurationError(
+                f"files at {url!r}: no bucket is named.", "Write s3://BUCKET/PREFIX.", argument="url"
+            )
         return S3Tree(bucket, f"{prefix}/" if prefix else "", LakeSettings().s3_options())
     if url.startswith("file:/"):
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(f"files at {url!r}: a host is named.", "Write three slashes: file:///FOLDER.")
+            raise ConfigurationError(
+                f"files at {url!r}: a host is named.", "Write three slashes: file:///FOLDER.", argument="url"
+            )
         return LocalTree(unquote(parts.path))
     if separator:
         raise ConfigurationError(
             f"files at {url!r}: the scheme {scheme!r} is unknown, expected a folder, file:///… or s3://….",
             "Write the URL in one of these forms.",
+            argument="url",
         )
     return LocalTree(str(Path(url).expanduser().absolute()))
 

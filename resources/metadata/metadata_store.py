@@ -55,6 +55,7 @@ class MetadataStore:
             raise ConfigurationError(
                 f"a grace period of {grace} would delete what changes that are about to commit have written.",
                 f"Give at least {_LEAST_GRACE}.",
+                argument="grace",
             )
         before = self.lake.now() - grace
         old: dict[str, list[str]] = {}

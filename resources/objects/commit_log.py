@@ -190,7 +190,9 @@ class CommitLog:
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
         key = self.manifest_key(number, new_id)
         if not by:
-            raise ConfigurationError(f"a commit to {self.prefix} does not say who commits.", "Pass by=….")
+            raise ConfigurationError(
+                f"a commit to {self.prefix} does not say who commits.", "Pass by=….", argument="by"
+            )
         manifest = Manifest(
             kind=self.kind,
             number=number,

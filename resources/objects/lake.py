@@ -196,6 +196,7 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
         raise ConfigurationError(
             f"lake {url!r} is no address: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
             "Leave it out for ADJUNCT_LAKE, else .adjunct/lake.",
+            argument="url",
         )
     # Of file:/FOLDER it is plain what it means; s3:/BUCKET would be a folder.
     named = _URL.match(url)
@@ -204,6 +205,7 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
         raise ConfigurationError(
             f"lake {url!r} has {'one slash' if slashes else 'no slashes'} after its scheme: expected two.",
             f"Write {named['scheme'].lower()}://{url[named.end() :]}, or ./{url} for a folder of this name.",
+            argument="url",
         )
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
@@ -212,6 +214,7 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
                 "the lake's URL holds a login, or something else beside a bucket, which is not shown here: expected "
                 "s3://BUCKET/PREFIX.",
                 "Leave credentials to boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
+                argument="url",
             )
         return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()
     if scheme == "memory":
@@ -220,13 +223,16 @@ def _address(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
             raise ConfigurationError(
-                f"lake {url!r} names the host {parts.netloc!r}: expected file:///FOLDER.", "Write three slashes."
+                f"lake {url!r} names the host {parts.netloc!r}: expected file:///FOLDER.",
+                "Write three slashes.",
+                argument="url",
             )
         return unquote(parts.path), None
     if scheme:
         raise ConfigurationError(
             f"lake {url!r} has the unknown scheme {scheme!r}: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
             "Write the lake's URL in one of these forms.",
+            argument="url",
         )
     return str(Path(url).expanduser().absolute()), None
 

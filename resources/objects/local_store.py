@@ -236,11 +236,14 @@ class LocalStore:
     def _failed(self, error: OSError, what: str) -> AdjunctError:
         said = error.strerror or str(error)
         if self._root.exists() and not self._root.is_dir():
-            return ConfigurationError(f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.")
+            return ConfigurationError(
+                f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.", argument="url"
+            )
         if error.errno in _REFUSALS or not self._root.exists():
             return ConfigurationError(
                 f"folder {self.url} can't hold a lake: {said} ({what}).",
                 "Choose a folder that this user may read and write.",
+                argument="url",
             )
         return StoreUnavailableError(
             f"the file system of {self.url} failed at {what}: {said}.",

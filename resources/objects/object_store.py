@@ -168,6 +168,7 @@ class StoreDescriptor:
             raise ConfigurationError(
                 f"store {self.url!r} has an unknown scheme: expected s3://BUCKET/PREFIX, a folder or memory://NAME.",
                 "Write the lake's URL in one of these forms.",
+                argument="url",
             )
         from dagster_adjunct.resources.objects.local_store import LocalStore
 

@@ -65,7 +65,7 @@ class S3Store:
         bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not url.startswith("s3://") or not bucket:
             raise ConfigurationError(
-                f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", "Write it in this form."
+                f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", "Write it in this form.", argument="url"
             )
         self._bucket = bucket
         self._prefix = f"{check_key(prefix)}/" if prefix else ""

@@ -18,6 +18,7 @@ def session_of(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession
         raise ConfigurationError(
             f"spark is {session!r}: expected a SparkSession, or a function that returns one.",
             "Pass the session, or what session_scope() gives.",
+            argument="spark",
         )
     return session
 

@@ -72,12 +72,16 @@ def check_java() -> str:
     advice = f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install openjdk-17-jre-headless)."
     if java is None or not Path(java).exists():
         where = f"JAVA_HOME points to {home}" if home else "no java is on the PATH"
-        raise ConfigurationError(f"Spark needs Java {MINIMUM_JAVA} or newer and found none: {where}.", advice)
+        raise ConfigurationError(
+            f"Spark needs Java {MINIMUM_JAVA} or newer and found none: {where}.", advice, setting="JAVA_HOME"
+        )
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if not found or int(found[1]) < MINIMUM_JAVA:
         version = found[1] if found else "an unknown version"
-        raise ConfigurationError(f"Spark needs Java {MINIMUM_JAVA} or newer and {java} is {version}.", advice)
+        raise ConfigurationError(
+            f"Spark needs Java {MINIMUM_JAVA} or newer and {java} is {version}.", advice, setting="JAVA_HOME"
+        )
     return java
 
 
@@ -143,6 +147,7 @@ def _check_reach(master: str, lake_url: str | None) -> None:
         f"lake {url!r} is a folder, and the executors of {master} may run on machines that do not see it.",
         "Set ADJUNCT_LAKE_SHARED=true if every machine sees this folder under the same path; otherwise use an "
         "s3:// lake or a local master.",
+        argument="lake_url",
     )
 
 

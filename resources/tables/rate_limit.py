@@ -30,12 +30,13 @@ class RateLimit:
                 raise ConfigurationError(
                     f"{what}_per_second is {rate!r}: expected a number above 0, or None for no limit.",
                     "Correct the rate limit.",
+                    argument=f"{what}_per_second",
                 )
 
     def share(self, tasks: int) -> RateLimit:
         """The part of this budget that is one task's, of `tasks` running at once."""
         if tasks < 1:
-            raise ConfigurationError(f"a rate can't be shared by {tasks} tasks.", "Give at least 1.")
+            raise ConfigurationError(f"a rate can't be shared by {tasks} tasks.", "Give at least 1.", argument="tasks")
         reads, writes = self.reads_per_second, self.writes_per_second
         return RateLimit(None if reads is None else reads / tasks, None if writes is None else writes / tasks)
 

@@ -74,12 +74,15 @@ class RemoteTable(Generic[K, V, U]):
             raise ConfigurationError(
                 f"table {name} has neither a read nor a write function.",
                 "Give it read_function=…, write_function=… or both (often the same object).",
+                table=name,
             )
         if not self.key or batch_size < 1:
             raise ConfigurationError(
                 f"table {name}: key={self.key} and batch_size={batch_size}; expected at least one key "
                 "column and a batch of at least 1.",
                 "Correct the declaration.",
+                argument="key",
+                table=name,
             )
         self._begin()
 
@@ -318,6 +321,7 @@ class RemoteTable(Generic[K, V, U]):
             raise ConfigurationError(
                 f"table {self.name} was asked for records but has no read function.",
                 "Declare it with read_function=….",
+                table=self.name,
             )
         return self.read_function
 
@@ -326,6 +330,7 @@ class RemoteTable(Generic[K, V, U]):
             raise ConfigurationError(
                 f"table {self.name} was asked to write but has no write function.",
                 "Declare it with write_function=….",
+                table=self.name,
             )
         return self.write_function
 

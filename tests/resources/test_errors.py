@@ -79,6 +79,8 @@ def test_keys_that_no_text_holds_stay_where_they_are() -> None:
 def test_an_error_in_other_words_is_about_the_same_things() -> None:
     again = LOST.reworded("the checkpoint is gone.", "")
     assert (type(again), str(again), again.facts) == (OffsetOutOfRangeError, "the checkpoint is gone.", LOST.facts)
+    more = ConfigurationError("wrong.", argument="key").reworded("dataset 'd': wrong.", "", dataset="d")
+    assert more.facts == {"argument": "key", "dataset": "d"}
 
 
 def test_neither_text_nor_field_holds_a_password() -> None:
@@ -90,4 +92,5 @@ def test_facts_of_another_release_are_passed_over() -> None:
     document = {"error": "NoSuchError", "problem": "no.", "next_step": "", "facts": {"moon": 1}}
     assert (type(from_document(document)), from_document(document).facts) == (AdjunctError, {})
     assert ConfigurationError("no.", argument="key").argument == "key"
-    assert {field.name for field in fields(ConfigurationError)} == {"problem", "next_step", "argument"}
+    about = {"argument", "setting", "application", "dataset", "stream", "table"}
+    assert {field.name for field in fields(ConfigurationError)} == {"problem", "next_step", *about}

@@ -130,6 +130,7 @@ class OperationColumn(_RecordIsRow):
             raise ConfigurationError(
                 f"the operation {twice[0]!r} of column {self.column!r} is declared in two ways.",
                 "Name each operation in one of delete, write and ignore; the two others can be given as ().",
+                argument="operations",
             )
 
     def schema(self, records: Schema, what: str) -> Schema:

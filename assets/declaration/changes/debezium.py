@@ -57,6 +57,7 @@ class DebeziumEnvelope:
                 raise ConfigurationError(
                     f"{_ENVELOPE} has {name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, choices))}.",
                     "Choose one.",
+                    argument=name,
                 )
         if isinstance(self.avro_schema, Mapping):
             # As pairs, so that formats can be compared, hashed and pickled.
@@ -65,6 +66,7 @@ class DebeziumEnvelope:
             raise ConfigurationError(
                 f"{_ENVELOPE} has format={self.format!r} and {'an' if self.avro_schema else 'no'} avro_schema.",
                 "Give avro_schema with format='avro', and only with it.",
+                argument="format",
             )
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
@@ -74,11 +76,13 @@ class DebeziumEnvelope:
                 f"{_ENVELOPE} declares {decimal!r} as a DECIMAL and not how decimals come in JSON: '1234' may be a "
                 "number, or base64 of one.",
                 "Say decimals='precise' (Debezium's default) or decimals='string', as decimal.handling.mode is set.",
+                argument="decimals",
             )
         if (self.transactions is None) != (self.collection is None):
             raise ConfigurationError(
                 f"{_ENVELOPE} has transactions={self.transactions!r} and collection={self.collection!r}.",
                 'Give both (transactions="lake.tx", collection="public.accounts"), or neither.',
+                argument="transactions",
             )
         if self.transactions is not None:
             split_stream_name(self.transactions)
@@ -144,4 +148,5 @@ def _check_avro(text: str, which: str) -> None:
         raise ConfigurationError(
             f"{_ENVELOPE}: the Avro schema{which} is no JSON ({error}): {str(text)[:60]!r}.",
             "Give the schema's text, as the registry or the .avsc file has it.",
+            argument="avro_schema",
         ) from error

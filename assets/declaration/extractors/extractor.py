@@ -196,6 +196,7 @@ class PythonExtractor:
             raise ConfigurationError(
                 f"a Python extractor has the factory {self.factory!r}: expected package.module:name.",
                 "Name a function that can be imported where the tasks run.",
+                argument="factory",
             )
         declared = Schema.from_ddl(self.columns, f"extractor {self.factory}")
         for name in self.unchanged:

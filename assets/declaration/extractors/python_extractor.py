@@ -62,6 +62,7 @@ def load(extractor: PythonExtractor, what: str) -> Function:
         raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} can't be imported ({error}).",
             "Correct the name, and install the module wherever tasks run.",
+            argument="factory",
         ) from error
     function = factory() if callable(factory) else None
     if not callable(function):
@@ -69,6 +70,7 @@ def load(extractor: PythonExtractor, what: str) -> Function:
             f"{what}: the extractor's factory {extractor.factory} gives {type(function).__name__}: expected a "
             "function of a record.",
             "Return the function that takes a record and returns its entries.",
+            argument="factory",
         )
     made: Function = function
     return made

@@ -143,14 +143,20 @@ def _wanted(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: 
     what = f"dataset {manifest.name!r}"
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
-        raise ConfigurationError(f"{what} is to forget no keys.", "Name one or more.")
+        raise ConfigurationError(
+            f"{what} is to forget no keys.", "Name one or more.", argument="keys", dataset=manifest.name
+        )
     for said, given in (("a reason", reason), ("who does it", by)):
         if not given.strip():
-            raise ConfigurationError(f"an erasure in {what} does not say {said}.", "Pass reason=… and by=….")
+            raise ConfigurationError(
+                f"an erasure in {what} does not say {said}.", "Pass reason=… and by=….", dataset=manifest.name
+            )
     if wanted.with_text().named_in(reason):
         raise ConfigurationError(
             f"{what}: the reason of an erasure names a key that is to be forgotten, and would keep it.",
             "Name the request instead: its number or date.",
+            argument="reason",
+            dataset=manifest.name,
         )
     return wanted
 

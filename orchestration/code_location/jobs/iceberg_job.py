@@ -72,6 +72,8 @@ def iceberg_jobs(
             f"an Iceberg table is given for the dataset {unknown[0]!r}, which no application here stores; there are: "
             f"{', '.join(sorted(known)) or 'none'}.",
             "Correct the name in iceberg={…}.",
+            argument="iceberg",
+            dataset=unknown[0],
         )
     ours = {app: [member for member in members if member.dataset.name in tables] for app, members in datasets.items()}
     return [iceberg_job(app, members, tables) for app, members in ours.items() if members]

@@ -104,10 +104,13 @@ def _request(context: OpExecutionContext, startpoints: "Startpoints", config: St
         raise ConfigurationError(
             "a startpoint without a position.",
             f"Set position to one of {', '.join(position.value for position in Position)}.",
+            argument="position",
         )
     if config.until is None and config.until_value:
         raise ConfigurationError(
-            f"until_value is {config.until_value!r}, and until is not given.", "Set until to timestamp or offset."
+            f"until_value is {config.until_value!r}, and until is not given.",
+            "Set until to timestamp or offset.",
+            argument="until_value",
         )
     position = parse_position(config.position.value, config.value)
     wanted: dict[str, Any] = {
@@ -139,7 +142,9 @@ def _take_back(context: OpExecutionContext, startpoints: "Startpoints", config: 
     from dagster_adjunct.resources.errors import ConfigurationError
 
     if config.dry_run:
-        raise ConfigurationError("a dry run takes nothing back.", "See what waits: adjunct startpoint list MODULE:APP.")
+        raise ConfigurationError(
+            "a dry run takes nothing back.", "See what waits: adjunct startpoint list MODULE:APP.", argument="dry_run"
+        )
     taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
     for request in taken.startpoints:
         context.log.info(request.taken_back())

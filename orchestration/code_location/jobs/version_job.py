@@ -109,7 +109,9 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         with clear_failures(context):
             if config.dataset not in known:
                 raise ConfigurationError(
-                    f"there is no dataset {config.dataset!r} here; there are: {', '.join(known)}.", "Correct the name."
+                    f"there is no dataset {config.dataset!r} here; there are: {', '.join(known)}.",
+                    "Correct the name.",
+                    dataset=config.dataset,
                 )
             lake = adjunct_lake.open()
             store = stored_versions(lake, config.dataset)
@@ -145,6 +147,8 @@ def _apply(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> 
         raise ConfigurationError(
             f"{action.value} of dataset {config.dataset!r} names no version.",
             f"Set version to an id or name; see adjunct dataset versions {config.dataset}.",
+            argument="version",
+            dataset=config.dataset,
         )
     if action is VersionAction.pin:
         hours = config.expires_in_hours

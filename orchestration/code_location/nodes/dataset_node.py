@@ -51,5 +51,7 @@ class DatasetNode(NodeKind):
             raise ConfigurationError(
                 f"dataset {name!r} declares freshness={window}, and Dagster's shortest window is {_SHORTEST_WINDOW}.",
                 "Declare a longer one; max_staleness= of app.table(…) takes any.",
+                argument="freshness",
+                dataset=name,
             )
         return FreshnessPolicy.time_window(fail_window=window)

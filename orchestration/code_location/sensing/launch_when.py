@@ -28,6 +28,7 @@ class LaunchWhen:
             raise ConfigurationError(
                 f"LaunchWhen has age={self.age!r}: expected a timedelta of more than nothing.",
                 "Write how long a record may wait: LaunchWhen(age=timedelta(minutes=10)), say.",
+                argument="age",
             )
 
     def enough(self, lag: int) -> bool:
@@ -52,5 +53,6 @@ def launch_rules(
         raise ConfigurationError(
             f"launch_when names {unknown[0]!r}, and the applications are {', '.join(applications)}.",
             "Correct the name.",
+            argument="launch_when",
         )
     return {name: given.get(name, LaunchWhen()) for name in applications}

@@ -135,6 +135,7 @@ class StartpointSpecific(Startpoint):
             raise ConfigurationError(
                 f"startpoint offset {self.offset!r} is no offset: expected a text, as in '42'.",
                 "Give the offset as the stream's system wrote it.",
+                argument="offset",
             )
 
     def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
@@ -296,6 +297,7 @@ def _check_ms(name: str, value: object) -> None:
         raise ConfigurationError(
             f"startpoint {name} {value!r} is no time: expected whole milliseconds since 1970 in UTC.",
             "Convert the time first: int(moment.timestamp() * 1000).",
+            argument=name,
         )
     if not LEAST_MS <= value <= GREATEST_MS:
         looks, step = "", "Give milliseconds: int(moment.timestamp() * 1000)."
@@ -308,6 +310,7 @@ def _check_ms(name: str, value: object) -> None:
         raise ConfigurationError(
             f"startpoint {name} {_short(value)} is no time of the years 1 to 9999 in milliseconds since 1970{looks}.",
             step,
+            argument=name,
         )
 
 

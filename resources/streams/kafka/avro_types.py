@@ -42,6 +42,7 @@ def parsed(text: str, references: Sequence[str] = ()) -> Any:
         raise ConfigurationError(
             f"an Avro format declares what is no Avro schema: {type(error).__name__}: {str(error)[:200]}.",
             "Give the schema's JSON text.",
+            argument="schema",
         ) from error
 
 

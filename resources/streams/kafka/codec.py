@@ -59,7 +59,9 @@ def check_malformed(declared: str, schema: Schema, what: str) -> None:
     """Refuse a column for malformed bytes that is one of the format's own."""
     if not declared:
         raise ConfigurationError(
-            f"{what}: malformed is empty.", f'Give the name of a column, or "{FAIL}", which is the default.'
+            f"{what}: malformed is empty.",
+            f'Give the name of a column, or "{FAIL}", which is the default.',
+            argument="malformed",
         )
     if declared != FAIL:
         Schema((*schema.fields, Field(declared, "binary")))

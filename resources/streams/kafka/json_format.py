@@ -46,12 +46,16 @@ class Json:
         object.__setattr__(self, "schema", as_schema(self.schema, "a JSON format"))
         if self.timestamps not in (None, "millis", "micros"):
             raise ConfigurationError(
-                f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.", "Choose one."
+                f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.",
+                "Choose one.",
+                argument="timestamps",
             )
         self.columns().select(self.names, "a JSON format")
         fields = [self.names.get(name, name) for name in self.columns().names]
         if twice := {name for name in fields if fields.count(name) > 1}:
-            raise ConfigurationError(f"a JSON format has two columns of the field {min(twice)!r}.", "Leave one out.")
+            raise ConfigurationError(
+                f"a JSON format has two columns of the field {min(twice)!r}.", "Leave one out.", argument="names"
+            )
         check_malformed(self.malformed, self.columns(), "a JSON format")
 
     def columns(self) -> Schema:

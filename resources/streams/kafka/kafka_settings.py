@@ -46,7 +46,9 @@ class KafkaTopic:
         ):
             if value not in allowed:
                 raise ConfigurationError(
-                    f"{name} {value!r} of a Kafka topic is none: expected {' or '.join(allowed)}.", "Correct it."
+                    f"{name} {value!r} of a Kafka topic is none: expected {' or '.join(allowed)}.",
+                    "Correct it.",
+                    argument=name,
                 )
 
     def schema(self) -> Schema:
@@ -71,7 +73,9 @@ class KafkaSettings:
         check_name("system", self.name)
         if not self.bootstrap_servers:
             raise ConfigurationError(
-                f"Kafka system {self.name!r} has no bootstrap servers.", "Give them as HOST:PORT, separated by commas."
+                f"Kafka system {self.name!r} has no bootstrap servers.",
+                "Give them as HOST:PORT, separated by commas.",
+                argument="bootstrap_servers",
             )
         check_client(self.client, self.client_factory)
         if self.prefix:

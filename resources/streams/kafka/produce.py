@@ -96,6 +96,7 @@ def append(
             raise ConfigurationError(
                 f"{what.target}: order_by and partitioned are for Spark frames; a table keeps its own order.",
                 "Sort the table before, and leave both out.",
+                argument="order_by",
             )
         sent = _send(facts)(what, encode_table(data, facts.declared, str(what.target)).to_batches())
     else:

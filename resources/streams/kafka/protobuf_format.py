@@ -59,6 +59,7 @@ class Protobuf:
                 raise ConfigurationError(
                     f"the Protobuf descriptor set {path} can't be read ({type(error).__name__}).",
                     "Make it: protoc --include_imports --descriptor_set_out=FILE.",
+                    argument="descriptor_set",
                 ) from error
         check_malformed(self.malformed, self.columns(), "a Protobuf format")
 

@@ -51,6 +51,7 @@ class SchemaRegistry:
             raise ConfigurationError(
                 "the URL of a schema registry is no http or https address, or holds a password.",
                 'Write it like "https://registry.example.com:8081", and the password as login="env:NAME".',
+                argument="url",
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))
         for name in ("login", "token"):
@@ -59,6 +60,7 @@ class SchemaRegistry:
                 raise ConfigurationError(
                     f"{name} of the schema registry {self.url} is a secret in plain text.",
                     'Put it into an environment variable of every process, and give its name: "env:NAME".',
+                    argument=name,
                 )
 
     def schema(self, number: int) -> RegisteredSchema:

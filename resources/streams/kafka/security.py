@@ -62,21 +62,26 @@ def check_client(client: Mapping[str, Value], client_factory: str | None = None)
     """
     for key, value in client.items():
         if key in _OURS:
-            raise ConfigurationError(f"client setting {key!r} can't be set: {_OURS[key]}.", "Leave it out.")
+            raise ConfigurationError(
+                f"client setting {key!r} can't be set: {_OURS[key]}.", "Leave it out.", setting=key
+            )
         if not isinstance(value, str | int | float | bool):
             raise ConfigurationError(
                 f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean.",
                 'Return callbacks from a function, and name it: client_factory="module:function".',
+                setting=key,
             )
         if _SECRET.search(key) and not is_reference(value):
             raise ConfigurationError(
                 f"client setting {key!r} is a secret in plain text, which would be stored, logged and sent around.",
                 f'Put it into an environment variable of every process, and give its name: "{_REFERENCE}NAME".',
+                setting=key,
             )
     if client_factory is not None and not _FACTORY.fullmatch(client_factory):
         raise ConfigurationError(
             f"client_factory is {client_factory!r}: expected a function's place, as module:function.",
             "Name a function that executors can import; it takes nothing and returns librdkafka settings.",
+            argument="client_factory",
         )
 
 
@@ -101,6 +106,7 @@ def secret(value: Any, what: str) -> Any:
         raise ConfigurationError(
             f"{what} is to be taken from the environment variable {name}, which is not set in this process.",
             f"Set {name} wherever Dagster, the command line and Spark's executors run.",
+            setting=name,
         )
     return os.environ[name]
 
@@ -189,6 +195,7 @@ def _made(place: str) -> Mapping[str, Any]:
         raise ConfigurationError(
             f"client_factory {place!r} can't be imported: {error}.",
             "Name a function of a module that is installed wherever Dagster and Spark's executors run.",
+            argument="client_factory",
         ) from error
     try:
         found = function()
@@ -198,16 +205,20 @@ def _made(place: str) -> Mapping[str, Any]:
         raise ConfigurationError(
             f"client_factory {place!r} failed with {type(error).__name__}.",
             "Call it by hand in this process's environment; it takes no arguments.",
+            argument="client_factory",
         ) from error
     if not isinstance(found, Mapping):
         raise ConfigurationError(
             f"client_factory {place!r} returned a {type(found).__name__}: expected a dict of librdkafka settings.",
             "Return only settings, with their librdkafka names.",
+            argument="client_factory",
         )
     taken = sorted(set(found) & (_OURS.keys() | {"error_cb"}))
     if taken:
         raise ConfigurationError(
-            f"client_factory {place!r} returned {', '.join(taken)}, which Adjunct sets itself.", "Leave them out."
+            f"client_factory {place!r} returned {', '.join(taken)}, which Adjunct sets itself.",
+            "Leave them out.",
+            argument="client_factory",
         )
     return found
 

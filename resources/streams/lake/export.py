@@ -48,13 +48,20 @@ def check_target(target: Path, records_per_file: int | None) -> None:
         raise ConfigurationError(
             f"--to {target} is no .parquet file.",
             "Choose a name that ends in .parquet; or give --records-per-file for a folder of files.",
+            setting="--to",
         )
     if records_per_file is not None and records_per_file < 1:
-        raise ConfigurationError(f"--records-per-file {records_per_file}: expected 1 or more.", "Give a larger number.")
+        raise ConfigurationError(
+            f"--records-per-file {records_per_file}: expected 1 or more.",
+            "Give a larger number.",
+            setting="--records-per-file",
+        )
     if target.exists() or target.is_symlink():
         raise _exists(target)
     if not target.absolute().parent.is_dir():
-        raise ConfigurationError(f"--to {target}: there is no folder {target.parent}.", "Create it first.")
+        raise ConfigurationError(
+            f"--to {target}: there is no folder {target.parent}.", "Create it first.", setting="--to"
+        )
 
 
 def _write(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None) -> tuple[int, int]:
@@ -124,4 +131,4 @@ def _sync(path: Path) -> None:
 
 
 def _exists(target: Path) -> ConfigurationError:
-    return ConfigurationError(f"{target} exists already.", "Remove it, or choose another name.")
+    return ConfigurationError(f"{target} exists already.", "Remove it, or choose another name.", setting="--to")

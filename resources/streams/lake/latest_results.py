@@ -46,7 +46,9 @@ def replaced_results(
     """
     if without_position not in ("refuse", "keep"):
         raise ConfigurationError(
-            f"without_position={without_position!r}: expected 'refuse' or 'keep'.", "Choose one of the two."
+            f"without_position={without_position!r}: expected 'refuse' or 'keep'.",
+            "Choose one of the two.",
+            argument="without_position",
         )
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
@@ -55,6 +57,7 @@ def replaced_results(
             "application of this version sent them.",
             'Keep them all, as the latest of their kind (without_position="keep"), or read from the first record that '
             "an application sent.",
+            stream=f"lake.{stream}",
         )
     return [*_upstream_replaced(streams, stream, state, segments), *superseded(state.read)]
 
@@ -199,7 +202,9 @@ def _untold_of_rewritten(stream: str, reader: str, name: str) -> ConfigurationEr
 
 def _untold(stream: str, why: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(
-        f'stream {stream!r}: epochs="latest" can\'t tell which records are the latest: {why}.', next_step
+        f'stream {stream!r}: epochs="latest" can\'t tell which records are the latest: {why}.',
+        next_step,
+        stream=f"lake.{stream}",
     )
 
 
@@ -254,7 +259,9 @@ def only_latest_frame(frame: DataFrame, replaced: Sequence[Superseded]) -> DataF
 def check_epochs(epochs: str) -> bool:
     """Return whether the latest results are asked for."""
     if epochs not in ("all", "latest"):
-        raise ConfigurationError(f"epochs={epochs!r}: expected 'all' or 'latest'.", "Choose one of the two.")
+        raise ConfigurationError(
+            f"epochs={epochs!r}: expected 'all' or 'latest'.", "Choose one of the two.", argument="epochs"
+        )
     return epochs == "latest"
 
 

@@ -78,6 +78,7 @@ def maintain(streams: StreamStates, stream: str, now: datetime, grace: timedelta
         raise ConfigurationError(
             f"a grace period of {grace} would delete the files of appends that are about to commit.",
             f"Give at least {_LEAST_GRACE}.",
+            argument="grace",
         )
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(grace.total_seconds() * 1000)

@@ -188,9 +188,12 @@ def read_new(
             f"reader {reader!r}: start={start!r}, on_lost={on_lost!r}: expected 'oldest' or 'upcoming', and 'fail' or "
             "'oldest'.",
             "Choose one of the two.",
+            argument="start",
         )
     if max_records is not None and max_records < 1:
-        raise ConfigurationError(f"reader {reader!r}: max_records={max_records}: expected 1 or more.", "Raise it.")
+        raise ConfigurationError(
+            f"reader {reader!r}: max_records={max_records}: expected 1 or more.", "Raise it.", argument="max_records"
+        )
     # The position first: what the stream then says is never older.
     parent = _log(lake, stream, reader).current()
     _, state = streams.state(stream)

@@ -27,11 +27,13 @@ def check_producer(producer: str, sequence: int) -> None:
         raise ConfigurationError(
             f"producer {producer!r} is no name: expected a text of 1 to {_NAME_LENGTH} characters.",
             "Name what appends, the same in every retry: an application's output, an import.",
+            argument="producer",
         )
     if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < 0:
         raise ConfigurationError(
             f"sequence {sequence!r} of producer {producer!r} is not an integer from 0.",
             "Count the producer's appends, with the same number in every retry.",
+            argument="sequence",
         )
 
 

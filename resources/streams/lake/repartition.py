@@ -120,6 +120,7 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
                 f"{', '.join(sequences[0]) or 'no version'}, partition {p} those of "
                 f"{', '.join(versions) or 'no version'}, and what belongs to a version could not be told any more.",
                 "Send the markers that are missing (append_markers), or let retention drop what is uneven.",
+                stream=f"lake.{stream}",
             )
     for markers in zip(*marked, strict=True):
         what = f"stream {stream!r}, version {markers[0].version!r}"
@@ -129,6 +130,7 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
                 f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} hold "
                 "checksums of the records in each partition, which would not hold for other partitions.",
                 "Let retention drop the version first, or deliver it into a stream of another name.",
+                stream=f"lake.{stream}",
             )
 
 
@@ -181,11 +183,22 @@ def _check_count(stream: str, stored: Declaration, partitions: int) -> None:
         raise ConfigurationError(
             f"stream {stream!r} has no key: without one nothing says which partition a record belongs to.",
             "Declare a stream with a key under another name, and append its records there.",
+            stream=f"lake.{stream}",
         )
     if partitions == stored.partitions:
-        raise ConfigurationError(f"stream {stream!r} has {partitions} partitions already.", "Nothing is to be done.")
+        raise ConfigurationError(
+            f"stream {stream!r} has {partitions} partitions already.",
+            "Nothing is to be done.",
+            argument="partitions",
+            stream=f"lake.{stream}",
+        )
     if not 1 <= partitions <= 100_000:
-        raise ConfigurationError(f"stream {stream!r} can't have {partitions} partitions.", "Choose 1 to 100,000.")
+        raise ConfigurationError(
+            f"stream {stream!r} can't have {partitions} partitions.",
+            "Choose 1 to 100,000.",
+            argument="partitions",
+            stream=f"lake.{stream}",
+        )
 
 
 def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration, cut: Cut) -> _Piece:

@@ -50,6 +50,7 @@ def write_records(
             raise ConfigurationError(
                 f"{what}: order_by and partitioned are for Spark frames; a table keeps its own order.",
                 "Sort the table before, and leave both out.",
+                argument="order_by",
             )
         table = table_content(data, declaration, what)
         return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)

@@ -56,12 +56,15 @@ def declare(
     if not schema.fields:
         raise SchemaMismatchError(f"{what} has no columns.", "Name at least one column.")
     if len(set(key)) != len(key):
-        raise ConfigurationError(f"{what}: key columns {list(key)} stand twice.", "Name each once.")
+        raise ConfigurationError(
+            f"{what}: key columns {list(key)} stand twice.", "Name each once.", argument="key", stream=f"lake.{name}"
+        )
     check_key_types(schema, key, what)
     if not key and partitions != 1:
         raise ConfigurationError(
             f"{what} has no key and {partitions} partitions: without a key nothing says where a record belongs.",
             "Name key columns, or declare partitions=1.",
+            stream=f"lake.{name}",
         )
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
         raise SchemaMismatchError(
@@ -82,6 +85,7 @@ def declare(
         raise ConfigurationError(
             f"{what}: {first_problem(error)} (found {error.errors(include_url=False)[0]['input']!r}).",
             "Correct the declaration.",
+            stream=f"lake.{name}",
         ) from None
 
 
