@@ -38,7 +38,7 @@ def advance_dataset(
     bounded datasets with version partitions (see `advance_bounded`); `on_stage` hears of each stage's end.
     """
     spark = starter_of(spark)
-    if spec.kind == "bounded":
+    if not spec.follows_changes:
         from dagster_adjunct.assets.bounded.advance_versions import advance_bounded
 
         return advance_bounded(

@@ -49,7 +49,7 @@ def report_of(member: Member) -> AdvanceReport:
     looked_at = done.looked_at or version
     return AdvanceReport(
         dataset=manifest.name,
-        kind="bounded",
+        kind=manifest.declaration.kind,
         action=action,
         version=None if version is None else version.id,
         sealed=done.sealed,

@@ -106,7 +106,7 @@ class AdjunctDataset:
         check_validators(f"dataset {self.name!r}", self.validators)
         self._check_columns("sensitive", self.sensitive)
         self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
-        if self.kind == "unbounded" and self.stream is None:
+        if self.follows_changes and self.stream is None:
             raise self._wrong(
                 f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
                 "Declare it with bounded_dataset, or name a stream.",
@@ -118,12 +118,17 @@ class AdjunctDataset:
                 "Drop initial= or bootstrap=False.",
                 argument="initial",
             )
-        if self.by_offset and (self.kind != "bounded" or self.stream is None):
+        if self.by_offset and (self.follows_changes or self.stream is None):
             raise self._wrong(
                 f"is keyed by offset, and its input is {self.input}: only versions on a stream have offsets",
                 "Name the columns that identify an entry: key=[…].",
                 argument="key",
             )
+
+    @property
+    def follows_changes(self) -> bool:
+        """Whether it follows a change stream (unbounded), and does not arrive in versions (bounded)."""
+        return self.kind == "unbounded"
 
     @property
     def by_offset(self) -> bool:
@@ -378,7 +383,7 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
             "Name the datasets that switch together.",
         )
     for member in members:
-        if member.kind != "bounded" or isinstance(member.input, QuerySource) or member.versions is not None:
+        if member.follows_changes or isinstance(member.input, QuerySource) or member.versions is not None:
             raise ConfigurationError(
                 f"version set {name!r} has the member {member.name!r}, whose versions have no names of their producer.",
                 "Only bounded datasets from a stream or from files, without version partitions, can switch together.",

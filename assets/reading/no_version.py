@@ -84,7 +84,7 @@ def _is_followed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
     """Whether it follows a change stream, and has no versions that are delivered."""
     if manifest is not None:
         return isinstance(manifest, UnboundedManifest)
-    return spec is not None and spec.kind == "unbounded"
+    return spec is not None and spec.follows_changes
 
 
 def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:

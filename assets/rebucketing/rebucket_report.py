@@ -10,6 +10,7 @@ from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, StillReadError
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import Kind
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
@@ -28,23 +29,25 @@ class RebucketReport:
     partitions: int
     versions: dict[str, str]
     pending: tuple[str, ...] = ()
-    kind: str = "bounded"
+    follows_changes: bool = False
     rows: int = 0
     holding: tuple[str, ...] = ()
     dry_run: bool = False
 
     def summary(self) -> str:
         """Return the report in one line."""
-        said = "would be rewritten" if self.dry_run else "rewritten"
-        what = f"{len(self.versions)} version(s)" if self.kind == "bounded" else "the served table"
+        verb = "would be rewritten" if self.dry_run else "rewritten"
+        what = "the served table" if self.follows_changes else f"{len(self.versions)} version(s)"
         return (
-            f"dataset {self.dataset}: {what} of {self.rows:,} stored rows {said} from {self.before} into "
+            f"dataset {self.dataset}: {what} of {self.rows:,} stored rows {verb} from {self.before} into "
             f"{self.partitions} partitions; declare partitions={self.partitions} where it is declared"
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
-        return asdict(self)
+        facts = asdict(self)
+        kind: Kind = "unbounded" if facts.pop("follows_changes") else "bounded"
+        return {**facts, "kind": kind}
 
 
 def check(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str) -> int:

@@ -194,7 +194,7 @@ class _Rewriting:
             before,
             self.partitions,
             {version.id: new},
-            kind="unbounded",
+            follows_changes=True,
             rows=version.stored_rows,
             holding=holding,
             dry_run=not new,

@@ -7,7 +7,6 @@ the old copies until they let go, as after an erasure.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import files_of
@@ -26,9 +25,11 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     ManifestMismatchError,
 )
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.discard import Roots
+    from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
 
 _ROUNDS = 10
@@ -47,74 +48,83 @@ def repartition_versions(
     """
     log = DatasetLog(lake, dataset)
     made: dict[str, Replacement] = {}
+
+    def rewrite_once() -> tuple[int, BoundedManifest]:
+        commit, manifest = _read(log, partitions)
+        before = check(log, manifest, partitions, reason)
+        check_unused(dataset, roots())
+        # A version is rewritten once, however often the commit is tried.
+        for document in [document for document, new in made.items() if not _stands(lake, manifest, new)]:
+            del made[document]
+        for ref in _documented(manifest):
+            if str(ref.document) not in made:
+                made[str(ref.document)] = _rewritten(log, ref, partitions, by)
+        check_unused(dataset, roots())  # once more: writing takes a while
+        after = _after(manifest, made, partitions, reason)
+        log.commit(commit, after, by=by)
+        return before, after
+
+    if dry_run:
+        return _planned(log, partitions, reason, roots)
     try:
-        for _ in range(_ROUNDS):
-            manifest = log.read()[1]
-            if manifest is None:
-                raise DatasetNotFoundError(
-                    f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it first.", dataset=dataset
-                )
-            if not isinstance(manifest, BoundedManifest):
-                raise ConfigurationError(
-                    f"dataset {dataset!r} is unbounded: it has one table, and no versions to rewrite.",
-                    f"Rewrite it so: adjunct dataset repartition {dataset} --partitions {partitions} --reason ….",
-                    dataset=dataset,
-                )
-            before = check(log, manifest, partitions, reason)
-            if dry_run:
-                return _planned(log, manifest, before, partitions, roots)
-            check_unused(dataset, roots())
-            made = {key: each for key, each in made.items() if _stands(lake, manifest, each)}
-            for ref in _documented(manifest):
-                if str(ref.document) not in made:
-                    made[str(ref.document)] = _rewritten(log, ref, partitions, by)
-            check_unused(dataset, roots())  # once more: writing takes a while
-            after = log.transact(partial(_after, made=made, partitions=partitions, reason=reason), by=by)
-            if after.declaration.partitions == partitions:
-                spared, _ = delete_doomed(log, after, roots, store_now(lake, dataset), by=by)
-                used = [each for each in made.values() if after.ref(each.new.id) is not None]
-                ids, rows = {each.old.id: each.new.id for each in used}, sum(each.sealed.stored_rows for each in used)
-                pending = tuple(f"{each.what}: {each.reason}" for each in spared)
-                return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
+        before, after = retry_conflicts(lambda: rewrite_once, attempts=_ROUNDS)
+    except CommitConflictError as conflict:
         raise CommitConflictError(
             f"dataset {dataset!r}: versions are published faster than they can be rewritten.",
             "Repeat it when the dataset is quiet.",
             dataset=dataset,
-        )
+        ) from conflict
     finally:
-        for each in made.values():
-            if each.attempt is not None:
-                lake.store.delete(attempt_key(lake, dataset, each.attempt.id))
+        for new in made.values():
+            if new.attempt is not None:
+                lake.store.delete(attempt_key(lake, dataset, new.attempt.id))
+    spared, _ = delete_doomed(log, after, roots, store_now(lake, dataset), by=by)
+    used = [new for new in made.values() if after.ref(new.new.id) is not None]
+    ids, rows = {new.old.id: new.new.id for new in used}, sum(new.sealed.stored_rows for new in used)
+    pending = tuple(f"{judged.what}: {judged.reason}" for judged in spared)
+    return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
 
 
-def _planned(log: DatasetLog, manifest: BoundedManifest, before: int, partitions: int, roots: Roots) -> RebucketReport:
+def _read(log: DatasetLog, partitions: int) -> tuple[Commit | None, BoundedManifest]:
+    commit, manifest = log.read()
+    if manifest is None:
+        raise DatasetNotFoundError(
+            f"dataset {log.name!r} has no commit in {log.lake.url}.", "Advance it first.", dataset=log.name
+        )
+    if not isinstance(manifest, BoundedManifest):
+        raise ConfigurationError(
+            f"dataset {log.name!r} is unbounded: it has one table, and no versions to rewrite.",
+            f"Rewrite it so: adjunct dataset repartition {log.name} --partitions {partitions} --reason ….",
+            dataset=log.name,
+        )
+    return commit, manifest
+
+
+def _planned(log: DatasetLog, partitions: int, reason: str, roots: Roots) -> RebucketReport:
+    manifest = _read(log, partitions)[1]
+    before = check(log, manifest, partitions, reason)
     ids = {ref.id: "" for ref in _documented(manifest)}
     rows = sum(ref.rows or 0 for ref in _documented(manifest))
     holding = tuple(sorted(set(roots().values())))
     return RebucketReport(log.name, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
 
 
-def _stands(lake: Lake, manifest: BoundedManifest, each: Replacement) -> bool:
+def _stands(lake: Lake, manifest: BoundedManifest, made: Replacement) -> bool:
     """Whether nobody has discarded what was rewritten, which no manifest lists yet."""
-    document = str(each.new.document)
-    return not {*each.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
+    document = str(made.new.document)
+    return not {*made.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
 
 
 def _documented(manifest: BoundedManifest) -> Iterator[VersionRef]:
     return (ref for ref in manifest.versions if ref.document is not None)
 
 
-def _after(
-    manifest: BoundedManifest, made: dict[str, Replacement], partitions: int, reason: str
-) -> BoundedManifest | None:
-    """Return the manifest with the rewritten versions; None where there are more to rewrite."""
-    refs = list(_documented(manifest))
-    if any(str(ref.document) not in made for ref in refs):
-        return None
-    old = {ref.id: made[str(ref.document)] for ref in refs}
+def _after(manifest: BoundedManifest, made: dict[str, Replacement], partitions: int, reason: str) -> BoundedManifest:
+    """Return the manifest with the rewritten versions, `made` of all of them."""
+    old = {ref.id: made[str(ref.document)] for ref in _documented(manifest)}
     after = replaced(manifest, old)
     doomed = [*manifest.doomed]
-    doomed += [entry for each in old.values() for entry in (*each.old.folders, str(each.old.document))]
+    doomed += [entry for new in old.values() for entry in (*new.old.folders, str(new.old.document))]
     served = old.get(manifest.version.id) if manifest.version else None
     return after.after(
         declaration=manifest.declaration.model_copy(update={"partitions": partitions}),

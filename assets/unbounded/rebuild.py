@@ -40,7 +40,7 @@ def rebuild_dataset(
     dataset, and where the stream does not tell of every key any more; ConfigurationError without a reason.
     """
     spark = starter_of(spark)
-    if spec.kind != "unbounded":
+    if not spec.follows_changes:
         raise DatasetError(
             f"dataset {spec.name!r} is bounded: there is nothing to build anew from a stream.",
             "Deliver a new version, or publish an earlier one: adjunct dataset rollback.",

@@ -162,7 +162,7 @@ def _check(plan: RewindPlan) -> None:
 
 
 def _check_kind(spec: AdjunctDataset) -> None:
-    if spec.kind != "unbounded":
+    if not spec.follows_changes:
         raise DatasetError(
             f"dataset {spec.name!r} is bounded: what it goes back to are versions, and not positions of its stream.",
             f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "

@@ -27,7 +27,7 @@ def report_of(advance: Advance, progress: Progress, action: Action) -> AdvanceRe
         notes.append("no changes since the last commit")
     return AdvanceReport(
         dataset=manifest.name,
-        kind="unbounded",
+        kind=manifest.declaration.kind,
         action=action,
         version=None if version is None else version.id,
         sealed=tuple(dict.fromkeys(progress.sealed)),

@@ -85,7 +85,7 @@ class TransientTable:
         ends = _ends(self.view.ranges)
         return AdvanceReport(
             dataset=self.spec.name,
-            kind="unbounded",
+            kind=self.spec.kind,
             action=action,
             version=self.view.version,
             rows=self.view.rows,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dagster_adjunct.assets.declaration.dataset import Kind
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.versions.document_base import Document
 
@@ -26,7 +27,7 @@ class Declaration(Document):
     they are those of the last advance.
     """
 
-    kind: Literal["bounded", "unbounded"]
+    kind: Kind
     input: str
     computed: bool = False
     key: tuple[str, ...] = Field(min_length=1)

@@ -254,7 +254,7 @@ class Application:
             return
         shown = limit if isinstance(limit, timedelta) else repr(limit)
         what = f"application {self.name!r}: table {name!r} has max_staleness={shown}"
-        if not isinstance(table, AdjunctDataset) or table.kind != "unbounded":
+        if not isinstance(table, AdjunctDataset) or not table.follows_changes:
             raise ConfigurationError(
                 f"{what}, and follows no change stream.",
                 "Leave it out: it is for unbounded datasets.",

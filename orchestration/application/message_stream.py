@@ -189,7 +189,7 @@ class MessageStream:
                 dataset=target.name,
                 operator=self.operator,
             )
-        if target.dataset.kind == "bounded":
+        if not target.dataset.follows_changes:
             raise PlanningError(
                 f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "
                 "markers, which an application does not send.",

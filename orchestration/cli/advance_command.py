@@ -145,7 +145,7 @@ def unit_of(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
 def _check_partitions(unit: Sequence[AdjunctDataset]) -> None:
     """Refuse a partition of what has none; of a bounded dataset alone that is checked where it advances."""
     dataset = unit[0]
-    if len(unit) > 1 or dataset.kind != "bounded":
+    if len(unit) > 1 or dataset.follows_changes:
         what = f"a member of the version set {dataset.version_set!r}" if len(unit) > 1 else f"{dataset.kind}"
         raise ConfigurationError(
             f"dataset {dataset.name!r} is {what} and has no version partitions, and --partition is given.",

@@ -153,13 +153,15 @@ def forget(
     from dagster_adjunct.assets.reading.entry_keys import key_from_text
     from dagster_adjunct.assets.reading.stored_versions import stored_versions
     from dagster_adjunct.assets.retention.erasing.erasure import forget as erase
+    from dagster_adjunct.assets.versions.manifest import BoundedManifest
     from dagster_adjunct.resources.objects import open_lake
     from dagster_adjunct.resources.schemas.schema import Field
 
     person = who(by)
     lake = open_lake(lake_url, create=False)
     store = stored_versions(lake, name)
-    declared = store.require_manifest().declaration
+    manifest = store.require_manifest()
+    declared = manifest.declaration
     if bool(key) == (keys_from is not None):
         raise ConfigurationError(
             f"dataset {name!r} is to forget {'keys given twice' if key else 'no keys'}.",
@@ -170,8 +172,8 @@ def forget(
     texts = keys_in_file(name, declared.key, keys_from) if keys_from else entry_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
-        bounded = declared.kind == "bounded"
-        where = f"{len(store.versions())} version(s)" if bounded else "every generation"
+        versions = isinstance(manifest, BoundedManifest)
+        where = f"{len(store.versions())} version(s)" if versions else "every generation"
         click.confirm(f"Erase {len(keys)} key(s) from {where} of {name}, for good?", abort=True, err=True)
     report = erase(lake, name, keys, reason=reason, by=person, roots=partial(_needed, lake, name))
     show_report(report, json_output=json_output)

@@ -192,7 +192,7 @@ def _numbers(text: str, spans: str, count: int) -> list[int]:
 def _check_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
     fed = {str(each.stream): each for each in app.datasets if each.stream is not None}
-    goes_back = {name for name, each in fed.items() if each.kind == "unbounded" and each.following.persistent}
+    goes_back = {name for name, each in fed.items() if each.follows_changes and each.following.persistent}
     if stream in {*app.inputs, *goes_back}:
         return
     if stream not in fed:
@@ -203,7 +203,7 @@ def _check_read(app: Application, stream: str) -> None:
             application=app.name,
         )
     name = fed[stream].name
-    if fed[stream].kind == "bounded":
+    if not fed[stream].follows_changes:
         raise ConfigurationError(
             f"{stream} is the input of dataset {name!r}, which is bounded: it goes back to a version, not an offset.",
             f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback {name} VERSION --reason ….",

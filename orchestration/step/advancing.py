@@ -90,7 +90,7 @@ def follow_meanwhile(
     have committed.
     """
     for dataset in datasets:
-        if dataset.kind == "unbounded" and not dataset.bootstrap and advances_alone(dataset):
+        if dataset.follows_changes and not dataset.bootstrap and advances_alone(dataset):
             with suppress(CommitConflictError):
                 for report in advance_together(runtime, [dataset], on_stage=on_stage):
                     if report.changed:
@@ -128,7 +128,7 @@ def discard_after(
     """Discard what a new version has made needless; return the report with the time that this took."""
     from dagster_adjunct.orchestration.upkeep.discard_with_roots import discard_all
 
-    if not report.sealed or (dataset.kind == "unbounded" and not _may_go(lake, dataset)):
+    if not report.sealed or (dataset.follows_changes and not _may_go(lake, dataset)):
         return report
     began = time.perf_counter()
     discard_all(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)

@@ -139,14 +139,14 @@ def waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Appli
         try:
             manifest = store.manifest()
         except MalformedDocumentError:
-            if dataset.kind != "unbounded":
+            if not dataset.follows_changes:
                 raise
             manifest = None  # a run builds the table anew
         if manifest is not None and manifest.version is not None:
             continue
         try:
             # What is delivered whole is sealed by the run, and an unbounded dataset bootstraps in it.
-            if dataset.kind == "unbounded":
+            if dataset.follows_changes:
                 system, stream = split_stream_name(str(dataset.stream))
                 systems[system].info(stream)
             elif dataset.versions is not None:

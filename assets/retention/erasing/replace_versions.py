@@ -15,6 +15,7 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, Da
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ManifestMismatchError
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
@@ -41,14 +42,15 @@ class Replacement:
 class Replacing:
     """One erasure under way. A version's document is looked at once, however often the commit is decided again.
 
-    `clean` are the documents that name none of the keys, of versions that hold none; `found` are the others.
+    `clean` are the documents that name none of the keys, of versions that hold none; `replacements` are what takes the
+    place of the others, by the old document.
     """
 
     log: DatasetLog
     keys: KeySet
     by: str
     clean: set[str] = field(default_factory=set)
-    found: dict[str, Replacement] = field(default_factory=dict)
+    replacements: dict[str, Replacement] = field(default_factory=dict)
     leftovers: Leftovers = field(default_factory=Leftovers)
 
     def commit(self, reason: str) -> BoundedManifest:
@@ -57,46 +59,52 @@ class Replacing:
         A version that is published meanwhile is looked at too. Raises ManifestMismatchError, with nothing erased,
         when a damaged file can't be searched.
         """
-        for _ in range(_ROUNDS):
-            manifest = self.log.read()[1]
-            assert manifest is not None
-            manifest = as_bounded(manifest)
-            self.found = {old: each for old, each in self.found.items() if self._stands(manifest, each)}
-            for ref in _documented(manifest):
-                self._look_at(ref)
-            self.leftovers = find_leftovers(self.log, manifest, self.keys)
-            manifest = as_bounded(self.log.transact(lambda fresh: self._after(as_bounded(fresh), reason), by=self.by))
-            if all(ref.document in self.clean for ref in _documented(manifest)):
-                self._tidy(manifest)
-                return manifest
-        raise CommitConflictError(
-            f"dataset {self.log.name!r}: versions are published faster than they can be searched for keys.",
-            "Run the erasure again when the dataset is quiet.",
-            dataset=self.log.name,
-        )
+        try:
+            current = retry_conflicts(lambda: lambda: self._commit_once(reason), attempts=_ROUNDS)
+        except CommitConflictError as conflict:
+            raise CommitConflictError(
+                f"dataset {self.log.name!r}: versions are published faster than they can be searched for keys.",
+                "Run the erasure again when the dataset is quiet.",
+                dataset=self.log.name,
+            ) from conflict
+        self._tidy(current)
+        return current
+
+    def _commit_once(self, reason: str) -> BoundedManifest:
+        commit, current = self.log.read()
+        assert current is not None
+        manifest = as_bounded(current)
+        self.replacements = {old: new for old, new in self.replacements.items() if self._stands(manifest, new)}
+        for ref in _documented(manifest):
+            self._look_at(ref)
+        self.leftovers = find_leftovers(self.log, manifest, self.keys)
+        after = self._after(manifest, reason)
+        if after is not None:
+            self.log.commit(commit, after, by=self.by)
+        return after or manifest
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[Rewritten, ...]:
         """Return the versions that were rewritten, of those that this manifest holds."""
-        made = [each for each in self.made(manifest) if each.rows]
-        return tuple(Rewritten(each.old.id, each.new.id, each.new.name, each.new.state, each.rows) for each in made)
+        made = [replacement for replacement in self.made(manifest) if replacement.rows]
+        return tuple(Rewritten(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
 
     def reworded(self, manifest: DatasetManifest) -> int:
         """Return how many versions only got another document."""
-        return sum(not each.rows for each in self.made(manifest))
+        return sum(not replacement.rows for replacement in self.made(manifest))
 
     def made(self, manifest: DatasetManifest) -> list[Replacement]:
         """Return the replacements that this manifest holds."""
         documents = {ref.document for ref in manifest.listed}
-        return [each for each in self.found.values() if each.new.document in documents]
+        return [made for made in self.replacements.values() if made.new.document in documents]
 
     # -- looking
 
     def _look_at(self, ref: VersionRef) -> None:
         assert ref.document is not None
-        if ref.document in self.clean or ref.document in self.found:
+        if ref.document in self.clean or ref.document in self.replacements:
             return
         try:
-            found = self._replacement(ref, self.log.read_version(ref))
+            replacement = self._replacement(ref, self.log.read_version(ref))
         except (DatasetError, ManifestMismatchError) as error:
             if not self._retained(ref):
                 return  # discarded meanwhile, with its objects
@@ -107,15 +115,15 @@ class Replacing:
                 f"Restore that object, or give the version up (withdraw, drop and discard {ref.id}), and run the "
                 "erasure again.",
             ) from error
-        if found is None:
+        if replacement is None:
             self.clean.add(ref.document)
         else:
-            self.found[ref.document] = found
-            self.clean.add(str(found.new.document))
+            self.replacements[ref.document] = replacement
+            self.clean.add(str(replacement.new.document))
 
     def _retained(self, ref: VersionRef) -> bool:
         manifest = self.log.read()[1]
-        return manifest is not None and any(each.document == ref.document for each in manifest.listed)
+        return manifest is not None and any(listed.document == ref.document for listed in manifest.listed)
 
     def _replacement(self, ref: VersionRef, sealed: SealedVersion) -> Replacement | None:
         affected = files_with(files_of(self.log.lake.store, self.log.name, sealed), sealed.layout, self.keys)
@@ -141,19 +149,18 @@ class Replacing:
     # -- deciding
 
     def _after(self, manifest: BoundedManifest, reason: str) -> BoundedManifest | None:
-        """Return the manifest without the keys; None when there is nothing to do, or more to look at."""
-        refs = list(_documented(manifest))
-        if any(ref.document not in self.clean and ref.document not in self.found for ref in refs):
-            return None
-        old = {ref.id: self.found[str(ref.document)] for ref in refs if ref.document in self.found}
-        if not all(self._stands(manifest, each) for each in old.values()):
-            return None
+        """Return the manifest without the keys; None when there is nothing to do."""
+        old = {
+            ref.id: self.replacements[str(ref.document)]
+            for ref in _documented(manifest)
+            if ref.document in self.replacements
+        }
         after = replaced(manifest, old)
         after = as_bounded(manifest_from(redacted(stored_body(after), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
-        doomed += [entry for each in old.values() for entry in (*each.old.folders, str(each.old.document))]
+        doomed += [entry for made in old.values() for entry in (*made.old.folders, str(made.old.document))]
         # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
-        kept = after.reachable() | {str(each.old.document) for each in old.values() if each.new.id == each.old.id}
+        kept = after.reachable() | {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
         if after == manifest and doomed == list(manifest.doomed):
             return None
@@ -161,28 +168,28 @@ class Replacing:
         change = Change(action=FORGET, version=served.new.id if served else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
 
-    def _stands(self, manifest: BoundedManifest, each: Replacement) -> bool:
+    def _stands(self, manifest: BoundedManifest, made: Replacement) -> bool:
         """Whether nobody has discarded what was rewritten: with a grace period of nothing, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
         """
-        if {*each.new.folders, each.new.document} & set(manifest.doomed):
+        if {*made.new.folders, made.new.document} & set(manifest.doomed):
             return False
-        store, (generation,) = self.log.lake.store, each.sealed.generations
+        store, (generation,) = self.log.lake.store, made.sealed.generations
         there = {item.key for item in store.list(f"{generation.folder}/")}
         files = {f"{generation.folder}/{file.name}" for file in generation.files}
-        return files <= there and store.head(str(each.new.document)) is not None
+        return files <= there and store.head(str(made.new.document)) is not None
 
     def _tidy(self, manifest: BoundedManifest) -> None:
         """Take the builds off record, and delete what was rewritten in vain: its version went meanwhile."""
-        store, made = self.log.lake.store, self.made(manifest)
-        for each in self.found.values():
-            if each not in made:
-                store.delete(str(each.new.document))
-                if each.attempt is not None:
-                    self.log.drop(each.sealed.generations[0])
-            if each.attempt is not None:
-                store.delete(attempt_key(self.log.lake, self.log.name, each.attempt.id))
+        store, used = self.log.lake.store, self.made(manifest)
+        for replacement in self.replacements.values():
+            if replacement not in used:
+                store.delete(str(replacement.new.document))
+                if replacement.attempt is not None:
+                    self.log.drop(replacement.sealed.generations[0])
+            if replacement.attempt is not None:
+                store.delete(attempt_key(self.log.lake, self.log.name, replacement.attempt.id))
 
 
 def _documented(manifest: BoundedManifest) -> Iterator[VersionRef]:
@@ -203,7 +210,7 @@ def replaced(manifest: BoundedManifest, old: Mapping[str, Replacement]) -> Bound
         head=None if manifest.head is None else renamed(manifest.head),
         pin=None if pin is None else Pin(**{**pin.model_dump(), "version": renamed(pin.version)}),
         versions=tuple(ref.model_copy(update={"replaced": ref.replaced and renamed(ref.replaced)}) for ref in versions),
-        delivered=tuple(each.model_copy(update={"version": renamed(each.version)}) for each in manifest.delivered),
+        delivered=tuple(done.model_copy(update={"version": renamed(done.version)}) for done in manifest.delivered),
     )
 
 

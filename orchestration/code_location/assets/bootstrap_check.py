@@ -147,7 +147,7 @@ def _metadata(
 
 
 def _marked(dataset: "AdjunctDataset") -> bool:
-    return dataset.kind == "unbounded" and dataset.bootstrap
+    return dataset.follows_changes and dataset.bootstrap
 
 
 def _selected(context: AssetExecutionContext, key: AssetKey) -> bool:

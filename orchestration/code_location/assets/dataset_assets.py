@@ -163,7 +163,7 @@ def _results(
         warn_of_rejected(context, member, report, manifest)
         yield from _materialised(context, lake, systems, member, report, manifest)
     yield from bootstrap_results(context, lake, systems, member.dataset, member.key, manifest, report)
-    if manifest is not None and member.dataset.kind == "bounded":
+    if manifest is not None and not member.dataset.follows_changes:
         yield from check_results(context, member.dataset, member.key, judgement_of(store, manifest))
 
 

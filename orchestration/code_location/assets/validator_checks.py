@@ -49,7 +49,7 @@ def check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec
 
     A version can be refused without a validator (a marker's count is wrong, a key is null): the first check says it.
     """
-    if dataset.kind != "bounded":
+    if dataset.follows_changes:
         return []
     accepted = "The newest version that was delivered is published. When it is refused, the one before stays served."
     validators = [

@@ -45,7 +45,7 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
 
 def is_delivered(dataset: "AdjunctDataset") -> bool:
     """Whether versions of a dataset come by themselves, as markers or folders, and none of them is a partition."""
-    return dataset.kind == "bounded" and dataset.versions is None and not isinstance(dataset.input, QuerySource)
+    return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
 
 
 def delivered_sensor(unit: "Sequence[DatasetAsset]", job: "LaunchedJob") -> SensorDefinition:
