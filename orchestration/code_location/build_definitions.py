@@ -132,8 +132,8 @@ class _Parts:
     def of_application(cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen) -> "_Parts":
         """Return those of an application; `own` is what its job materialises."""
         members = graph.datasets(app.name)
-        bounded = [member for member in members if member.dataset.kind == "bounded"]
-        followed = [member for member in members if member.dataset.kind == "unbounded"]
+        bounded = [member for member in members if not member.dataset.follows_changes]
+        followed = [member for member in members if member.dataset.follows_changes]
         parts = cls()
         if members:
             discarding = discard_job(app.name, members)
