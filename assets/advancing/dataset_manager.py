@@ -94,7 +94,7 @@ class AdjunctDatasetManager:
             elif dataset.version_set is None:
                 reports[dataset.name] = advance_dataset(self._lake, self._systems, dataset, spark, by=by)
             elif dataset.name not in reports:
-                members = [each for each in self._datasets.values() if each.version_set == dataset.version_set]
+                members = [member for member in self._datasets.values() if member.version_set == dataset.version_set]
                 done = advance_version_set(self._lake, self._systems, members, spark, by=by)
                 reports |= {report.dataset: report for report in done}
         return reports

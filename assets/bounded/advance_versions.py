@@ -107,13 +107,13 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     change = Change(action="abandon", version=version, reason=reason)
 
     def abandon(manifest: BoundedManifest) -> BoundedManifest | None:
-        if any(each.name == version for each in manifest.abandoned):
+        if any(abandoned.name == version for abandoned in manifest.abandoned):
             return None
         awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
         return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
 
     def abandon_all(manifests: Mapping[str, BoundedManifest]) -> Mapping[str, BoundedManifest] | None:
-        return {name: after for name, each in manifests.items() if (after := abandon(each)) is not None} or None
+        return {name: after for name, manifest in manifests.items() if (after := abandon(manifest)) is not None} or None
 
     DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
 

@@ -189,8 +189,8 @@ def _located(
     lacking = reduce(or_, (column(name).isNull() for name in member.spec.key))
     with unwrapped():
         frame = member.source.read(delivery, spark()).where(lacking).select(F.col(PARTITION), F.col(OFFSET))
-        found = frame.orderBy(PARTITION, OFFSET).limit(NAMED + 1).collect()
-    places = [place for row in found if (place := member.source.place(delivery, row[0], row[1]))]
+        lacking_rows = frame.orderBy(PARTITION, OFFSET).limit(NAMED + 1).collect()
+    places = [place for row in lacking_rows if (place := member.source.place(delivery, row[0], row[1]))]
     if not places:
         return error
     return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step, dataset=member.spec.name)
@@ -228,7 +228,7 @@ def _fingerprint(member: Member, delivery: Delivery) -> str | None:
     told = delivery.ranges or delivery.identity
     if not told or not (extractor is None or isinstance(extractor, Projection)):
         return None
-    said: dict[str, Any] = {
+    depends_on: dict[str, Any] = {
         "version": delivery.version,
         "ranges": {ssp: list(span) for ssp, span in delivery.ranges.items()},
         "identity": delivery.identity,
@@ -239,7 +239,7 @@ def _fingerprint(member: Member, delivery: Delivery) -> str | None:
         "number": member.manifest.next_number,
         "generation": member.manifest.next_generation,
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 
 def _finished(member: Member, delivery: Delivery, fingerprint: str | None) -> Built | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TRIES = 20
 
 
-def leave(unit: Unit, name: str, found: Awaiting, awaited: Awaited | None, *, by: str) -> Unit:
+def leave(unit: Unit, name: str, awaiting: Awaiting, awaited: Awaited | None, *, by: str) -> Unit:
     """Commit what waiting has found for one member, and return what stands then.
 
     Also the first time, so that it stands where this dataset begins to read. Nothing new makes no commit.
@@ -25,7 +25,7 @@ def leave(unit: Unit, name: str, found: Awaiting, awaited: Awaited | None, *, by
 
     def commit(unit: Unit) -> Unit:
         member = unit.member(name)
-        after = _left(member, found, awaited)
+        after = _left(member, awaiting, awaited)
         if after is None:
             return unit
         return unit.having([member.at(after)], member.log.commit(unit.commit, after, by=by))
@@ -42,7 +42,7 @@ def begin(unit: Unit, *, by: str) -> Unit:
     return unit
 
 
-def _left(member: Member, found: Awaiting, awaited: Awaited | None) -> BoundedManifest | None:
+def _left(member: Member, awaiting: Awaiting, awaited: Awaited | None) -> BoundedManifest | None:
     """Return the manifest that says what is waited for, None where it says so already."""
     manifest = member.manifest
     same = awaited == manifest.awaited or (
@@ -50,11 +50,11 @@ def _left(member: Member, found: Awaiting, awaited: Awaited | None) -> BoundedMa
         and manifest.awaited is not None
         and (awaited.version, awaited.missing) == (manifest.awaited.version, manifest.awaited.missing)
     )
-    if dict(found.offsets) == manifest.offsets and same and not found.copies and member.committed == manifest:
+    if dict(awaiting.offsets) == manifest.offsets and same and not awaiting.copies and member.committed == manifest:
         return None
-    change = Change(action="wait", version=awaited.version if awaited else None, reason=told_by(found))
+    change = Change(action="wait", version=awaited.version if awaited else None, reason=told_by(awaiting))
     return manifest.after(
-        awaited=awaited, delivered=copied(manifest, found), **place_in_input(manifest, found), change=change
+        awaited=awaited, delivered=copied(manifest, awaiting), **place_in_input(manifest, awaiting), change=change
     )
 
 

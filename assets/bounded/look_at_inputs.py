@@ -65,8 +65,8 @@ def look(
 def _carried(manifests: Manifests, sources: Sequence[VersionSource]) -> dict[str, DatasetManifest]:
     """Return the manifests of those whose streams were repartitioned just when they had read all of them."""
     streams = [source for source in sources if isinstance(source, StreamSource) and source.spec.name in manifests]
-    found = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
-    return {name: after for name, after in found.items() if after is not None}
+    carried = {source.spec.name: carried_over(manifests[source.spec.name], source.info) for source in streams}
+    return {name: after for name, after in carried.items() if after is not None}
 
 
 def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:

@@ -89,8 +89,8 @@ def _delivered(manifest: BoundedManifest, built: Built, version: str) -> dict[st
     done = Delivered(name=built.delivery.version, version=version, markers=dict(built.delivery.markers))
     # A name that was freed is taken again. Those that still are free are remembered however old they are.
     before = copied(manifest, built.delivery)
-    delivered = (*(each for each in before if not (each.freed and each.name == done.name)), done)
+    delivered = (*(earlier for earlier in before if not (earlier.freed and earlier.name == done.name)), done)
     older, newest = delivered[:-FACTS_KEPT], delivered[-FACTS_KEPT:]
-    free = tuple(each for each in older if each.freed)
-    names = tuple(each.name for each in older if not each.freed)
+    free = tuple(earlier for earlier in older if earlier.freed)
+    names = tuple(earlier.name for earlier in older if not earlier.freed)
     return {"delivered": (*free, *newest), "known": (*manifest.known, *names)[-NAMES_KEPT:]}

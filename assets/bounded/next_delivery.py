@@ -22,8 +22,8 @@ def next_delivery(unit: Unit, *, once: bool, by: str) -> tuple[Unit, dict[str, D
         idle = [replace(m, awaiting=Awaiting(None, (), m.manifest.offsets, idle=True)) for m in unit.members]
         return unit.having(idle), None
     try:
-        found = {member.name: member.source.next(member.manifest) for member in unit.members}
-        complete = {name: answer for name, answer in found.items() if isinstance(answer, Delivery)}
+        answers = {member.name: member.source.next(member.manifest) for member in unit.members}
+        complete = {name: answer for name, answer in answers.items() if isinstance(answer, Delivery)}
         together = _delivered_together(unit, complete)
         if together is not None:
             return unit, together
@@ -31,7 +31,7 @@ def next_delivery(unit: Unit, *, once: bool, by: str) -> tuple[Unit, dict[str, D
     except MarkerConflictError:
         begin(unit, by=by)
         raise
-    waiting = {name: answer for name, answer in found.items() if isinstance(answer, Awaiting)}
+    waiting = {name: answer for name, answer in answers.items() if isinstance(answer, Awaiting)}
     return _waiting(unit, waiting, complete, by=by), None
 
 
@@ -70,11 +70,11 @@ def _waiting(unit: Unit, waiting: Mapping[str, Awaiting], complete: Mapping[str,
 
 
 def _check_one_version(complete: Mapping[str, Delivery]) -> None:
-    versions = {each.version for each in complete.values()}
+    versions = {delivery.version for delivery in complete.values()}
     if len(versions) > 1:
-        said = "; ".join(f"{name}: {each.version!r}" for name, each in complete.items())
+        named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
         raise MarkerConflictError(
-            f"the members of one version set have delivered different versions as the next ({said}).",
+            f"the members of one version set have delivered different versions as the next ({named}).",
             "If one of them has no counterpart in the other members, or lost it to retention, abandon it: "
             "adjunct dataset abandon DATASET VERSION --reason ….",
         )

@@ -23,27 +23,27 @@ def declared(manifest: BoundedManifest, spec: AdjunctDataset) -> BoundedManifest
     return manifest if declaration == manifest.declaration else manifest.after(declaration=declaration)
 
 
-def place_in_input(manifest: BoundedManifest, found: Delivery | Awaiting) -> dict[str, object]:
+def place_in_input(manifest: BoundedManifest, answer: Delivery | Awaiting) -> dict[str, object]:
     """Return where the dataset stands in its input after this, and what retention took before it."""
     return {
-        "offsets": dict(found.offsets),
-        "stream": found.stream or manifest.stream,
-        "lost": (*manifest.lost, *([found.lost] if found.lost is not None else []))[-FACTS_KEPT:],
+        "offsets": dict(answer.offsets),
+        "stream": answer.stream or manifest.stream,
+        "lost": (*manifest.lost, *([answer.lost] if answer.lost is not None else []))[-FACTS_KEPT:],
     }
 
 
-def copied(manifest: BoundedManifest, found: Delivery | Awaiting) -> tuple[Delivered, ...]:
+def copied(manifest: BoundedManifest, answer: Delivery | Awaiting) -> tuple[Delivered, ...]:
     """Return the deliveries on record, with what the markers are now of those that lie there anew, unchanged."""
     newest = {done.name: done for done in manifest.delivered}
     return tuple(
-        done.model_copy(update={"markers": dict(found.copies[done.name])})
-        if done.name in found.copies and done is newest[done.name]
+        done.model_copy(update={"markers": dict(answer.copies[done.name])})
+        if done.name in answer.copies and done is newest[done.name]
         else done
         for done in manifest.delivered
     )
 
 
-def told_by(found: Delivery | Awaiting, *more: str) -> str:
+def told_by(answer: Delivery | Awaiting, *more: str) -> str:
     """Return what a commit says of what the source told, after `more`."""
-    lost = found.lost.summary() if found.lost is not None else ""
-    return "; ".join(filter(None, (*more, lost, *found.notes)))
+    lost = answer.lost.summary() if answer.lost is not None else ""
+    return "; ".join(filter(None, (*more, lost, *answer.notes)))

@@ -106,15 +106,15 @@ class ParquetSnapshot:
         place = f"{folder}/{self.position}" if folder else str(self.position)
         rows = _reading(what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
         try:
-            found = json.loads(rows[0].value) if rows else None
+            position = json.loads(rows[0].value) if rows else None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            position = None
+        if not isinstance(position, dict):
             raise DatasetError(
                 f"{what}: {place} holds no JSON object.",
                 'Write it as {"system.stream.0": "OFFSET", …}, one entry for each partition.',
             )
-        return found
+        return position
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +184,18 @@ def positions(what: str, given: Any, ssps: Iterable[SystemStreamPartition]) -> d
     for name, offset in pairs:
         if not _is_offset(offset):
             raise no_offset(DatasetError, what, name, offset)
-    found = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
+    offsets = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
     unknown = sorted(str(name) for name, _ in pairs if str(name) not in wanted)
-    missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(found))
-    if missing or unknown or len(found) != len(pairs):
-        said = [f"{', '.join(missing)} missing"] if missing else []
-        said += [f"{', '.join(unknown)} unknown"] if unknown else []
+    missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(offsets))
+    if missing or unknown or len(offsets) != len(pairs):
+        problems = [f"{', '.join(missing)} missing"] if missing else []
+        problems += [f"{', '.join(unknown)} unknown"] if unknown else []
         raise DatasetError(
             f"{what}: its position must give the next offset of every partition of the stream, each once: "
-            f"{'; '.join(said) or 'a partition stands twice'}.",
+            f"{'; '.join(problems) or 'a partition stands twice'}.",
             "Record the offset at which the stream goes on for each partition, also for those without records.",
         )
-    return found
+    return offsets
 
 
 def calling(what: str, function: str, call: Callable[[], Any]) -> Any:
@@ -214,8 +214,8 @@ def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
     """Return a position as (partition, offset); None for what is no position."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         return None
-    found = list(given.items() if isinstance(given, Mapping) else given)
-    return found if all(isinstance(each, list | tuple) and len(each) == 2 for each in found) else None
+    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    return pairs if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs) else None
 
 
 def _is_offset(offset: object) -> bool:

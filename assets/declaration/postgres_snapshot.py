@@ -165,8 +165,8 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
     kinds = _KINDS.get(field.type, (Decimal, int))
     other = {type(value) for value in values} - {*kinds, type(None)}
     if other:
-        found = ", ".join(sorted(kind.__name__ for kind in other))
-        raise _misfit(what, field, f"holds values of {found}")
+        names = ", ".join(sorted(kind.__name__ for kind in other))
+        raise _misfit(what, field, f"holds values of {names}")
     if field.type == "timestamp" and any(value is not None and value.tzinfo is None for value in values):
         raise _misfit(what, field, "holds timestamps without a time zone")
     try:
@@ -175,9 +175,9 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
         raise _misfit(what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})") from error
 
 
-def _misfit(what: str, field: Field, found: str) -> SchemaMismatchError:
+def _misfit(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"{what}: column {field.name!r} {found}, expected {field.type}.",
+        f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}.",
         "Cast the column in the query.",
         column=field.name,
     )

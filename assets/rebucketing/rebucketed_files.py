@@ -36,7 +36,7 @@ def rebucketed(
 
     folder = attempt.generation(number).folder
     options = options or WriteOptions(f"dataset {log.name!r}")
-    passes = -(-max(1, sum(each.file.rows for each in stored)) // _ROWS_AT_ONCE)
+    passes = -(-max(1, sum(source.file.rows for source in stored)) // _ROWS_AT_ONCE)
     width = -(-layout.partitions // passes)
     written: list[BucketFile] = []
     for first in range(0, layout.partitions, width):

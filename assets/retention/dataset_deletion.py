@@ -61,10 +61,10 @@ def delete(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> S
         )
     listed = str(deletion(last)["listed"])
     try:
-        found = dict(json.loads(lake.store.get(listed).data))
+        sizes = dict(json.loads(lake.store.get(listed).data))
     except ObjectNotFoundError:
         return Swept(0, 0)
-    keys = older_than(log, last, found)
+    keys = older_than(log, last, sizes)
     lake.store.delete_many(keys)
     lake.store.delete(listed)  # the last one: without it there is nothing to repeat
-    return Swept(len(keys), sum(found[key] for key in keys))
+    return Swept(len(keys), sum(sizes[key] for key in keys))

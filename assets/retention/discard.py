@@ -74,18 +74,20 @@ class DiscardReport:
         """Return the outcome in one line, for logs."""
         would = "would discard" if self.dry_run else "discarded"
         what = "version(s)" if self.retained_from is None else "generation(s)"
-        said = [f"dataset {self.dataset}: {would} {len(self.discarded)} {what}"]
-        said += [f"versions from {self.retained_from} on can be read"] if self.discarded and self.retained_from else []
-        said += [f"{len(self.garbage)} leftover(s)"] if self.garbage else []
-        said += [f"{self.objects:,} objects of {self.bytes:,} bytes deleted"] if self.objects else []
-        said += [f"{len(self.spared)} spared"] if self.spared else []
-        return "; ".join(said)
+        parts = [f"dataset {self.dataset}: {would} {len(self.discarded)} {what}"]
+        parts += [f"versions from {self.retained_from} on can be read"] if self.discarded and self.retained_from else []
+        parts += [f"{len(self.garbage)} leftover(s)"] if self.garbage else []
+        parts += [f"{self.objects:,} objects of {self.bytes:,} bytes deleted"] if self.objects else []
+        parts += [f"{len(self.spared)} spared"] if self.spared else []
+        return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         values = {name: getattr(self, name) for name in self.__slots__}
         for name in ("discarded", "kept", "garbage", "spared"):
-            values[name] = [{"what": each.what, "name": each.name, "reason": each.reason} for each in values[name]]
+            values[name] = [
+                {"what": judged.what, "name": judged.name, "reason": judged.reason} for judged in values[name]
+            ]
         return values
 
 
@@ -154,7 +156,7 @@ def delete_doomed(
     if not manifest.doomed:
         return [], []
     spared = spared_of(manifest, leases, roots(), now)
-    deleted = set(manifest.doomed) - {each.what for each in spared}
+    deleted = set(manifest.doomed) - {judged.what for judged in spared}
     objects = _delete(log, sorted(deleted))
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
@@ -231,8 +233,8 @@ def _sweep(
     set_name = log.version_set()
     if set_name is not None:
         logs.append(set_log(log.lake, set_name))
-    for each in logs:
-        past = [item for item in _past(each, limit) if not any(is_of(version, item.key) for version in held)]
+    for commits in logs:
+        past = [item for item in _past(commits, limit) if not any(is_of(version, item.key) for version in held)]
         if isinstance(manifest, UnboundedManifest):
             past = [item for item in past if _number_of(item) < manifest.retained_from]
         objects += past

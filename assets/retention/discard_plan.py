@@ -84,7 +84,9 @@ def plan_discard(
     ]
     if isinstance(manifest, UnboundedManifest):
         plan = plan_retired(manifest, policy, held, kept_from, listing.commits, listing.now)
-        go, stay = (tuple(Judged(each.folder, None, why) for each, why in judged) for judged in (plan.go, plan.stay))
+        go, stay = (
+            tuple(Judged(retired.folder, None, why) for retired, why in judged) for judged in (plan.go, plan.stay)
+        )
         return DiscardPlan(go, stay, tuple(garbage), plan.retained_from)
     go, stay = _judge_versions(manifest, policy, held, listing)
     return DiscardPlan(go, stay, tuple(garbage))
@@ -191,7 +193,7 @@ def _newest(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
 def _why_gone(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
-    later = [each for each in manifest.versions if (each.name, each.state) == (ref.name, "sealed")]
+    later = [other for other in manifest.versions if (other.name, other.state) == (ref.name, "sealed")]
     if manifest.declaration.order == "name" and later[-1].number > ref.number:
         return f"built again since, as {later[-1].id}"
     return f"not among the newest {policy.keep}"

@@ -47,7 +47,7 @@ def plan_retired(
     go: list[tuple[Retired, str]] = []
     stay: list[tuple[Retired, str]] = []
     retained_from, blocked = manifest.retained_from, ""
-    for retired in sorted(manifest.retired, key=lambda each: each.until):
+    for retired in sorted(manifest.retired, key=lambda generation: generation.until):
         holder = next((why for number, why in needed.items() if number < retired.until), "")
         kept = (
             "all versions are kept" if policy.keep is None else f"version {kept_from} is among the newest {policy.keep}"
@@ -84,9 +84,9 @@ def oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPol
         if left == 0 or oldest < lowest:
             return oldest
     kept: set[int] = set()
-    for _, found in log.history():
-        if found.version is not None:
-            kept.add(found.version.number)
+    for _, manifest_then in log.history():
+        if manifest_then.version is not None:
+            kept.add(manifest_then.version.number)
         if kept and (len(kept) == policy.keep or min(kept) < lowest):
             break
     return min(kept, default=0)

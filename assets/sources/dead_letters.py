@@ -70,13 +70,13 @@ def send_dead_letters(
         )
     system = systems[name]
     try:
-        found = system.info(stream).schema
+        columns = system.info(stream).schema
     except StreamNotFoundError:
-        found = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
-    if found != DEAD_LETTERS:
-        said = "no columns" if found is None else DEAD_LETTERS.difference(found)
+        columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
+    if columns != DEAD_LETTERS:
+        wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
         raise DatasetError(
-            f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {said}.",
+            f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {wrong}.",
             "Name a stream that is not there yet: it is created.",
             dataset=spec.name,
         )

@@ -172,8 +172,8 @@ def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:
     for field in (field for field in schema.fields if field.type in ("date", "timestamp")):
         value = column(field.name)
         outside = outside_years(value, field.type)
-        said = shown(value.cast("string"))
-        told = F.concat(F.lit(f"column {field.name!r} is "), said, F.lit(f", declared {field.type}: {YEARS}"))
+        text = shown(value.cast("string"))
+        told = F.concat(F.lit(f"column {field.name!r} is "), text, F.lit(f", declared {field.type}: {YEARS}"))
         reasons.append(F.when(outside, told))
         values[field.name] = F.when(~outside, value)
     return changes.withColumns(values | {PROBLEM: F.coalesce(F.col(PROBLEM), *reasons)}) if reasons else changes

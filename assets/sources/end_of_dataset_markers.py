@@ -186,35 +186,37 @@ def next_delivery(
     contradicts another one of its version, or when partitions mark different versions as the next.
     """
     by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
-    for marker in sorted(markers, key=lambda found: int(found.offset)):
+    for marker in sorted(markers, key=lambda candidate: int(candidate.offset)):
         if marker.ssp in by_partition and int(marker.offset) >= offsets[marker.ssp]:
             by_partition[marker.ssp].append(marker)
-    found: dict[SystemStreamPartition, Segment] = {}
+    next_segments: dict[SystemStreamPartition, Segment] = {}
     dropped: list[Segment] = []
     position = dict(offsets)
     for ssp, delivered in by_partition.items():
         for marker in delivered:
             if marker.version not in settled:
-                found[ssp] = Segment(ssp, position[ssp], int(marker.offset), marker)
+                next_segments[ssp] = Segment(ssp, position[ssp], int(marker.offset), marker)
                 break
             _check_repeated(dataset, marker, settled[marker.version].get(ssp))
             segment = Segment(ssp, position[ssp], int(marker.offset), marker)
             dropped.append(segment)
             position[ssp] = segment.next
-    check_one_version(dataset, {ssp: segment.marker.version for ssp, segment in found.items()})
-    if len(found) == len(by_partition) and _come_again(found.values(), gone):
-        behind = next_delivery(dataset, {ssp: each.next for ssp, each in found.items()}, markers, settled, gone)
+    check_one_version(dataset, {ssp: segment.marker.version for ssp, segment in next_segments.items()})
+    if len(next_segments) == len(by_partition) and _come_again(next_segments.values(), gone):
+        behind = next_delivery(
+            dataset, {ssp: segment.next for ssp, segment in next_segments.items()}, markers, settled, gone
+        )
         return replace(behind, dropped=(*dropped, *behind.dropped))
-    for ssp, segment in found.items():
+    for ssp, segment in next_segments.items():
         first = MarkerSaid(segment.marker.rows, segment.marker.checksum)
         for marker in by_partition[ssp]:
             if marker.version == segment.marker.version:
                 _check_repeated(dataset, marker, first)
-    missing = tuple(ssp for ssp in by_partition if ssp not in found)
-    if missing or not found:
-        version = next((segment.marker.version for segment in found.values()), None)
+    missing = tuple(ssp for ssp in by_partition if ssp not in next_segments)
+    if missing or not next_segments:
+        version = next((segment.marker.version for segment in next_segments.values()), None)
         return Waiting(version, missing, tuple(dropped), position)
-    segments = tuple(found[ssp] for ssp in by_partition)
+    segments = tuple(next_segments[ssp] for ssp in by_partition)
     return Complete(segments[0].marker.version, segments, tuple(dropped))
 
 
@@ -223,8 +225,12 @@ def is_bare(markers: Iterable[Marker]) -> bool:
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 
-def _come_again(found: Collection[Segment], gone: Collection[str]) -> bool:
-    return bool(found) and all(each.marker.version in gone for each in found) and is_bare(each.marker for each in found)
+def _come_again(segments: Collection[Segment], gone: Collection[str]) -> bool:
+    return (
+        bool(segments)
+        and all(segment.marker.version in gone for segment in segments)
+        and is_bare(segment.marker for segment in segments)
+    )
 
 
 def check_repeats(
@@ -264,35 +270,35 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerSaid | None) -> 
     if before is None:
         return
     # What the stream counted is nobody's promise: the marker may come again alone. It is told where records came.
-    for what, said, now in (
+    for what, first, now in (
         ("records", before.rows, None if marker.counted else marker.rows),
         ("checksum", before.checksum, marker.checksum),
     ):
-        if said is not None and now is not None and said != now:
+        if first is not None and now is not None and first != now:
             raise MarkerConflictError(
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
-                f"{marker.ssp} with {what} {now}; it was first delivered there with {said}.",
+                f"{marker.ssp} with {what} {now}; it was first delivered there with {first}.",
                 _way_out(dataset, marker.version),
                 dataset=dataset,
                 version=marker.version,
-                expected=f"{what} {said}",
+                expected=f"{what} {first}",
                 found=f"{what} {now}",
             )
 
 
-def check_one_version(dataset: str, found: Mapping[SystemStreamPartition, str]) -> None:
+def check_one_version(dataset: str, versions: Mapping[SystemStreamPartition, str]) -> None:
     """Refuse partitions that mark different versions as the next one."""
     names: dict[str, list[SystemStreamPartition]] = {}
-    for ssp, version in found.items():
+    for ssp, version in versions.items():
         names.setdefault(version, []).append(ssp)
     if len(names) > 1:
-        said = "; ".join(
+        by_version = "; ".join(
             f"{', '.join(map(str, ssps[:3]))}{' …' if len(ssps) > 3 else ''}: {version!r}"
             for version, ssps in sorted(names.items())
         )
         raise MarkerConflictError(
-            f"dataset {dataset!r}: partitions mark different versions as the next one ({said}); expected the same "
-            "version in every partition, in one order.",
+            f"dataset {dataset!r}: partitions mark different versions as the next one ({by_version}); expected the "
+            "same version in every partition, in one order.",
             "If the marker of one version will never come, abandon that version: "
             f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
             dataset=dataset,

@@ -95,9 +95,9 @@ class FileVersions:
             self._seen = folders_in(files, self._source.complete)
             if not files:
                 self._notes = (f"the folder {self._source.url} is missing or empty: no file was found in it",)
-        found = self._seen
-        in_place = next((each for each in found if not each.path), None)
-        named = [each for each in found if each.path]
+        folders = self._seen
+        in_place = next((folder for folder in folders if not folder.path), None)
+        named = [folder for folder in folders if folder.path]
         if in_place is not None and in_place.complete is not None:
             self._check_one_layout(named)
             return self._next_in_place(manifest, in_place)
@@ -109,7 +109,7 @@ class FileVersions:
         copies, others = self._compare(manifest, named)
         notes = (*self._notes, *map(self._other, others))
         settled = _settled(manifest) - self._completed_again(manifest, named)
-        late, rest = self._in_order(manifest, [each for each in named if each.path not in settled])
+        late, rest = self._in_order(manifest, [folder for folder in named if folder.path not in settled])
         for folder in rest:
             if folder.complete is None:
                 notes += self._late(manifest, late)
@@ -170,10 +170,10 @@ class FileVersions:
     # -- which version
 
     def _asked_for(self, manifest: BoundedManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
-        folder = next((each for each in named if each.path == name), None)
+        folder = next((candidate for candidate in named if candidate.path == name), None)
         if folder is None or folder.complete is None:
             return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes)
-        done = next((each for each in reversed(manifest.delivered) if each.name == name), None)
+        done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
         held = manifest.ref(done.version) if done else None
         if done and held and held.state == "sealed" and not self._known.differs(done.markers, folder, asked=True):
             return Awaiting(None, (self._marker(folder),), idle=True)
@@ -219,12 +219,12 @@ class FileVersions:
 
         None is late where versions go by name.
         """
-        folders = sorted(folders, key=lambda each: natural_order(each.path))
+        folders = sorted(folders, key=lambda folder: natural_order(folder.path))
         newest = max(manifest.taken, key=natural_order, default=None)
         if self._spec.versions is not None or newest is None:
             return [], folders
-        late = [each for each in folders if natural_order(each.path) < natural_order(newest)]
-        return late, [each for each in folders if each not in late]
+        late = [folder for folder in folders if natural_order(folder.path) < natural_order(newest)]
+        return late, [folder for folder in folders if folder not in late]
 
     def _late(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
         """Refuse complete folders that come too late, but for copies of what was delivered, which are told."""
@@ -271,17 +271,23 @@ class FileVersions:
 
         Of a version that was refused nothing is published, so there is nothing to contradict.
         """
-        ended = {each.name for each in manifest.abandoned}
+        ended = {abandoned.name for abandoned in manifest.abandoned}
         refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}
         delivered = {
             done.name: done.markers
             for done in manifest.delivered
             if done.name not in ended and done.version not in refused and not done.freed
         }
-        here = [each for each in named if each.complete and each.path in delivered and each.path not in self._given]
-        others = [each for each in here if self._known.differs(delivered[each.path], each)]
-        same = [each for each in here if each not in others and self._known.is_copy(delivered[each.path], each)]
-        return {each.path: self._known.markers(each, delivered[each.path]) for each in same}, others
+        here = [
+            folder
+            for folder in named
+            if folder.complete and folder.path in delivered and folder.path not in self._given
+        ]
+        others = [folder for folder in here if self._known.differs(delivered[folder.path], folder)]
+        same = [
+            folder for folder in here if folder not in others and self._known.is_copy(delivered[folder.path], folder)
+        ]
+        return {folder.path: self._known.markers(folder, delivered[folder.path]) for folder in same}, others
 
     def _other(self, folder: Folder) -> str:
         """Say that a delivered folder holds something else now, and how to publish that."""
@@ -319,7 +325,7 @@ class FileVersions:
 
     def _check_same(self, what: str, folder: Folder) -> None:
         again = folders_in(self._tree.list(f"{folder.path}/" if folder.path else ""), self._source.complete)
-        now = next((each for each in again if each.path == folder.path), Folder(folder.path, (), None))
+        now = next((other for other in again if other.path == folder.path), Folder(folder.path, (), None))
         if now == folder:
             return
         before, after = {*folder.files, folder.complete}, {*now.files, now.complete}
@@ -342,11 +348,11 @@ class FileVersions:
 
     def _check_checksum(self, what: str, folder: Folder, expected: str, spark: SparkSession | None) -> None:
         schema = self._source.schema
-        found = records_checksum(self._records(what, folder, spark), schema) if spark is not None else NOTHING
-        if found != expected:
+        checksum = records_checksum(self._records(what, folder, spark), schema) if spark is not None else NOTHING
+        if checksum != expected:
             raise MarkerConflictError(
                 f"{what}: the completion object {self._marker(folder)} expects records with the checksum {expected}, "
-                f"the files hold {found}.",
+                f"the files hold {checksum}.",
                 "The version is not published and what is served stays. Deliver the right content under a new name.",
             )
 

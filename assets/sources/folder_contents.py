@@ -37,13 +37,13 @@ class FolderContents:
         assert folder.complete is not None
         return self._now(folder, before[folder.complete.path])
 
-    def differs(self, said: Markers, folder: Folder, *, asked: bool = False) -> bool:
+    def differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
         """Whether a folder is another delivery than the one that was taken.
 
         Files that are replaced are no delivery before the completion object is written again, unless the version is
         asked for: they may be copied, or on their way. A delivery whose contents were not kept is told by its listing.
         """
-        before = self._before(said, folder)
+        before = self._before(markers, folder)
         assert folder.complete is not None
         if before is None:
             return False
@@ -58,22 +58,22 @@ class FolderContents:
         """Return the name of the delivery that a folder of another name holds, too."""
         assert folder.complete is not None
         for done in deliveries:
-            for said in done.markers.values():
-                kept = said.contents is not None and said.checksum == self._tree.content_tag(folder.complete)
-                if kept and said.contents == _contents(self._tree, folder):
+            for marker in done.markers.values():
+                kept = marker.contents is not None and marker.checksum == self._tree.content_tag(folder.complete)
+                if kept and marker.contents == _contents(self._tree, folder):
                     return done.name
         return None
 
-    def is_known(self, said: Markers, folder: Folder) -> bool:
+    def is_known(self, markers: Markers, folder: Folder) -> bool:
         """Whether a folder lies there as it was looked at last."""
-        before = self._before(said, folder)
+        before = self._before(markers, folder)
         assert folder.complete is not None
         now = (folder.complete.modified, _listing(folder))
         return before is not None and (before.completed, before.listing) == now
 
-    def is_copy(self, said: Markers, folder: Folder) -> bool:
+    def is_copy(self, markers: Markers, folder: Folder) -> bool:
         """Whether a folder that was completed anew holds what was delivered."""
-        before = self._before(said, folder)
+        before = self._before(markers, folder)
         assert folder.complete is not None
         if before is None or before.contents is None or before.completed == folder.complete.modified:
             return False
@@ -81,9 +81,9 @@ class FolderContents:
             return False
         return before.listing == _listing(folder) or before.contents == _contents(self._tree, folder)
 
-    def _before(self, said: Markers, folder: Folder) -> MarkerFacts | None:
+    def _before(self, markers: Markers, folder: Folder) -> MarkerFacts | None:
         assert folder.complete is not None
-        return said.get(folder.complete.path)
+        return markers.get(folder.complete.path)
 
     def _now(self, folder: Folder, known: MarkerFacts) -> dict[str, MarkerFacts]:
         complete = folder.complete

@@ -43,10 +43,10 @@ def folders_in(files: list[FoundFile], complete: str) -> list[Folder]:
         if not _hidden(name):
             by_name.setdefault(name, []).append(file)
     folders = []
-    for name, found in by_name.items():
+    for name, inside in by_name.items():
         marker = f"{name}/{complete}" if name else complete
-        data = [file for file in found if file.path != marker and not any(map(_hidden, file.path.split("/")))]
-        ending = next((file for file in found if file.path == marker), None)
+        data = [file for file in inside if file.path != marker and not any(map(_hidden, file.path.split("/")))]
+        ending = next((file for file in inside if file.path == marker), None)
         if name or data or ending:
             folders.append(Folder(name, _by_name(data), ending))
     whole = next((folder for folder in folders if not folder.path and folder.complete), None)
@@ -60,12 +60,12 @@ def folders_in(files: list[FoundFile], complete: str) -> list[Folder]:
 def promise_in(data: bytes) -> Promise:
     """Return what a completion object says: nothing unless it is a JSON object; unknown fields are others' own."""
     try:
-        said = json.loads(data)
+        promised = json.loads(data)
     except ValueError:
         return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
-    if not isinstance(said, dict):
-        return Promise(problem=f"holds a JSON {type(said).__name__} where an object is expected")
-    rows, checksum = said.get("rows"), said.get("checksum")
+    if not isinstance(promised, dict):
+        return Promise(problem=f"holds a JSON {type(promised).__name__} where an object is expected")
+    rows, checksum = promised.get("rows"), promised.get("checksum")
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
         return Promise(problem=f"says rows {rows!r}: expected a whole number")
     if checksum is not None and not isinstance(checksum, str):

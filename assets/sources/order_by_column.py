@@ -48,8 +48,8 @@ def without_late(
         return changes, None
     late = F.col(POSITION) <= F.lit(horizon)
     if isinstance(on_bad_change, DeadLetters):
-        said = F.lit(f"it comes too late: deletions up to position {horizon} are forgotten")
-        return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, said))), None
+        reason = F.lit(f"it comes too late: deletions up to position {horizon} are forgotten")
+        return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
     observed = Observation()
     counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
     return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])

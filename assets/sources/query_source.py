@@ -105,13 +105,13 @@ class QueryVersions:
 
 def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
     """Refuse a frame whose columns are not exactly those declared, in any order, each with its very type."""
-    found = {field.name: field.dataType.simpleString() for field in answer.schema.fields}
-    parts = [f"{name} is missing" for name in declared.names if name not in found]
-    parts += [f"{name} ({kind}) is not declared" for name, kind in found.items() if name not in declared.names]
+    types = {field.name: field.dataType.simpleString() for field in answer.schema.fields}
+    parts = [f"{name} is missing" for name in declared.names if name not in types]
+    parts += [f"{name} ({kind}) is not declared" for name, kind in types.items() if name not in declared.names]
     parts += [
-        f"{field.name} is {found[field.name]}, declared {field.type}"
+        f"{field.name} is {types[field.name]}, declared {field.type}"
         for field in declared.fields
-        if field.name in found and found[field.name] != field.type
+        if field.name in types and types[field.name] != field.type
     ]
     names = answer.columns
     parts += [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -140,7 +140,7 @@ def _new_name(manifest: BoundedManifest, now: datetime) -> str:
 def _filled_in(sql: str, computation: Computation) -> str:
     """Return the SQL with the names of version and partition as quoted texts; other braces stay as they are."""
     values = {"{version}": computation.version, "{partition}": computation.partition}
-    return re.sub(r"\{version\}|\{partition\}", lambda found: _literal(values[found[0]]), sql)
+    return re.sub(r"\{version\}|\{partition\}", lambda placeholder: _literal(values[placeholder[0]]), sql)
 
 
 def _literal(text: str | None) -> str:

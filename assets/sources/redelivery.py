@@ -22,10 +22,10 @@ def told_again(manifest: BoundedManifest, dropped: Mapping[Segment, int]) -> tup
 
 
 def _told(manifest: BoundedManifest, name: str, segments: Mapping[Segment, int]) -> str:
-    done = next((each for each in reversed(manifest.delivered) if each.name == name), None)
+    done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
     ref = manifest.ref(done.version) if done else None
     again = f"version {name!r} was delivered again: its {sum(segments.values()):,} record(s) are dropped"
-    if any(each.name == name for each in manifest.abandoned):
+    if any(abandoned.name == name for abandoned in manifest.abandoned):
         return f"{again}, because it was abandoned. To publish them, deliver them under a new version name"
     if ref is not None and ref.state == "rejected":
         drop = f"adjunct dataset drop {manifest.name} {ref.id} --reason …"

@@ -118,21 +118,21 @@ class StreamSource:
             offsets, names = ahead.offsets, names | set(ahead.versions)
             # Before a dataset began, it has lost only what it can name.
             lost = _lost(ahead.versions, gone, self._now()) if ahead.versions or manifest.change else None
-        found = next_delivery(self.spec.name, offsets, markers, settled, names)
-        dropped = {cut: self._count(cut) for cut in found.dropped}
+        answer = next_delivery(self.spec.name, offsets, markers, settled, names)
+        dropped = {cut: self._count(cut) for cut in answer.dropped}
         notes = told_again(manifest, dropped)
-        if isinstance(found, Complete):
-            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in found.segments})
-            check_repeats(self.spec.name, found, markers, records)
+        if isinstance(answer, Complete):
+            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in answer.segments})
+            check_repeats(self.spec.name, answer, markers, records)
             identity = self._stream.info.identity
-            return replace(_delivery(found, sum(dropped.values()), records), lost=lost, notes=notes, stream=identity)
-        upcoming = self._upcoming(found.offsets)
+            return replace(_delivery(answer, sum(dropped.values()), records), lost=lost, notes=notes, stream=identity)
+        upcoming = self._upcoming(answer.offsets)
         return Awaiting(
-            found.version,
-            tuple(map(str, found.missing)),
-            as_stored({ssp: str(offset) for ssp, offset in found.offsets.items()}),
+            answer.version,
+            tuple(map(str, answer.missing)),
+            as_stored({ssp: str(offset) for ssp, offset in answer.offsets.items()}),
             sum(dropped.values()),
-            idle=all(upcoming[ssp] == offset for ssp, offset in found.offsets.items()),
+            idle=all(upcoming[ssp] == offset for ssp, offset in answer.offsets.items()),
             lost=lost,
             notes=notes,
             stream=self._stream.info.identity,
@@ -151,9 +151,11 @@ class StreamSource:
         if any(promised.values()):
             schema = self._stream.info.schema
             assert schema is not None
-            found = checksums_by_partition(self._records(delivery, spark()), schema) if any(records.values()) else {}
+            checksums = (
+                checksums_by_partition(self._records(delivery, spark()), schema) if any(records.values()) else {}
+            )
             for cut, checksum in promised.items():
-                held = found.get(cut.ssp.partition, NOTHING)
+                held = checksums.get(cut.ssp.partition, NOTHING)
                 if checksum is not None and checksum != held:
                     raise MarkerConflictError(
                         f"{self._place_of(delivery.version, cut.marker)} expects records with the checksum {checksum}, "
@@ -216,15 +218,15 @@ class StreamSource:
     def _unknown(
         self,
         manifest: BoundedManifest,
-        found: Unknown,
+        unknown: Unknown,
         gone: Mapping[SystemStreamPartition, tuple[int, int]],
         starts: Mapping[SystemStreamPartition, int],
     ) -> Awaiting:
         """Return a wait at the offsets that stand: only the next markers tell which versions are lost."""
         upcoming = self._upcoming(starts)
         return Awaiting(
-            found.version,
-            tuple(map(str, found.missing)),
+            unknown.version,
+            tuple(map(str, unknown.missing)),
             manifest.offsets,
             idle=all(upcoming[ssp] == offset for ssp, offset in starts.items()),
             notes=(_lost((), gone, self._now()).summary(),) if manifest.change else (),
@@ -244,13 +246,13 @@ class StreamSource:
     def _records(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the records as the stream gives them, refused where it has other columns than it said before."""
         records = self._stream.read(spark, _ranges(delivery))
-        said = self._stream.info.schema
-        assert said is not None
+        declared = self._stream.info.schema
+        assert declared is not None
         given = Schema.from_spark(records.drop(*META).schema)
-        if given != said:
+        if given != declared:
             raise SchemaMismatchError(
                 f"dataset {self.spec.name!r}, version {delivery.version!r}: {self.spec.input} has other columns in "
-                f"this version than it declares: {said.difference(given)}.",
+                f"this version than it declares: {declared.difference(given)}.",
                 "Deliver the version again with one schema, into a stream that declares it.",
                 dataset=self.spec.name,
             )
@@ -273,9 +275,10 @@ def _settled(manifest: BoundedManifest) -> Settled:
     for done in manifest.delivered:
         if done.freed is not None:
             continue
-        said = {} if done.version in rejected else done.markers
+        markers = {} if done.version in rejected else done.markers
         settled[done.name] = {
-            SystemStreamPartition.parse(ssp): MarkerSaid(each.rows, each.checksum) for ssp, each in said.items()
+            SystemStreamPartition.parse(ssp): MarkerSaid(marker.rows, marker.checksum)
+            for ssp, marker in markers.items()
         }
     return settled | {ended.name: {} for ended in manifest.abandoned}
 
@@ -287,21 +290,21 @@ def _gone(manifest: BoundedManifest) -> set[str]:
     }
 
 
-def _delivery(found: Complete, redelivered: int, records: Mapping[SystemStreamPartition, int]) -> Delivery:
+def _delivery(complete: Complete, redelivered: int, records: Mapping[SystemStreamPartition, int]) -> Delivery:
     return Delivery(
-        found.version,
-        as_stored({ssp: str(offset) for ssp, offset in found.offsets.items()}),
-        {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in found.segments},
+        complete.version,
+        as_stored({ssp: str(offset) for ssp, offset in complete.offsets.items()}),
+        {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in complete.segments},
         {
             str(cut.ssp): MarkerFacts(
                 offset=cut.end,
                 rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
                 checksum=cut.marker.checksum,
             )
-            for cut in found.segments
+            for cut in complete.segments
         },
         redelivered,
-        content=found,
+        content=complete,
     )
 
 

@@ -98,17 +98,17 @@ def whole_transactions(
     declared = spec.following.changes
     assert isinstance(declared, DebeziumEnvelope)
     what = f"dataset {spec.name!r} (input {spec.input})"
-    found = _looked_at(declared, source, spark, ranges, what)
-    seen = _parts(found)
+    rows = _looked_at(declared, source, spark, ranges, what)
+    seen = _parts(rows)
     if not seen:
         return ranges
-    spare = sum(row["count"] for row in found if not row["readable"])
-    since = _since(found)
+    spare = sum(row["count"] for row in rows if not row["readable"])
+    since = _since(rows)
     expected = dict(ends_of(declared, systems, spark, since, what).expected)
     counts = counts_of(seen)
     oldest = source.system.oldest(list(ranges))
     trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
-    for name in _cut_off(found, trimmed) & expected.keys():
+    for name in _cut_off(rows, trimmed) & expected.keys():
         expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
     for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
@@ -137,48 +137,48 @@ def _looked_at(declared: DebeziumEnvelope, source: Source, spark: SparkSession, 
     from pyspark.sql import functions as F
 
     rows = transactions_of(declared, source.read(spark, ranges), what)
-    each = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
+    change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
     return (
         rows.groupBy("transaction", PARTITION, "readable")
         .agg(
             F.min(OFFSET).alias("first"),
             F.max(OFFSET).alias("last"),
-            F.count_distinct(each).alias("count"),
+            F.count_distinct(change).alias("count"),
             F.unix_millis(F.min(TIMESTAMP)).alias("since"),
         )
         .collect()
     )
 
 
-def _parts(found: Iterable[Row]) -> dict[tuple[str, int], Part]:
+def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], Part]:
     return {
         (row["transaction"], row[PARTITION]): Part(row["first"], row["last"], row["count"])
-        for row in found
+        for row in rows
         if row["transaction"] is not None and row["readable"]
     }
 
 
-def _since(found: Iterable[Row]) -> dict[str, int]:
+def _since(rows: Iterable[Row]) -> dict[str, int]:
     """Return when each transaction was first seen (ms)."""
     since: dict[str, int] = {}
-    for row in found:
+    for row in rows:
         if (name := row["transaction"]) is not None and row["readable"]:
             since[name] = min(row["since"], since.get(name, row["since"]))
     return since
 
 
-def _cut_off(found: Sequence[Row], trimmed: Collection[int]) -> set[str]:
+def _cut_off(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
     """Return transactions that may have begun in what the stream's retention has dropped of these partitions.
 
     That is what stands first in one of them, or is older than that: then it is from another partition.
     """
     firsts = [
-        min((row for row in found if row[PARTITION] == partition), key=lambda row: int(row["first"]))
-        for partition in {row[PARTITION] for row in found} & set(trimmed)
+        min((row for row in rows if row[PARTITION] == partition), key=lambda row: int(row["first"]))
+        for partition in {row[PARTITION] for row in rows} & set(trimmed)
     ]
     until = max((row["since"] for row in firsts), default=0)
     names = {row["transaction"] for row in firsts} - {None}
-    return names | {name for name, at in _since(found).items() if at < until}
+    return names | {name for name, at in _since(rows).items() if at < until}
 
 
 def _lower(system: StreamSystem, one: str, other: str) -> str:
@@ -244,7 +244,7 @@ def _said(
     collection = "struct<data_collection:string,event_count:bigint>"
     block = f"status string, id string, data_collections array<{collection}>"
     form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
-    ids = spark.createDataFrame([(each,) for each in wanted], "id string")
+    ids = spark.createDataFrame([(transaction,) for transaction in wanted], "id string")
     events = system.read(spark, ranges).select(F.from_json("value", form).alias("e"))
     payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
     events = events.select(payload.alias("e")).select("e.*")
@@ -260,7 +260,7 @@ def said_by(events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, wha
         if event["status"] == "BEGIN":
             begun.add(event["id"])
         elif event["status"] == "END":
-            counts = {each["data_collection"]: each["event_count"] for each in event["data_collections"] or ()}
+            counts = {table["data_collection"]: table["event_count"] for table in event["data_collections"] or ()}
             if declared.collection not in counts:
                 raise DatasetError(
                     f"{what}: the end of transaction {event['id']!r} on {declared.transactions} counts changes of "
@@ -274,8 +274,8 @@ def said_by(events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, wha
 
 def _check_stream(schema: Schema | None, stream: str, what: str) -> None:
     if schema is None or "value" not in schema.names or schema.field("value").type != "string":
-        found = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+        columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
         raise SchemaMismatchError(
-            f"{what}: its transactions are on {stream}, whose records are {found}: expected a column value STRING.",
+            f"{what}: its transactions are on {stream}, whose records are {columns}: expected a column value STRING.",
             "Put Debezium's transaction metadata there, as JSON.",
         )

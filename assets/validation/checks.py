@@ -90,9 +90,9 @@ def row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -
         return Finding(True, f"{rows:,} rows; version {candidate.current.version} has only {served:,}", facts)
     change = (rows - served) / served
     facts["change"] = round(change, 6)
-    said = f"{rows:,} rows, {change:+.1%} of the {served:,} of version {candidate.current.version}"
+    change_in_rows = f"{rows:,} rows, {change:+.1%} of the {served:,} of version {candidate.current.version}"
     passed = abs(rows - served) <= fraction * served
-    return Finding(passed, said if passed else f"{said}: at most {fraction:.1%} is allowed", facts)
+    return Finding(passed, change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed", facts)
 
 
 def min_rows(candidate: Candidate, n: int) -> Finding:
@@ -177,9 +177,9 @@ def _listed(columns: Sequence[str]) -> str:
 def plain(value: Any) -> Any:
     """Return a value as JSON holds it; what JSON has no word for, as its text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
+        return [plain(inner) for inner in value]
     if value is None or isinstance(value, bool | int | str):
         return value
     if type(value).__module__ == "numpy" and hasattr(value, "item"):

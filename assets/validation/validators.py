@@ -80,23 +80,23 @@ class Check:
 
     def __call__(self, candidate: Candidate) -> Verdict:
         """Return what this check says of the candidate. Raises what the function raises."""
-        found = self.function(candidate, *self.arguments)
-        if isinstance(found, Verdict):  # of another validator that the function called
-            found = Finding(found.passed, found.message, found.facts)
-        elif not isinstance(found, Finding):
+        answer = self.function(candidate, *self.arguments)
+        if isinstance(answer, Verdict):  # of another validator that the function called
+            answer = Finding(answer.passed, answer.message, answer.facts)
+        elif not isinstance(answer, Finding):
             # numpy and pandas answer with a truth value of their own.
-            if not isinstance(found, bool) and type(found).__name__ not in ("bool", "bool_"):
+            if not isinstance(answer, bool) and type(answer).__name__ not in ("bool", "bool_"):
                 raise ConfigurationError(
-                    f"validator {self.name!r} returned {found!r}: expected True, False or a Finding.",
+                    f"validator {self.name!r} returned {answer!r}: expected True, False or a Finding.",
                     "Let its function return one of them.",
                 )
-            found = Finding(bool(found), "it holds" if found else "it does not hold")
+            answer = Finding(bool(answer), "it holds" if answer else "it does not hold")
         return Verdict(
             name=self.name,
-            passed=found.passed,
+            passed=answer.passed,
             severity=self.severity,
-            message=found.message[:_MESSAGE_LENGTH],
-            facts={str(key): plain(value) for key, value in (found.facts or {}).items()},
+            message=answer.message[:_MESSAGE_LENGTH],
+            facts={str(key): plain(value) for key, value in (answer.facts or {}).items()},
         )
 
 
@@ -237,8 +237,10 @@ def _without_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
     if not hidden or (of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}):
         return verdict
     facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
-    said = verdict.message.partition(": ")[0]
-    return verdict.model_copy(update={"facts": facts, "message": f"{said}: values of sensitive columns are not told"})
+    beginning = verdict.message.partition(": ")[0]
+    return verdict.model_copy(
+        update={"facts": facts, "message": f"{beginning}: values of sensitive columns are not told"}
+    )
 
 
 def _ask(validator: Validator, candidate: Candidate) -> Verdict:
@@ -252,8 +254,8 @@ def _ask(validator: Validator, candidate: Candidate) -> Verdict:
             raise _mistake(validator, candidate, error) from error
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
         sparks = _package(error) in ("pyspark", "py4j")
-        said = first_line(error) if sparks else str(error)  # Spark goes on with its whole plan
-        message = f"{type(error).__name__}: {said}"[:_MESSAGE_LENGTH]
+        text = first_line(error) if sparks else str(error)  # Spark goes on with its whole plan
+        message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
         return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
 
@@ -293,10 +295,10 @@ def _package(error: Exception) -> str:
 def _mistake(validator: Validator, candidate: Candidate, error: Exception) -> ValidatorError:
     view = candidate.view
     version = view.sealed.name or view.version
-    said = error.problem if isinstance(error, AdjunctError) else first_line(error)
+    text = error.problem if isinstance(error, AdjunctError) else first_line(error)
     return ValidatorError(
         f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be evaluated: "
-        f"{type(error).__name__}: {said[:_MESSAGE_LENGTH]}",
+        f"{type(error).__name__}: {text[:_MESSAGE_LENGTH]}",
         "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or end "
         f"this version: adjunct dataset abandon {view.dataset} {version} --reason ….",
         dataset=view.dataset,
@@ -312,4 +314,4 @@ def _whole_number(what: str, argument: str, value: object) -> None:
 
 def _named(columns: Sequence[str]) -> str:
     """Return column names as part of a check's name; what is not safe in one is written as its code point."""
-    return "_".join(re.sub(r"[^A-Za-z0-9_]", lambda found: f"x{ord(found[0]):x}", column) for column in columns)
+    return "_".join(re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", column) for column in columns)

@@ -40,8 +40,8 @@ class StageEvent:
         """Return the event in one line, for logs."""
         version = f", version {self.version}" if self.version else ""
         detail = f": {self.detail}" if self.detail else ""
-        said = "rejected and kept aside" if self.stage == REJECT else self.stage
-        return f"dataset {self.dataset}{version}: {said} took {self.seconds:.2f} s{detail}"
+        verb = "rejected and kept aside" if self.stage == REJECT else self.stage
+        return f"dataset {self.dataset}{version}: {verb} took {self.seconds:.2f} s{detail}"
 
 
 OnStage = Callable[[StageEvent], None]
@@ -95,12 +95,12 @@ class AdvanceReport:
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
         counted = ", ".join(f"{count:,} {what}" for what, count in self.counters.items() if count)
-        said = [f"dataset {self.dataset}: {self.action}"]
-        said += [f"version {self.version}"] if self.version else []
-        said += [f"{self.rows:,} rows"] if self.rows is not None else []
-        said += [part for part in (counted, self.note) if part]
-        said += [f"warning: {warning}" for warning in self.warnings]
-        return "; ".join(said)
+        parts = [f"dataset {self.dataset}: {self.action}"]
+        parts += [f"version {self.version}"] if self.version else []
+        parts += [f"{self.rows:,} rows"] if self.rows is not None else []
+        parts += [part for part in (counted, self.note) if part]
+        parts += [f"warning: {warning}" for warning in self.warnings]
+        return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""

@@ -50,7 +50,7 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
                 dataset=manifest.name,
                 version=version,
             )
-        listed = ", ".join(f"{each.id} ({each.name})" for each in manifest.versions[-5:]) or "none"
+        listed = ", ".join(f"{ref.id} ({ref.name})" for ref in manifest.versions[-5:]) or "none"
         raise DatasetError(
             f"dataset {manifest.name!r} has no version {version!r}; the newest retained are {listed}.",
             f"See adjunct dataset versions {manifest.name}.",
@@ -91,7 +91,7 @@ def _rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
 def previous(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
     """Return the sealed version before this one, in the dataset's own order."""
     order = order_of(manifest)
-    before = [each for each in manifest.versions if each.state == "sealed" and order(each) < order(ref)]
+    before = [earlier for earlier in manifest.versions if earlier.state == "sealed" and order(earlier) < order(ref)]
     return max(before, key=order) if before else None
 
 
@@ -137,11 +137,11 @@ def choose_versions(
     ref = require_version(mine, version, sealed=sealed)
     # An id says nothing to the other members; the newest of its names is what was served with it last.
     name = version if version != ref.id else (names_of(mine, ref) or (ref.id,))[-1]
-    others = {each: m for each, m in manifests.items() if each != dataset}
+    others = {member: m for member, m in manifests.items() if member != dataset}
     if present:
-        found = {each: find_version(m, name) for each, m in others.items()}
-        return {dataset: ref, **{each: other for each, other in found.items() if other is not None}}
-    return {dataset: ref, **{each: require_version(m, name, sealed=sealed) for each, m in others.items()}}
+        refs = {member: find_version(m, name) for member, m in others.items()}
+        return {dataset: ref, **{member: other for member, other in refs.items() if other is not None}}
+    return {dataset: ref, **{member: require_version(m, name, sealed=sealed) for member, m in others.items()}}
 
 
 def heads_without(
@@ -192,32 +192,32 @@ def _switch_before(manifests: Members, at: Mapping[str, VersionRef | None]) -> d
     if len(refs) < len(manifests):
         return None
     names = [names_of(manifests[name], ref) for name, ref in refs.items()]
-    switch = next((each for each in names[0] if all(each in others for others in names[1:])), None)
+    switch = next((common for common in names[0] if all(common in others for others in names[1:])), None)
     if switch is None:
         return None
     before = {
         name: manifests[name].ref(ref.replaced or "") if ref.name == switch else ref for name, ref in refs.items()
     }
-    found = {name: ref for name, ref in before.items() if ref is not None}
-    return found if len(found) == len(refs) else None
+    known = {name: ref for name, ref in before.items() if ref is not None}
+    return known if len(known) == len(refs) else None
 
 
 def _before(manifests: Members, dataset: str) -> dict[str, VersionRef]:
     mine = manifests[dataset]
-    found: Mapping[str, VersionRef] | None = None
+    earlier: Mapping[str, VersionRef] | None = None
     if len(manifests) > 1:
-        found = _together_before(manifests, dataset)
+        earlier = _together_before(manifests, dataset)
     elif mine.head is not None:
         head = mine.ref(mine.head)
         before = previous(mine, head) if head else None
-        found = {dataset: before} if before else None
-    if not found:
+        earlier = {dataset: before} if before else None
+    if not earlier:
         raise DatasetError(
             f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more.",
             f"See adjunct dataset versions {mine.name}; the discard policy says how many are kept.",
             dataset=mine.name,
         )
-    return dict(found)
+    return dict(earlier)
 
 
 def _together_before(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
@@ -226,9 +226,9 @@ def _together_before(manifests: Members, dataset: str) -> dict[str, VersionRef] 
     heads = {name: m.head for name, m in manifests.items()}
     names = [done.name for done in mine.delivered]
     for name in reversed(names[: _served_at(manifests, dataset, names)]):
-        found = {each: find_version(m, name) for each, m in manifests.items()}
-        sealed = {each: ref for each, ref in found.items() if ref is not None and ref.state == "sealed"}
-        if len(sealed) == len(manifests) and {each: ref.id for each, ref in sealed.items()} != heads:
+        refs = {member: find_version(m, name) for member, m in manifests.items()}
+        sealed = {member: ref for member, ref in refs.items() if ref is not None and ref.state == "sealed"}
+        if len(sealed) == len(manifests) and {member: ref.id for member, ref in sealed.items()} != heads:
             return sealed
     return None
 

@@ -69,8 +69,8 @@ class Lost(Document):
 
     def summary(self) -> str:
         """Return it as a sentence without its period."""
-        said = [f"offsets {start} to {int(end) - 1} of {ssp}" for ssp, (start, end) in self.ranges.items()]
-        told = f"{', '.join(said[:3])}{f' and of {len(said) - 3} more partitions' if len(said) > 3 else ''}"
+        ranges = [f"offsets {start} to {int(end) - 1} of {ssp}" for ssp, (start, end) in self.ranges.items()]
+        told = f"{', '.join(ranges[:3])}{f' and of {len(ranges) - 3} more partitions' if len(ranges) > 3 else ''}"
         named = ", ".join(map(repr, self.versions))
         lost = f"not whole any more, and left out: {named}" if named else "versions that ended there are lost"
         return f"retention took {told} before they were read; {lost}"

@@ -217,9 +217,7 @@ def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Boun
                 dataset=log.name,
                 version=ref.id,
             )
-        return {
-            name: _dropped(manifests[name], each, reason) for name, each in chosen.items() if each.state != "sealed"
-        }
+        return {name: _dropped(manifests[name], ref, reason) for name, ref in chosen.items() if ref.state != "sealed"}
 
     return log.transact_versions(drop, by=by)
 
@@ -242,7 +240,9 @@ def serve(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> Bounded
     pin: Pin | None = changes.get("pin", manifest.pin)
     wanted: str | None = pin.version if pin is not None else changes.get("head", manifest.head)
     known: SealedVersion | None = changes.pop("built", None)
-    version = next((each for each in (manifest.version, known) if each is not None and each.id == wanted), None)
+    version = next(
+        (candidate for candidate in (manifest.version, known) if candidate is not None and candidate.id == wanted), None
+    )
     if version is None and wanted is not None:
         refs = changes.get("versions", manifest.versions)
         version = log.read_version(next(ref for ref in refs if ref.id == wanted))
@@ -284,12 +284,12 @@ def _unpinned(log: DatasetLog, manifest: BoundedManifest, reason: str) -> Bounde
 
 def _with(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
     """Return the retained versions with this one in the place of the one with its id."""
-    return tuple(new if new is not None and each.id == new.id else each for each in manifest.versions)
+    return tuple(new if new is not None and ref.id == new.id else ref for ref in manifest.versions)
 
 
 def _dropped(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
     """Return the manifest without this version. The name of a rejected one is free: it can be delivered anew."""
-    kept = tuple(each for each in manifest.versions if each.id != ref.id)
+    kept = tuple(other for other in manifest.versions if other.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
     freed: dict[str, Any] = {}
     if ref.state == "rejected" and any(done.version == ref.id for done in manifest.delivered):

@@ -101,11 +101,11 @@ class Projection:
         declared = Schema.from_ddl(self.columns, what)
         for field in declared.fields:
             if field.name not in self._computed:
-                found = records.field(field.name, f"{what}: the record")
-                if not fits(found.type, field.type):
+                given = records.field(field.name, f"{what}: the record")
+                if not fits(given.type, field.type):
                     raise SchemaMismatchError(
-                        f"{what}: the projection declares {field.name} as {field.type}, the record has {found.type}.",
-                        f"Declare it as {found.type}, or say in select how it is cast.",
+                        f"{what}: the projection declares {field.name} as {field.type}, the record has {given.type}.",
+                        f"Declare it as {given.type}, or say in select how it is cast.",
                     )
         return declared
 
@@ -148,24 +148,24 @@ class Projection:
         for field in schema.fields:
             expression = F.expr(self._computed.get(field.name, quoted(field.name)))
             try:
-                found = records.select(expression).schema.fields[0].dataType.simpleString()
+                kind = records.select(expression).schema.fields[0].dataType.simpleString()
             except PySparkException as error:
                 raise _unplanned(
                     what, f"the expression for {field.name!r}", self._computed[field.name], error
                 ) from error
-            if not fits(found, field.type):
+            if not fits(kind, field.type):
                 raise DatasetError(
                     f"{what}: the projection declares {field.name} as {field.type}, and "
-                    f"{self._computed.get(field.name, field.name)!r} gives {found}.",
-                    f"Declare it as {found}, or cast it in the expression, where everybody sees it.",
+                    f"{self._computed.get(field.name, field.name)!r} gives {kind}.",
+                    f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
                 )
             value = expression if self.keeps((field.name,)) else F.when(~tombstone, expression)
             columns.append(value.cast(field.type).alias(field.name))
         return records.select(*columns, *companions(records))
 
     def describe(self) -> str:
-        said = [f"{expression} AS {quoted(name)}" for name, expression in self._computed.items()]
-        return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(said), self.where or ""]))
+        computed = [f"{expression} AS {quoted(name)}" for name, expression in self._computed.items()]
+        return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(computed), self.where or ""]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +205,12 @@ class PythonExtractor:
     def schema(self, records: Schema, what: str) -> Schema:
         declared = Schema.from_ddl(self.columns, what)
         for name in self.unchanged:
-            found, field = records.field(name, f"{what}: the record"), declared.field(name)
-            if found.type != field.type:
+            given, field = records.field(name, f"{what}: the record"), declared.field(name)
+            if given.type != field.type:
                 raise SchemaMismatchError(
                     f"{what}: extractor {self.factory} passes {name} on unchanged as {field.type}, the record has "
-                    f"{found.type}.",
-                    f"Declare it as {found.type}.",
+                    f"{given.type}.",
+                    f"Declare it as {given.type}.",
                 )
         return declared
 
@@ -242,22 +242,22 @@ def hiding(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueEx
     return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
 
 
-def fits(found: str, declared: str) -> bool:
+def fits(given: str, declared: str) -> bool:
     """Whether every value of one type is a value of the other: equal, or wider of the same family."""
-    if found in (declared, "void"):
+    if given in (declared, "void"):
         return True
-    if found in _INTEGERS and declared in _INTEGERS:
-        return _INTEGERS.index(found) < _INTEGERS.index(declared)
+    if given in _INTEGERS and declared in _INTEGERS:
+        return _INTEGERS.index(given) < _INTEGERS.index(declared)
     if declared == "double":
-        return found in _EXACT_IN_DOUBLE
+        return given in _EXACT_IN_DOUBLE
     if declared == "float":
-        return found in ("tinyint", "smallint")
+        return given in ("tinyint", "smallint")
     if declared.startswith("decimal"):
         digits, scale = _decimal(declared)
-        if found in _DIGITS:
-            return _DIGITS[found] <= digits - scale
-        if found.startswith("decimal"):
-            before, after = _decimal(found)
+        if given in _DIGITS:
+            return _DIGITS[given] <= digits - scale
+        if given.startswith("decimal"):
+            before, after = _decimal(given)
             return after <= scale and before - after <= digits - scale
     return False
 
@@ -268,8 +268,8 @@ def companions(records: DataFrame) -> list[str]:
 
 
 def _decimal(kind: str) -> tuple[int, int]:
-    found = re.findall(r"\d+", kind)
-    return int(found[0]), int(found[1])
+    numbers = re.findall(r"\d+", kind)
+    return int(numbers[0]), int(numbers[1])
 
 
 def _unplanned(what: str, part: str, expression: str, error: Exception) -> DatasetError:

@@ -142,9 +142,9 @@ def _called(
         entries = list(made) if iterable else []
     except Exception as error:
         # What the function says may hold any value of the record, whole or in parts.
-        said = "what it says is left out, because columns are sensitive" if extractor.sensitive else str(error)
+        text = "what it says is left out, because columns are sensitive" if extractor.sensitive else str(error)
         raise DatasetError(
-            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {said}{_line(error)}.",
+            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_line(error)}.",
             "Correct the function or the record, and run it again: nothing was published.",
         ) from error
     if not iterable:
@@ -160,19 +160,19 @@ def _called(
 
 
 def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str) -> None:
-    found, declared = "", f"a dict with {_all(schema)}"
+    returned, declared = "", f"a dict with {_all(schema)}"
     if not isinstance(entry, dict):
-        found = f"{_told(entry, bool(extractor.sensitive))} for an entry"
+        returned = f"{_told(entry, bool(extractor.sensitive))} for an entry"
     elif missing := [name for name in schema.names if name not in entry]:
-        found = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
+        returned = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
     elif extra := [name for name in entry if name not in schema.names]:
-        found = f"an entry with column {extra[0]!r}, which is not declared"
+        returned = f"an entry with column {extra[0]!r}, which is not declared"
     elif other := [name for name, value in kept.items() if entry[name] != value]:
         hidden = _is_hidden(other[0], extractor)
-        found = f"column {other[0]!r} as {_told(entry[other[0]], hidden)}"
+        returned = f"column {other[0]!r} as {_told(entry[other[0]], hidden)}"
         declared = f"it unchanged, as {_told(kept[other[0]], hidden)}"
-    if found:
-        raise _mistaken(extractor.factory, where, f"returned {found}", declared)
+    if returned:
+        raise _mistaken(extractor.factory, where, f"returned {returned}", declared)
 
 
 def _batch(
@@ -233,18 +233,18 @@ def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
     return column.lower() in {name.lower() for name in extractor.sensitive}
 
 
-def _mistaken(factory: str, where: str, found: str, declared: str) -> DatasetError:
+def _mistaken(factory: str, where: str, what_it_does: str, declared: str) -> DatasetError:
     """Return the error for a function that does not do what is declared: it says nothing of the version."""
     return DatasetError(
-        f"{where}: extractor {factory} {found}, declared is {declared}.",
+        f"{where}: extractor {factory} {what_it_does}, declared is {declared}.",
         "Correct the function, or declare what it returns, and run it again: nothing was published or rejected.",
     )
 
 
 def _told(value: Any, hidden: bool) -> str:
     zone = " without a zone" if isinstance(value, dt.datetime) and value.tzinfo is None else ""
-    said = "that is not told, because it is sensitive" if hidden else repr(str(value)[:100])
-    return f"the {type(value).__name__}{zone} {said}"
+    text = "that is not told, because it is sensitive" if hidden else repr(str(value)[:100])
+    return f"the {type(value).__name__}{zone} {text}"
 
 
 def _all(schema: Schema) -> str:

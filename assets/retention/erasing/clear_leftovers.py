@@ -42,18 +42,18 @@ def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> 
     files = [item for item in store.list(f"{log.prefix}/data/") if _folder(item.key) not in known]
     seen = search_files(store, files, keys)
     # What can't be read can't be proved to be without the keys, so it goes with what holds them.
-    holding = {_folder(each.object) for each in (*seen.found, *seen.unsearched)}
+    holding = {_folder(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
     documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
     holding |= {key for key in documents if _names_a_key(log, key, keys)}
     on_record = list(attempts(log.lake, log.name))
     garbage, builds = [], []
     for entry in sorted(holding):
-        record = next((each for each in on_record if each.id in entry), None)
+        record = next((attempt for attempt in on_record if attempt.id in entry), None)
         if record is None:
             garbage.append(entry)
         else:
-            said = f"a build on record, renewed at {record.renewed:%Y-%m-%d %H:%M} UTC"
-            builds.append(Judged(entry, None, f"{said}: it is published by an advance, or discarded past its grace"))
+            build = f"a build on record, renewed at {record.renewed:%Y-%m-%d %H:%M} UTC"
+            builds.append(Judged(entry, None, f"{build}: it is published by an advance, or discarded past its grace"))
     return Leftovers(tuple(garbage), tuple(builds))
 
 

@@ -87,7 +87,7 @@ class Regenerating:
                 f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
             )
         manifest = as_unbounded(manifest)
-        self.found = {folder: each for folder, each in self.found.items() if self._stands(manifest, each)}
+        self.found = {folder: made for folder, made in self.found.items() if self._stands(manifest, made)}
         self._look(manifest)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)
         commit_id = self.log.attempt().id
@@ -101,9 +101,9 @@ class Regenerating:
         served = {generation.folder for generation in manifest.version.generations} if manifest.version else set()
         return tuple(
             Rewritten(
-                each.old.folder, each.new.folder, None, "served" if each.new.folder in served else "building", each.rows
+                made.old.folder, made.new.folder, None, "served" if made.new.folder in served else "building", made.rows
             )
-            for each in self.found.values()
+            for made in self.found.values()
         )
 
     def reworded(self, manifest: DatasetManifest) -> int:
@@ -135,7 +135,7 @@ class Regenerating:
         files_of_earlier = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
         seen = search_files(self.log.lake.store, files_of_earlier, self.keys)
         # What can't be read can't be proved to be without the keys, so it goes with what holds them.
-        holding = {each.object.rsplit("/", 1)[0] for each in (*seen.found, *seen.unsearched)}
+        holding = {sighting.object.rsplit("/", 1)[0] for sighting in (*seen.found, *seen.unsearched)}
         self.holding |= holding
         self.clean |= earlier - holding
 
@@ -171,20 +171,22 @@ class Regenerating:
             version = self._version(version, hit, number, commit_id)
             retained_from = number
         else:
-            retained_from = max([retained_from, *(each.until for each in retired if each.folder in self.holding)])
-        gone = [each.folder for each in retired if each.until <= retained_from]
+            retained_from = max(
+                [retained_from, *(generation.until for generation in retired if generation.folder in self.holding)]
+            )
+        gone = [generation.folder for generation in retired if generation.until <= retained_from]
         bootstrap = manifest.bootstrap
         building = [self.found[g.folder].new if g.folder in self.found else g for g in bootstrap.building]
         gone += [g.folder for g in bootstrap.building if g.folder in self.found]
         bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
         after = manifest.after(
             version=version,
-            retired=tuple(each for each in retired if each.until > retained_from),
+            retired=tuple(generation for generation in retired if generation.until > retained_from),
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
         after = as_unbounded(manifest_from(redacted(stored_body(after), self.keys)))
-        doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(each.old.folder for each in hit)]
+        doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(made.old.folder for made in hit)]
         kept = after.reachable()
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
         if after == manifest and doomed == list(manifest.doomed):
@@ -199,7 +201,7 @@ class Regenerating:
         new = [self.found[g.folder].new if g.folder in self.found else g for g in version.generations]
         rows = version.rows
         if rows is not None:
-            rows -= sum(each.live for each in hit)
+            rows -= sum(made.live for made in hit)
         elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
             rows = new[0].rows  # a base alone, which has no tombstones
         facts = {
@@ -208,34 +210,34 @@ class Regenerating:
             "sealed_at": self.log.lake.now(),
             "generations": tuple(g for g in new if g.files) or (new[0],),
             "rows": rows,
-            "counters": {"forgotten": sum(each.rows for each in hit)},
+            "counters": {"forgotten": sum(made.rows for made in hit)},
         }
         return version.after(**facts)
 
-    def _stands(self, manifest: UnboundedManifest, each: Regenerated) -> bool:
+    def _stands(self, manifest: UnboundedManifest, made: Regenerated) -> bool:
         """Whether what was rewritten is needed still, and nobody has discarded it: with no grace, a discard may have.
 
         It dooms before it deletes, in a commit that we have read or that makes ours fail.
         """
-        needed = any(generation.folder == each.old.folder for _, generation in _in_use(manifest))
-        there = {item.key for item in self.log.lake.store.list(f"{each.new.folder}/")}
-        whole = {f"{each.new.folder}/{file.name}" for file in each.new.files} <= there
-        stands = needed and whole and each.new.folder not in manifest.doomed
+        needed = any(generation.folder == made.old.folder for _, generation in _in_use(manifest))
+        there = {item.key for item in self.log.lake.store.list(f"{made.new.folder}/")}
+        whole = {f"{made.new.folder}/{file.name}" for file in made.new.files} <= there
+        stands = needed and whole and made.new.folder not in manifest.doomed
         if not stands:
-            self._drop(each)
+            self._drop(made)
         return stands
 
     def _tidy(self, manifest: UnboundedManifest | None) -> None:
         """Take the builds off record; without a manifest that holds them, delete them too."""
-        for each in self.found.values():
+        for made in self.found.values():
             if manifest is None:
-                self._drop(each)
+                self._drop(made)
             else:
-                self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, each.attempt.id))
+                self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
 
-    def _drop(self, each: Regenerated) -> None:
-        self.log.drop(each.new)
-        self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, each.attempt.id))
+    def _drop(self, made: Regenerated) -> None:
+        self.log.drop(made.new)
+        self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
 
 
 def _in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:

@@ -66,23 +66,23 @@ class ErasureReport:
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        rows = sum(each.rows for each in self.rewritten)
+        rows = sum(version.rows for version in self.rewritten)
         of = "entries of {} versions" if self.retained_from is None else "rows of {} generations"
-        said = [f"dataset {self.dataset}: {self.keys} key(s), {rows} {of.format(len(self.rewritten))} erased"]
-        said += [f"versions from {self.retained_from} on can be read"] if self.retained_from is not None else []
-        said += [f"{self.proof.objects} objects with {self.proof.rows:,} rows searched"]
+        parts = [f"dataset {self.dataset}: {self.keys} key(s), {rows} {of.format(len(self.rewritten))} erased"]
+        parts += [f"versions from {self.retained_from} on can be read"] if self.retained_from is not None else []
+        parts += [f"{self.proof.objects} objects with {self.proof.rows:,} rows searched"]
         if self.complete:
-            return "; ".join([*said, "none of the keys is left"])
-        held = [f"{each.what}: {each.reason}" for each in self.pending]
+            return "; ".join([*parts, "none of the keys is left"])
+        held = [f"{judged.what}: {judged.reason}" for judged in self.pending]
         left = [*held, *map(str, (*self.proof.found, *self.proof.unsearched))]
-        return "; ".join([*said, "NOT complete", *left])
+        return "; ".join([*parts, "NOT complete", *left])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return values | {
-            "rewritten": [{name: getattr(each, name) for name in each.__slots__} for each in self.rewritten],
-            "pending": [{"what": each.what, "reason": each.reason} for each in self.pending],
+            "rewritten": [{name: getattr(version, name) for name in version.__slots__} for version in self.rewritten],
+            "pending": [{"what": judged.what, "reason": judged.reason} for judged in self.pending],
             "proof": self.proof.to_json(),
             "not_erased": list(self.not_erased),
             "complete": self.complete,
@@ -117,7 +117,7 @@ def forget(
         rewritten=work.rewritten(manifest),
         redacted=past + work.reworded(manifest),
         deleted=len(objects) + superseded,
-        pending=tuple(each for each in (*spared, *work.leftovers.builds) if _explains(each, proof)),
+        pending=tuple(judged for judged in (*spared, *work.leftovers.builds) if _explains(judged, proof)),
         proof=proof,
         not_erased=_not_erased(lake, manifest),
         retained_from=manifest.retained_from if isinstance(manifest, UnboundedManifest) else None,
@@ -146,10 +146,10 @@ def _wanted(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: 
         raise ConfigurationError(
             f"{what} is to forget no keys.", "Name one or more.", argument="keys", dataset=manifest.name
         )
-    for said, given in (("a reason", reason), ("who does it", by)):
+    for lacking, given in (("a reason", reason), ("who does it", by)):
         if not given.strip():
             raise ConfigurationError(
-                f"an erasure in {what} does not say {said}.", "Pass reason=… and by=….", dataset=manifest.name
+                f"an erasure in {what} does not say {lacking}.", "Pass reason=… and by=….", dataset=manifest.name
             )
     if wanted.with_text().named_in(reason):
         raise ConfigurationError(
@@ -169,7 +169,7 @@ def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
 def _explains(held: Judged, proof: KeySearch) -> bool:
     """Whether the search met keys in what is held: in a folder's files, or in the record or document of its attempt."""
     attempt = held.what.rsplit("/", 1)[1]
-    return any(attempt in each.object for each in (*proof.found, *proof.unsearched))
+    return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
 
 
 def _not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:

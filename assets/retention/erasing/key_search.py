@@ -56,8 +56,8 @@ class KeySearch:
         """Return the search as JSON-able values."""
         return {
             **{name: getattr(self, name) for name in ("objects", "rows", "documents")},
-            "found": [str(each) for each in self.found],
-            "unsearched": [str(each) for each in self.unsearched],
+            "found": [str(sighting) for sighting in self.found],
+            "unsearched": [str(sighting) for sighting in self.unsearched],
         }
 
 
@@ -71,16 +71,20 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
     documents = [item.key for item in listed if item not in files and item.key.endswith(".json")]
     in_files = search_files(log.lake.store, files, keys)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        sightings = [each for each in pool.map(partial(_search_document, log, keys), documents) if each]
+        sightings = [sighting for sighting in pool.map(partial(_search_document, log, keys), documents) if sighting]
         shared = set_manifests(log)
-        sightings += [each for each in pool.map(partial(_search_document, log, keys), shared) if each]
+        sightings += [sighting for sighting in pool.map(partial(_search_document, log, keys), shared) if sighting]
     lost = _unlisted_files(log, {item.key for item in files})
     return KeySearch(
         objects=in_files.objects,
         rows=in_files.rows,
         documents=len(documents) + len(shared),
-        found=(*in_files.found, *(each for each in sightings if each.found != _UNREADABLE)),
-        unsearched=(*in_files.unsearched, *(each for each in sightings if each.found == _UNREADABLE), *lost),
+        found=(*in_files.found, *(sighting for sighting in sightings if sighting.found != _UNREADABLE)),
+        unsearched=(
+            *in_files.unsearched,
+            *(sighting for sighting in sightings if sighting.found == _UNREADABLE),
+            *lost,
+        ),
     )
 
 
@@ -92,7 +96,7 @@ def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) 
         objects=len(seen),
         rows=sum(rows for rows, _, _ in seen),
         documents=0,
-        found=tuple(found for _, found, _ in seen if found),
+        found=tuple(sighting for _, sighting, _ in seen if sighting),
         unsearched=tuple(lost for _, _, lost in seen if lost),
     )
 
@@ -129,20 +133,20 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> tuple[in
     import pyarrow.parquet as pq
 
     names = [field.name for field in keys.fields]
-    found = 0
+    hits = 0
     try:
         file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
         missing = [name for name in names if name not in file.schema_arrow.names]
         if missing:
             return 0, None, Sighting(item.key, f"it has no column {missing[0]!r}")
         for group in range(file.num_row_groups):
-            found += len(keys.rows_in(file.read_row_group(group, columns=names)))
+            hits += len(keys.rows_in(file.read_row_group(group, columns=names)))
     except ObjectNotFoundError:
         return 0, None, None  # deleted since it was listed
     except (pa.ArrowException, OSError) as error:
         return 0, None, Sighting(item.key, f"{_UNREADABLE}: {str(error).partition(chr(10))[0]}")
-    rows = f"{found} row has" if found == 1 else f"{found} rows have"
-    return file.metadata.num_rows, Sighting(item.key, f"{rows} one of the keys") if found else None, None
+    rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
+    return file.metadata.num_rows, Sighting(item.key, f"{rows} one of the keys") if hits else None, None
 
 
 def _unlisted_files(log: DatasetLog, there: set[str]) -> list[Sighting]:

@@ -104,12 +104,12 @@ def _named(forms: tuple[str, ...], text: str) -> bool:
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, inner in value.items():
             yield from _texts(name)
-            yield from _texts(each)
+            yield from _texts(inner)
     elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
-            yield from _texts(each)
+        for inner in value:
+            yield from _texts(inner)
     elif value is not None:
         yield str(value)
 

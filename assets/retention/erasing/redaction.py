@@ -36,7 +36,7 @@ def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     request's. The reason of a discard is counts, and is not searched.
     """
     if isinstance(value, list):
-        return [redacted(each, keys, all_ranges=all_ranges) for each in value]
+        return [redacted(item, keys, all_ranges=all_ranges) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() >= _FILE:
@@ -48,14 +48,14 @@ def redacted(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     wanted = keys.with_text() if action == FORGET else keys
     return {
         name: CLEARED
-        if name in _REASONS and isinstance(each, str) and action != _DISCARD and wanted.named_in(each)
-        else redacted(each, keys, all_ranges=all_ranges)
-        for name, each in value.items()
+        if name in _REASONS and isinstance(field, str) and action != _DISCARD and wanted.named_in(field)
+        else redacted(field, keys, all_ranges=all_ranges)
+        for name, field in value.items()
     }
 
 
 def _without_range(file: dict[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in file.items() if name != "footer"} | {"min_key": None, "max_key": None}
+    return {name: field for name, field in file.items() if name != "footer"} | {"min_key": None, "max_key": None}
 
 
 def _lists(file: dict[str, Any], keys: KeySet) -> bool:
@@ -79,5 +79,9 @@ def _in_footer(file: dict[str, Any], keys: KeySet) -> bool:
         return False  # statistics are of single columns: two of them do not make a key
     columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     at = columns.index(keys.fields[0].name)
-    said = (metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups))
-    return any((each.min,) in keys.keys or (each.max,) in keys.keys for each in said if each and each.has_min_max)
+    statistics = (metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups))
+    return any(
+        (of_group.min,) in keys.keys or (of_group.max,) in keys.keys
+        for of_group in statistics
+        if of_group and of_group.has_min_max
+    )

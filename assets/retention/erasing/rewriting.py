@@ -52,13 +52,13 @@ def files_with(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) 
     Only files whose bucket and key range fit are opened. Raises ManifestMismatchError where one is damaged.
     """
     buckets = keys.buckets(layout)
-    found = {}
+    rows_by_file = {}
     for stored in files:
         if stored.file.bucket in buckets and keys.may_be_in(stored.file):
             count = _count(stored, keys)
             if count:
-                found[stored.file.name] = count
-    return found
+                rows_by_file[stored.file.name] = count
+    return rows_by_file
 
 
 def live_rows_with(files: Sequence[StoredFile], keys: KeySet, affected: dict[str, int]) -> int:
