@@ -7,21 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import called
-from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
-    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import Flow, PlanContext
 
 
 @dataclass(frozen=True, slots=True)
-class Filter(Spec):
+class Filter(PassesRecords):
     """The records that meet a Spark SQL condition, or that a DataFrame function lets pass."""
 
     kind: ClassVar[str] = "filter"
@@ -33,14 +31,6 @@ class Filter(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         return flow
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        return types
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
-        (made,) = arriving
-        return made
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames

@@ -127,6 +127,20 @@ class Spec(ABC):
         return arriving
 
 
+class PassesRecords(Spec):
+    """What operators say of columns whose records leave with those that they arrived with."""
+
+    __slots__ = ()
+
+    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+        (types,) = arriving
+        return types
+
+    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
+        (made,) = arriving
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """One node: `id` ("join-2-weather"), the ids of its inputs, and what it does.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
 from dagster_adjunct.orchestration.operators.known_columns import require
-from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -17,14 +17,12 @@ from dagster_adjunct.resources.schemas.quoted_columns import column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
-    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import PlanContext, Role
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionBy(Spec):
+class PartitionBy(PassesRecords):
     """An intermediate stream: the records spread anew by `columns`. `partitions` None: inferred."""
 
     kind: ClassVar[str] = "partition-by"
@@ -50,14 +48,6 @@ class PartitionBy(Spec):
     def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
         declared = "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
         return StreamEdge(self.stream, self.role, partitions, self.columns, SPARK, declared, context.operator)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        return types
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
-        (made,) = arriving
-        return made
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: Batch) -> DataFrame:
         (frame,) = frames

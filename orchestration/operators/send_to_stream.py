@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster_adjunct.orchestration.operators.column_lineage import Node, whole
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream
 from dagster_adjunct.orchestration.operators.known_columns import require
-from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Flow, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, StreamFacts, partitioner_of_output
 from dagster_adjunct.resources.errors import PlanningError
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
-    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, PlanContext, Role
 
 
 @dataclass(frozen=True, slots=True)
-class SendToStream(Spec):
+class SendToStream(PassesRecords):
     """Records appended to an output stream."""
 
     kind: ClassVar[str] = "send-to"
@@ -77,10 +76,6 @@ class SendToStream(Spec):
         partitioner = partitioner_of_output(context.catalog, output.name)
         stream = StreamFacts(output.name, output.partitions, output.key, partitioner)
         return before_stream(context.operator, "output", stream, flow, partitions)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        return types
 
     def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
         (made,) = arriving

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.orchestration.operators.column_lineage import Node, add
 from dagster_adjunct.orchestration.operators.exchange_before_sink import before_stream, before_table
 from dagster_adjunct.orchestration.operators.known_columns import require
-from dagster_adjunct.orchestration.operators.operator_spec import Spec
+from dagster_adjunct.orchestration.operators.operator_spec import PassesRecords
 from dagster_adjunct.orchestration.operators.planning_values import Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts, facts_of
 from dagster_adjunct.resources.tables.spark_write import DEFAULT, UPDATE
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
-    from dagster_adjunct.orchestration.operators.column_lineage import LineageContext, Made
+    from dagster_adjunct.orchestration.operators.column_lineage import Made
     from dagster_adjunct.orchestration.operators.compiling import Batch
     from dagster_adjunct.orchestration.operators.declared_sinks import Declarations
-    from dagster_adjunct.orchestration.operators.known_columns import Types
     from dagster_adjunct.orchestration.operators.planning_values import Exchange, Flow, PlanContext
     from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 
 @dataclass(frozen=True, slots=True)
-class SendToTable(Spec):
+class SendToTable(PassesRecords):
     """Records written to a table: a remote one, or (`dataset`) the stream that feeds a dataset."""
 
     kind: ClassVar[str] = "send-to-table"
@@ -71,14 +70,6 @@ class SendToTable(Spec):
         key = facts.key or context.app.dataset(self.table).key
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
         return before_stream(context.operator, "dataset", stream, flow, partitions)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        return types
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[Made]) -> Made:
-        (made,) = arriving
-        return made
 
     def written_columns(self, arriving: Made) -> Made:
         """Of update messages, a table's columns are those of the update and of the default record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,12 @@ from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
-from tests.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
 NAMES = [part.split()[0] for part in COLUMNS.split(", ")]
 COMPACTED = DeltaCompaction(deltas=2)
 ENVELOPE = DebeziumEnvelope(COLUMNS, decimals="string")
-
-
-@pytest.fixture
-def bank(logical_server: PostgresServer) -> Iterator[Bank]:
-    bank = Bank(logical_server)
-    bank.open()
-    yield bank
-    bank.close()
 
 
 def capture_of(bank: Bank, world: World, **more: Any) -> TableCapture:

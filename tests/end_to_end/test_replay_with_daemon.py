@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.end_to_end.world import APP, MIDNIGHT, World
-from tests.servers.dagster import LOCATION, REPOSITORY, DagsterServers, dagster_servers
+from tests.servers.dagster import DONE, DagsterServers, dagster_servers
 from tests.servers.kafka import KafkaServer
 
 if TYPE_CHECKING:
@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TEN, ELEVEN = (MIDNIGHT + hour * 3_600_000 for hour in (10, 11))
-SELECTOR = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION}
 REPLAYED = (2, 5)
-DONE = ("SUCCESS", "FAILURE", "CANCELED")
 
-LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
-  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
-  ... on RunConfigValidationInvalid { errors { message } } } }"""
-RUNS = "{ runsOrError { ... on Runs { results { runId jobName status startTime tags { key value } } } } }"
-START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
-  __typename ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
 EVENTS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on EventConnection { events {
   __typename ... on MessageEvent { message } ... on ErrorEvent { error { message causes { message } } }
   ... on MaterializationEvent { assetKey { path } metadataEntries { label
@@ -65,8 +57,8 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
 ) -> None:
     """Two of eight partitions by time; killed before the first commit, and after it; then it goes on."""
     for name in ("new_records", "startpoints", "restart"):
-        _start_sensor(servers, f"relay_{name}")
-    known, before = set(_runs(servers)), world.in_lake()
+        servers.start_sensor(f"relay_{name}")
+    known, before = set(servers.runs()), world.in_lake()
     epochs = dict.fromkeys(REPLAYED, max(epoch for epoch, _ in before) + 1)
     again = [event for event in world.events if event.partition in REPLAYED and event.timestamp >= TEN]
 
@@ -78,8 +70,8 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
     world.command(*asked, "--reason", "prices were wrong")
     pid = servers.until("a batch of the run that the sensor launches", 300, world.gate.held)
     assert world.in_lake() == before
-    (killed,) = set(_runs(servers)) - known
-    tags = _tags(_runs(servers)[killed])
+    (killed,) = set(servers.runs()) - known
+    tags = _tags(servers.runs()[killed])
     assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == ("ada", "prices were wrong")
     assert len(tags["adjunct/startpoints"].split(",")) == len(REPLAYED)
     os.kill(pid, signal.SIGKILL)
@@ -87,9 +79,9 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
 
     # What comes now is more than one batch, and not in the batch that was begun.
     new = world.deliver(160, ELEVEN)
-    servers.until("the failure", 120, lambda: _runs(servers)[killed]["status"] == "FAILURE")
+    servers.until("the failure", 120, lambda: servers.runs()[killed]["status"] == "FAILURE")
     if next_by == "ui":
-        _launch(servers, "relay", {})
+        servers.launch("relay", {})
     pid = servers.until("the second batch of the next run", 300, world.gate.held)
     replayed = sorted(before + world.expected(events=again, epochs=epochs))
     assert world.in_lake() == replayed
@@ -98,7 +90,7 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
 
     servers.until("the second failure", 120, lambda: len(_failed(servers) - known) == 2)
     if next_by == "ui":
-        _launch(servers, "relay", {})
+        servers.launch("relay", {})
     whole = len(replayed) + len(new)
     servers.until("the end", 600, lambda: _idle(servers) and len(world.in_lake()) >= whole)
     after = sorted(replayed + world.expected(events=new, epochs=epochs))
@@ -112,7 +104,7 @@ def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_k
 def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
     servers: DagsterServers, world: World
 ) -> None:
-    before, known = world.in_lake(), set(_runs(servers))
+    before, known = world.in_lake(), set(servers.runs())
     config = {
         "partitions": ["shop.events.0"],
         "position": "oldest",
@@ -121,12 +113,12 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
         "reason": "an audit",
         "by": "eve",
     }
-    asking = _launch(servers, "relay_startpoint", {"ops": {"startpoint_relay": {"config": config}}})
+    asking = servers.launch("relay_startpoint", {"ops": {"startpoint_relay": {"config": config}}})
     servers.until("the request", 200, lambda: _ended(servers, known))
-    _start_sensor(servers, "relay_startpoints")
+    servers.start_sensor("relay_startpoints")
     servers.until("the replay, by the sensor", 300, lambda: _ended(servers, {*known, asking}))
-    (run,) = set(_runs(servers)) - {*known, asking}
-    tags = _tags(_runs(servers)[run])
+    (run,) = set(servers.runs()) - {*known, asking}
+    tags = _tags(servers.runs()[run])
     assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == ("eve", "an audit")
     audited = [event for event in world.events if event.partition == 0 and event.timestamp < TEN]
     ((epoch, _),) = {(now, 0) for now, _ in (Counter(world.in_lake()) - Counter(before))}
@@ -142,18 +134,18 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
 @pytest.mark.long
 def test_a_broker_that_is_away_in_the_middle_of_a_batch_is_waited_for(servers: DagsterServers, world: World) -> None:
     """The batch fails for a reason that passes, and is finished by a later attempt, as it was begun."""
-    before, known = world.in_lake(), set(_runs(servers))
+    before, known = world.in_lake(), set(servers.runs())
     epochs = dict.fromkeys(REPLAYED, max(epoch for epoch, _ in before))
     world.gate.close()
     new = world.deliver(40, ELEVEN)
     for name in ("new_records", "restart"):
-        _start_sensor(servers, f"relay_{name}")
+        servers.start_sensor(f"relay_{name}")
     servers.until("a batch", 300, world.gate.held)
     world.kafka.stop(crash=True)
     world.gate.open()
     try:
         servers.until(
-            "what it says", 300, lambda: "StreamUnavailableError" in _said(servers, set(_runs(servers)) - known)
+            "what it says", 300, lambda: "StreamUnavailableError" in _said(servers, set(servers.runs()) - known)
         )
         assert world.in_lake() == before
     finally:
@@ -177,40 +169,17 @@ def _positions(world: World) -> dict[str, tuple[str, str]]:
     return positions
 
 
-def _start_sensor(servers: DagsterServers, name: str) -> None:
-    started = servers.graphql(START_SENSOR, sensor={**SELECTOR, "sensorName": name})["startSensor"]
-    assert started.get("sensorState", {}).get("status") == "RUNNING", started
-
-
-def _launch(servers: DagsterServers, job: str, config: dict[str, Any]) -> str:
-    """Launch a job as the UI's launchpad does."""
-    params = {
-        "mode": "default",
-        "executionMetadata": {"tags": []},
-        "runConfigData": json.dumps(config),
-        "selector": {**SELECTOR, "jobName": job},
-    }
-    launched = servers.graphql(LAUNCH, params=params)["launchPipelineExecution"]
-    assert launched["__typename"] == "LaunchRunSuccess", launched
-    run_id: str = launched["run"]["runId"]
-    return run_id
-
-
-def _runs(servers: DagsterServers) -> dict[str, dict[str, Any]]:
-    return {run["runId"]: run for run in servers.graphql(RUNS)["runsOrError"]["results"]}
-
-
 def _idle(servers: DagsterServers) -> bool:
-    return all(run["status"] in DONE for run in _runs(servers).values())
+    return all(run["status"] in DONE for run in servers.runs().values())
 
 
 def _failed(servers: DagsterServers) -> set[str]:
-    return {run_id for run_id, run in _runs(servers).items() if run["status"] == "FAILURE"}
+    return {run_id for run_id, run in servers.runs().items() if run["status"] == "FAILURE"}
 
 
 def _ended(servers: DagsterServers, known: Container[str]) -> bool:
     """Say whether a run that was not known has succeeded; fail where one has failed."""
-    new = {run_id: run["status"] for run_id, run in _runs(servers).items() if run_id not in known}
+    new = {run_id: run["status"] for run_id, run in servers.runs().items() if run_id not in known}
     assert "FAILURE" not in new.values(), [_errors(servers, run_id) for run_id in new]
     return bool(new) and set(new.values()) == {"SUCCESS"}
 

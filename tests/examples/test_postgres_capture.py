@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -18,20 +17,11 @@ from dagster_adjunct.examples.postgres_changes.capture import TableCapture
 from dagster_adjunct.examples.postgres_changes.slot import Slot
 from dagster_adjunct.streams import OffsetRange
 from tests.servers.pgchanges import COLUMNS, SUM, Bank
-from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.server
 
 NAMES = [part.split()[0] for part in COLUMNS.split(", ")]
 Position = dict[SystemStreamPartition, str]
-
-
-@pytest.fixture
-def bank(logical_server: PostgresServer) -> Iterator[Bank]:
-    bank = Bank(logical_server)
-    bank.open()
-    yield bank
-    bank.close()
 
 
 @pytest.fixture

@@ -23,8 +23,17 @@ from tests.servers.s3 import ROOT, free_port
 
 T = TypeVar("T")
 LOCATION, REPOSITORY = "adjunct", "__repository__"
+DONE = ("SUCCESS", "FAILURE", "CANCELED")
 READY_SECONDS = 240.0
 _READY = "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
+
+_SELECTOR = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION}
+_LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  ... on RunConfigValidationInvalid { errors { message } } } }"""
+_RUNS = "{ runsOrError { ... on Runs { results { runId jobName status startTime endTime tags { key value } } } } }"
+_START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
+  __typename ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,28 @@ class DagsterServers:
         assert not found.get("errors"), found["errors"]
         data: dict[str, Any] = found["data"]
         return data
+
+    def launch(self, job: str, config: Mapping[str, Any] = {}, **selection: Any) -> str:
+        """Launch a job as the UI does, with this selection of its assets; return the run's id."""
+        params = {
+            "mode": "default",
+            "executionMetadata": {"tags": []},
+            "runConfigData": json.dumps(config),
+            "selector": {**_SELECTOR, "jobName": job, **selection},
+        }
+        launched = self.graphql(_LAUNCH, params=params)["launchPipelineExecution"]
+        assert launched["__typename"] == "LaunchRunSuccess", launched
+        run_id: str = launched["run"]["runId"]
+        return run_id
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Return all runs by their ids."""
+        return {run["runId"]: run for run in self.graphql(_RUNS)["runsOrError"]["results"]}
+
+    def start_sensor(self, name: str) -> None:
+        """Switch a sensor on."""
+        started = self.graphql(_START_SENSOR, sensor={**_SELECTOR, "sensorName": name})["startSensor"]
+        assert started.get("sensorState", {}).get("status") == "RUNNING", started
 
     def until(self, what: str, seconds: float, look: Callable[[], T | None]) -> T:
         """Return what `look` finds, asked every second; fail after so many seconds."""

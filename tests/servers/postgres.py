@@ -15,8 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.servers.pgchanges import Bank
 
 USER = "adjunct"
 GUARDED_USER = "guarded"
@@ -71,6 +75,17 @@ def logical_server() -> Iterator[PostgresServer]:
     """A server whose write-ahead log tells of the rows that change."""
     with running_server("wal_level = logical") as server:
         yield server
+
+
+@pytest.fixture
+def bank(logical_server: PostgresServer) -> Iterator[Bank]:
+    """Accounts in a table of their own, whose changes are told."""
+    from tests.servers.pgchanges import Bank
+
+    bank = Bank(logical_server)
+    bank.open()
+    yield bank
+    bank.close()
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
@@ -22,12 +21,11 @@ from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
 from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
+from tests.orchestration.cli.commands import invoke, printed, refused
 
 SCHEMA = Schema.of(item="string", price="int")
 ITEMS, FEES = version_set(
@@ -77,22 +75,6 @@ def answer(source: QueryVersions, delivery: Delivery, spark: Any) -> pa.Table:
     return pa.table({"item": ["a"], "price": pa.array([day], pa.int32()), "__tombstone": [False]})
 
 
-def invoke(world: World, *arguments: str) -> Result:
-    return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "220"})
-
-
-def said(world: World, *arguments: str) -> str:
-    result = invoke(world, *arguments)
-    assert result.exception is None, result.exception
-    return result.output
-
-
-def refused(world: World, *arguments: str) -> str:
-    error = invoke(world, *arguments).exception
-    assert isinstance(error, AdjunctError), error
-    return str(error)
-
-
 def served(world: World, name: str) -> str | None:
     manifest = StoredVersions(world.lake, name).manifest()
     return None if manifest is None or manifest.version is None else manifest.version.name
@@ -101,27 +83,27 @@ def served(world: World, name: str) -> str | None:
 def test_a_dataset_is_advanced_and_nothing_else_of_its_application(world: World) -> None:
     world.send("stock", [("a", 1)], version="v1")
     world.send("items", [("a", 1)], version="v1")
-    (report,) = json.loads(said(world, "dataset", "advance", "stock", "shop:full", "--by", "ada", "--json"))
+    (report,) = json.loads(printed(world, "dataset", "advance", "stock", "shop:full", "--by", "ada", "--json"))
     assert (report["dataset"], report["action"], report["rows"]) == ("stock", "sealed", 1)
     assert (served(world, "stock"), served(world, "items")) == ("v1", None)
     assert StoredVersions(world.lake, "stock").history(1)[0].by == "ada"
-    assert "dataset stock: up-to-date" in said(world, "dataset", "advance", "stock", "shop:full")
+    assert "dataset stock: up-to-date" in printed(world, "dataset", "advance", "stock", "shop:full")
 
 
 def test_a_member_of_a_version_set_is_advanced_with_all_members(world: World) -> None:
     world.send("items", [("a", 1)], version="v1")
-    assert "waits for the markers of lake.fees" in said(world, "dataset", "advance", "items", "shop:full")
+    assert "waits for the markers of lake.fees" in printed(world, "dataset", "advance", "items", "shop:full")
     world.send("fees", [("a", 1)], version="v1")
-    reports = json.loads(said(world, "dataset", "advance", "fees", "shop:full", "--json"))
+    reports = json.loads(printed(world, "dataset", "advance", "fees", "shop:full", "--json"))
     assert [(each["dataset"], each["action"]) for each in reports] == [("items", "sealed"), ("fees", "sealed")]
 
 
 def test_a_partition_is_built_beside_a_later_one_unless_it_is_to_be_current(world: World) -> None:
     command = ["dataset", "advance", "daily", "shop:full", "--partition"]
     for day, then in (("2026-01-05", "2026-01-05"), ("2026-01-02", "2026-01-05")):
-        said(world, *command, day)
+        printed(world, *command, day)
         assert served(world, "daily") == then
-    said(world, *command, "2026-01-03", "--make-current")
+    printed(world, *command, "2026-01-03", "--make-current")
     assert served(world, "daily") == "2026-01-03"
     assert len(StoredVersions(world.lake, "daily").versions()) == 3
 
@@ -140,11 +122,11 @@ def test_what_can_not_be_advanced_so_is_refused_with_the_next_step(world: World)
 def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) -> None:
     for stream in ("items", "fees", "stock"):
         world.send(stream, [("a", 1)], version="v1")
-    report = json.loads(said(world, "run", "shop:alone", "--json"))
+    report = json.loads(printed(world, "run", "shop:alone", "--json"))
     assert [each["dataset"] for each in report["datasets"]] == ["items", "fees", "stock"]
     assert report["step"] is None
     assert [served(world, name) for name in ("items", "fees", "stock", "daily")] == ["v1", "v1", "v1", None]
-    text = said(world, "run", "shop:alone")
+    text = printed(world, "run", "shop:alone")
     assert "dataset stock: up-to-date" in text
     assert "adjunct dataset advance daily shop:alone --partition VERSION" in text
     assert "has datasets only" in text

@@ -10,20 +10,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded.following_plain import follow_without_spark
+from tests.orchestration.cli.commands import printed, refused
 
 SCHEMA = Schema.of(k="string", n="int")
 RATES = unbounded_dataset("rates", input="lake.rates", key="k", partitions=2, chunk=2)
@@ -50,24 +48,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def invoke(world: World, *arguments: str) -> Result:
-    return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "220"})
-
-
-def said(world: World, *arguments: str) -> str:
-    result = invoke(world, *arguments)
-    assert result.exception is None, result.exception
-    return result.output
-
-
-def refused(world: World, *arguments: str) -> str:
-    error = invoke(world, *arguments).exception
-    assert isinstance(error, AdjunctError), error
-    return str(error)
-
-
 def advanced(world: World) -> str:
-    return said(world, "dataset", "advance", "rates", "shop:app")
+    return printed(world, "dataset", "advance", "rates", "shop:app")
 
 
 def test_an_advance_prints_how_far_a_bootstrap_is(world: World) -> None:
@@ -77,24 +59,24 @@ def test_an_advance_prints_how_far_a_bootstrap_is(world: World) -> None:
 
 
 def test_a_run_prints_it_too_and_leaves_alone_what_lives_for_one_run(world: World) -> None:
-    text = said(world, "run", "shop:app")
+    text = printed(world, "run", "shop:app")
     assert "100% (4 of 4 offsets)" in text
     assert "short" not in text
-    assert json.loads(said(world, "run", "shop:app", "--json"))["datasets"][0]["action"] == "up-to-date"
+    assert json.loads(printed(world, "run", "shop:app", "--json"))["datasets"][0]["action"] == "up-to-date"
 
 
 def test_the_lag_is_shown_by_partition_with_the_bootstrap(world: World) -> None:
     advanced(world)
-    facts = json.loads(said(world, "dataset", "lag", "rates", "--json"))
+    facts = json.loads(printed(world, "dataset", "lag", "rates", "--json"))
     assert (facts["dataset"], facts["bootstrap"]["per_cent"]) == ("rates", 100)
     assert facts["decision"]["action"] == "bootstrap"
     assert sum(each["offsets"] for each in facts["partitions"].values()) == 0
     world.send("rates", [("a", 5), ("b", 6)])
-    behind = json.loads(said(world, "dataset", "lag", "rates", "--json"))["partitions"]
+    behind = json.loads(printed(world, "dataset", "lag", "rates", "--json"))["partitions"]
     assert sum(each["records"] for each in behind.values()) == 2
     for each in behind.values():
         assert each["offsets"] == int(each["end"]) - int(each["next"])
-    text = said(world, "dataset", "lag", "rates")
+    text = printed(world, "dataset", "lag", "rates")
     assert "lake.rates.0" in text
     assert re.search(r"0:0\d:\d\d", text), "time behind"
 
@@ -103,13 +85,13 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advanced(world)
-    assert set(json.loads(said(world, "dataset", "show", "rates", "--json"))["lag"]["partitions"]) == {
+    assert set(json.loads(printed(world, "dataset", "show", "rates", "--json"))["lag"]["partitions"]) == {
         "lake.rates.0",
         "lake.rates.1",
     }
-    assert "behind its stream" in said(world, "dataset", "show", "rates")
+    assert "behind its stream" in printed(world, "dataset", "show", "rates")
     monkeypatch.setattr("dagster_adjunct.resources.streams.registry._systems", {})
-    text = said(world, "dataset", "show", "rates")
+    text = printed(world, "dataset", "show", "rates")
     assert "How far it is behind its stream can't be seen: there is no stream system 'lake'" in text
     assert "schema" in text
     assert "there is no stream system 'lake'" in refused(world, "dataset", "lag", "rates")
@@ -119,11 +101,11 @@ def test_a_rebuild_says_why_and_keeps_what_was_served_until_it_is_done(world: Wo
     advanced(world)
     before = StoredVersions(world.lake, "rates").require_current().version
     command = ["dataset", "rebuild", "rates", "shop:app", "--reason", "ticket 7", "--by", "ada"]
-    report = json.loads(said(world, *command, "--json"))
+    report = json.loads(printed(world, *command, "--json"))
     assert (report["action"], report["decision"]["reason"]) == ("bootstrapped", "rebuild: ticket 7")
     assert report["version"] != before
     assert StoredVersions(world.lake, "rates").history(1)[0].by == "ada"
-    assert "100% (4 of 4 offsets)" in said(world, *command)
+    assert "100% (4 of 4 offsets)" in printed(world, *command)
     unexplained = refused(world, "dataset", "rebuild", "rates", "shop:app", "--reason", " ")
     assert "rebuild rates does not say a reason" in unexplained
     world.streams.configure("rates", retention=Retention(max_bytes=1), compaction=None)
@@ -141,15 +123,15 @@ def test_compacting_asks_for_the_level_and_prints_the_report(world: World, monke
         return CompactionReport(name, "compacted", "asked for", "major", "v000009-x", (9, 1), (10, 8), (5, 4))
 
     monkeypatch.setattr("dagster_adjunct.assets.unbounded.compact_table.compact_dataset", compact)
-    assert "major compaction, version v000009-x" in said(world, "dataset", "compact", "rates", "--by", "ada")
-    report = json.loads(said(world, "dataset", "compact", "rates", "--level", "major", "--by", "ada", "--json"))
+    assert "major compaction, version v000009-x" in printed(world, "dataset", "compact", "rates", "--by", "ada")
+    report = json.loads(printed(world, "dataset", "compact", "rates", "--level", "major", "--by", "ada", "--json"))
     assert report["generations"] == [9, 1]
     assert asked == [("rates", None, "ada"), ("rates", "major", "ada")]
 
 
 def test_what_is_bounded_follows_no_stream(world: World) -> None:
     world.send("stock", [("a", 1)], version="v1")
-    said(world, "dataset", "advance", "stock", "shop:app")
+    printed(world, "dataset", "advance", "stock", "shop:app")
     assert "is bounded: it arrives in versions" in refused(world, "dataset", "lag", "stock")
     assert "is bounded" in refused(world, "dataset", "compact", "stock")
     command = ["dataset", "rebuild", "stock", "shop:app", "--reason", "x"]
@@ -159,9 +141,9 @@ def test_what_is_bounded_follows_no_stream(world: World) -> None:
 def test_a_startpoint_on_its_stream_is_applied_before_the_dataset_advances(world: World) -> None:
     advanced(world)
     why = ("--oldest", "--reason", "built anew", "--by", "ada")
-    said(world, "startpoint", "set", "shop:app", "lake.rates", *why)
-    applied = json.loads(said(world, "dataset", "advance", "rates", "shop:app", "--json"))
+    printed(world, "startpoint", "set", "shop:app", "lake.rates", *why)
+    applied = json.loads(printed(world, "dataset", "advance", "rates", "shop:app", "--json"))
     assert [each["action"] for each in applied] == ["bootstrapped", "up-to-date"], applied
-    waiting = json.loads(said(world, "startpoint", "list", "shop:app", "--json"))
+    waiting = json.loads(printed(world, "startpoint", "list", "shop:app", "--json"))
     assert (waiting["waiting"], waiting["handed"]) == ([], [])
-    assert json.loads(said(world, "dataset", "advance", "rates", "shop:app", "--json"))[0]["action"] == "up-to-date"
+    assert json.loads(printed(world, "dataset", "advance", "rates", "shop:app", "--json"))[0]["action"] == "up-to-date"

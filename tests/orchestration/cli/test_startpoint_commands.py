@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,17 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty_store import Crash
 from tests.assets.plain import no_session
 from tests.assets.unbounded.following_plain import follow_without_spark
+from tests.orchestration.cli.commands import document, invoke, printed, refused
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp
 
 WHY = ["--reason", "ticket 7", "--by", "ada"]
@@ -51,33 +48,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: Application) -> 
     return world
 
 
-def invoke(world: OffsetsWorld, *arguments: str, **how: Any) -> Result:
-    return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "250"}, **how)
-
-
-def said(world: OffsetsWorld, *arguments: str) -> str:
-    result = invoke(world, *arguments)
-    assert result.exception is None, result.exception
-    return result.output
-
-
-def told(world: OffsetsWorld, *arguments: str) -> Any:
-    return json.loads(said(world, *arguments, "--json"))
-
-
-def refused(world: OffsetsWorld, *arguments: str) -> str:
-    error = invoke(world, *arguments).exception
-    assert isinstance(error, AdjunctError), error
-    return str(error)
-
-
 def ask(*arguments: str) -> list[str]:
     return ["startpoint", "set", "shop:app", *arguments, *WHY]
 
 
 def listed(world: OffsetsWorld) -> dict[str, list[str]]:
     """Return the partitions of everything that `startpoint list` lists."""
-    facts = told(world, "startpoint", "list", "shop:app")
+    facts = document(world, "startpoint", "list", "shop:app")
     return {what: sorted(each["partition"] for each in rows) for what, rows in facts.items() if rows}
 
 
@@ -108,7 +85,7 @@ def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:
 
 def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: OffsetsWorld, app: Application) -> None:
     expected = first_since(world, DAY + timedelta(hours=10))
-    asked = told(world, *ask("lake.orders.1,3", "--timestamp", "2026-01-01T10:00Z"))
+    asked = document(world, *ask("lake.orders.1,3", "--timestamp", "2026-01-01T10:00Z"))
     starts = {each["partition"]: each["start"] for each in asked["partitions"]}
     assert starts == {name: str(expected[name]) for name in ("lake.orders.1", "lake.orders.3")}
     assert "the sensor order_totals_startpoints" in asked["next"]
@@ -119,8 +96,8 @@ def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: O
 
 
 def test_a_dry_run_tells_tasks_offsets_and_records_and_writes_nothing(world: OffsetsWorld) -> None:
-    text = said(world, *ask("lake.orders", "--oldest", "--dry-run"))
-    ends = told(world, "checkpoint", "show", "order-totals")["offsets"]
+    text = printed(world, *ask("lake.orders", "--oldest", "--dry-run"))
+    ends = document(world, "checkpoint", "show", "order-totals")["offsets"]
     for number in range(4):
         end = ends[f"lake.orders.{number}"]
         cells = [cell.strip() for cell in text.split(f"lake.orders.{number} ")[1].splitlines()[0].split("│")]
@@ -131,8 +108,8 @@ def test_a_dry_run_tells_tasks_offsets_and_records_and_writes_nothing(world: Off
 
 
 def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: OffsetsWorld, app: Application) -> None:
-    before = told(world, "checkpoint", "show", "order-totals")["offsets"]
-    text = said(world, *ask("lake.orders.0", "--offset", "1", "--until-offset", "3"))
+    before = document(world, "checkpoint", "show", "order-totals")["offsets"]
+    text = printed(world, *ask("lake.orders.0", "--offset", "1", "--until-offset", "3"))
     assert "the position stays" in text
     (batch,) = world.delivered(app)
     assert (batch.read(), batch.main, batch.epochs) == (
@@ -140,7 +117,7 @@ def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: Off
         False,
         {ssp("lake.orders.0"): 1},
     )
-    assert told(world, "checkpoint", "show", "order-totals")["offsets"] == before
+    assert document(world, "checkpoint", "show", "order-totals")["offsets"] == before
 
 
 @pytest.mark.parametrize(
@@ -164,10 +141,12 @@ def test_what_can_not_be_followed_is_refused_at_once(world: OffsetsWorld, argume
 
 
 def test_a_request_says_what_it_replaces(world: OffsetsWorld) -> None:
-    said(world, *ask("lake.orders.0", "--oldest"))
-    assert "replaced: lake.orders.0: oldest, waiting (ada: ticket 7)" in said(world, *ask("lake.orders", "--upcoming"))
+    printed(world, *ask("lake.orders.0", "--oldest"))
+    assert "replaced: lake.orders.0: oldest, waiting (ada: ticket 7)" in printed(
+        world, *ask("lake.orders", "--upcoming")
+    )
     assert "or replace it with --replace" in refused(world, *ask("lake.orders.0", "--oldest", "--until-upcoming"))
-    again = said(world, *ask("lake.orders.0", "--oldest", "--until-upcoming", "--replace"))
+    again = printed(world, *ask("lake.orders.0", "--oldest", "--until-upcoming", "--replace"))
     assert "replaced: lake.orders.0: upcoming, waiting" in again
 
 
@@ -175,46 +154,46 @@ def test_a_request_says_what_it_replaces(world: OffsetsWorld) -> None:
 
 
 def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld, app: Application) -> None:
-    assert "no startpoint waits, and none was ever applied" in said(world, "startpoint", "list", "shop:app")
+    assert "no startpoint waits, and none was ever applied" in printed(world, "startpoint", "list", "shop:app")
     app.max_batch_records = 2
-    said(world, *ask("lake.orders.0", "--oldest"))
-    said(world, *ask("lake.orders.1", "--oldest", "--until-upcoming"))
+    printed(world, *ask("lake.orders.0", "--oldest"))
+    printed(world, *ask("lake.orders.1", "--oldest", "--until-upcoming"))
     assert listed(world) == {"waiting": ["lake.orders.0", "lake.orders.1"]}
-    (first, _) = told(world, "startpoint", "list", "shop:app")["waiting"]
+    (first, _) = document(world, "startpoint", "list", "shop:app")["waiting"]
     assert (first["by"], first["reason"], first["position"]) == ("ada", "ticket 7", "oldest")
     assert first["expires_in"].startswith("11:5")
     world.output.before = die
     with pytest.raises(Crash):
         world.run(app)
-    facts = told(world, "startpoint", "list", "shop:app")
+    facts = document(world, "startpoint", "list", "shop:app")
     assert [(each["partition"], each["task"], each["offset"]) for each in facts["handed"]] == [
         ("lake.orders.0", "Partition 0", "0")
     ]
     world.output.before = lambda batch: None
     world.run(app, max_batches=1)
-    (replay,) = told(world, "startpoint", "list", "shop:app")["replays"]
+    (replay,) = document(world, "startpoint", "list", "shop:app")["replays"]
     end = int(replay["until"])
     assert (replay["next"], replay["left"], replay["per_cent"]) == ("2", end - 2, 200 // end)
-    assert "bounded replays under way" in said(world, "startpoint", "list", "shop:app")
+    assert "bounded replays under way" in printed(world, "startpoint", "list", "shop:app")
     world.run(app)
     assert listed(world) == {"applied": ["lake.orders.0"]}
-    (applied,) = told(world, "startpoint", "list", "shop:app")["applied"]
+    (applied,) = document(world, "startpoint", "list", "shop:app")["applied"]
     assert (applied["epoch"], applied["offset"], applied["by"]) == (1, "0", "ada")
-    assert "applied last" in said(world, "startpoint", "list", "shop:app")
+    assert "applied last" in printed(world, "startpoint", "list", "shop:app")
 
 
 def test_clear_takes_back_what_is_not_applied_and_says_what_is(world: OffsetsWorld, app: Application) -> None:
     app.max_batch_records = 2
-    said(world, *ask("lake.orders.0", "--oldest", "--until-upcoming"))
+    printed(world, *ask("lake.orders.0", "--oldest", "--until-upcoming"))
     world.run(app, max_batches=1)
-    said(world, *ask("lake.orders.1", "--oldest"))
-    text = said(world, "startpoint", "clear", "shop:app", "lake.orders", *WHY)
+    printed(world, *ask("lake.orders.1", "--oldest"))
+    text = printed(world, "startpoint", "clear", "shop:app", "lake.orders", *WHY)
     assert "taken back: lake.orders.1: oldest, waiting (ada: ticket 7)" in text
     assert "stopped: lake.orders.0: the replay from oldest (ada: ticket 7) at offset 2" in text
     assert "left: lake.orders.2: nothing is asked for" in text
     assert world.delivered(app) == []
-    assert "replays cancelled: ticket 7" in said(world, "checkpoint", "history", "order-totals")
-    assert "nothing is asked for" in said(world, "startpoint", "clear", "shop:app", "--all", *WHY)
+    assert "replays cancelled: ticket 7" in printed(world, "checkpoint", "history", "order-totals")
+    assert "nothing is asked for" in printed(world, "startpoint", "clear", "shop:app", "--all", *WHY)
 
 
 def test_clear_wants_to_know_what(world: OffsetsWorld) -> None:
@@ -230,24 +209,24 @@ def test_a_checkpoint_is_shown_by_name_and_with_the_streams_ends_by_application(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.send("orders", 0, 0, 0)
-    shown = told(world, "checkpoint", "show", "shop:app")
+    shown = document(world, "checkpoint", "show", "shop:app")
     assert sum(shown["behind"].values()) == 3
-    by_name = told(world, "checkpoint", "show", "order-totals")
+    by_name = document(world, "checkpoint", "show", "order-totals")
     assert (by_name["batch"], by_name["by"]) == (1, "run-1")
     assert sum(map(int, by_name["offsets"].values())) == HOURS
-    assert "offsets behind" in said(world, "checkpoint", "show", "shop:app")
-    assert "offsets behind" not in said(world, "checkpoint", "show", "order-totals")
+    assert "offsets behind" in printed(world, "checkpoint", "show", "shop:app")
+    assert "offsets behind" not in printed(world, "checkpoint", "show", "order-totals")
 
 
 def test_history_tells_who_moved_what_from_where_to_where(world: OffsetsWorld, app: Application) -> None:
-    end = told(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.2"]
-    said(world, *ask("lake.orders.2", "--offset", "1"))
+    end = document(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.2"]
+    printed(world, *ask("lake.orders.2", "--offset", "1"))
     world.run(app)
-    text = said(world, "checkpoint", "history", "order-totals", "lake.orders.2")
+    text = printed(world, "checkpoint", "history", "order-totals", "lake.orders.2")
     assert f"lake.orders.2: {end} -> 1 -> {end}" in text
     assert "offset 1 applied, epoch 1 (ada: ticket 7)" in text
     assert "lake.orders.3" not in text
-    newest, *_ = told(world, "checkpoint", "history", "order-totals", "--limit", "1")
+    newest, *_ = document(world, "checkpoint", "history", "order-totals", "--limit", "1")
     assert (newest["batch"], newest["by"], list(newest["applied"])) == (2, "run-2", ["lake.orders.2"])
     assert "never read lake.orders.9" in refused(world, "checkpoint", "history", "order-totals", "lake.orders.9")
 
@@ -262,17 +241,17 @@ def test_a_batch_is_abandoned_after_its_meaning_was_explained(
     world: OffsetsWorld, app: Application, skip: bool
 ) -> None:
     assert "has no open batch" in refused(world, "checkpoint", "abandon", "order-totals", "--yes", *WHY)
-    end = told(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.0"]
+    end = document(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.0"]
     world.send("orders", *range(HOURS))
     crash_in_a_batch(world, app)
-    assert "Open: batch 2 of 4 partitions, begun by run-2" in said(world, "checkpoint", "show", "order-totals")
+    assert "Open: batch 2 of 4 partitions, begun by run-2" in printed(world, "checkpoint", "show", "order-totals")
     command = ["checkpoint", "abandon", "order-totals", *WHY, *(["--skip"] if skip else [])]
     asked = invoke(world, *command, input="n\n")
     assert f"lake.orders.0: offsets {end} to" in asked.output
     assert ("they never get" if skip else "already gets them twice") in asked.output
     assert world.state(app).open is not None
-    assert "the next run" in said(world, *command, "--yes")
-    assert "batch 2 skipped" if skip else "batch 2 abandoned" in said(world, "checkpoint", "history", "order-totals")
+    assert "the next run" in printed(world, *command, "--yes")
+    assert "batch 2 skipped" if skip else "batch 2 abandoned" in printed(world, "checkpoint", "history", "order-totals")
     batches = world.delivered(app)
     assert [batch.number for batch in batches] == ([] if skip else [3])
 
@@ -293,11 +272,11 @@ def rates(world: OffsetsWorld, app: Application, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("rates")
 def test_a_startpoint_on_a_datasets_stream_is_for_the_dataset(world: OffsetsWorld) -> None:
-    asked = told(world, *ask("lake.rates.0", "--offset", "1"))["partitions"]
+    asked = document(world, *ask("lake.rates.0", "--offset", "1"))["partitions"]
     taken = int(asked[0]["checkpoint"])
     assert [(each["tasks"], each["start"], each["moved"]) for each in asked] == [(["dataset rates"], "1", 1 - taken)]
     assert listed(world) == {"waiting": ["lake.rates.0"]}
-    whole = told(world, *ask("lake.rates", "--oldest", "--dry-run"))
+    whole = document(world, *ask("lake.rates", "--oldest", "--dry-run"))
     assert sum(each["offsets"] for each in whole["partitions"]) == 8
     assert len(whole["replaced"]) == 1
 
@@ -309,7 +288,7 @@ def test_what_would_leave_gaps_in_a_table_is_refused_without_force(world: Offset
     fallen = ["--upcoming", "--on-unresolved", "checkpoint"]
     assert "it would never have the changes between" in refused(world, *ask("lake.rates.1", *fallen))
     assert listed(world) == {}
-    said(world, *ask("lake.rates.1", "--upcoming", "--force"))
+    printed(world, *ask("lake.rates.1", "--upcoming", "--force"))
     assert listed(world) == {"waiting": ["lake.rates.1"]}
 
 
@@ -319,14 +298,14 @@ def test_what_would_leave_gaps_in_a_table_is_refused_without_force(world: Offset
 def test_where_startpoints_are_switched_off_they_are_refused_listed_and_taken_back(
     world: OffsetsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said(world, *ask("lake.orders.1", "--oldest"))
+    printed(world, *ask("lake.orders.1", "--oldest"))
     off = Application("order-totals", startpoints=False)
     off.input_stream("lake.orders", default_offset="oldest")
     monkeypatch.setattr(sys.modules["shop"], "app", off)
     for more in ([], ["--dry-run"]):
         assert "switched off (startpoints=False)" in refused(world, *ask("lake.orders.0", "--oldest", *more))
-    assert "are switched off (startpoints=False): runs leave these alone" in said(
+    assert "are switched off (startpoints=False): runs leave these alone" in printed(
         world, "startpoint", "list", "shop:app"
     )
-    assert told(world, "startpoint", "list", "shop:app")["switched_off"] is True
-    assert "taken back: lake.orders.1" in said(world, "startpoint", "clear", "shop:app", "--all", *WHY)
+    assert document(world, "startpoint", "list", "shop:app")["switched_off"] is True
+    assert "taken back: lake.orders.1" in printed(world, "startpoint", "clear", "shop:app", "--all", *WHY)

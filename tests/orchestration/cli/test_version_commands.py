@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from dagster_adjunct.assets.bounded.advance_versions import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
@@ -17,11 +17,12 @@ from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.cli.common_options import expiry
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import guarded
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 from tests.assets.plain import build_without_spark, no_session
+from tests.orchestration.cli import commands
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[min_rows(2)])
@@ -44,25 +45,16 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def invoke(world: World, *arguments: str) -> Result:
-    command = ["dataset", *arguments, "--lake", world.lake.url]
-    return CliRunner().invoke(root, command, env={"COLUMNS": "220"})
+def printed(world: World, *arguments: str) -> str:
+    return commands.printed(world, "dataset", *arguments)
 
 
-def said(world: World, *arguments: str) -> str:
-    result = invoke(world, *arguments)
-    assert result.exception is None, result.exception
-    return result.output
-
-
-def told(world: World, *arguments: str) -> Any:
-    return json.loads(said(world, *arguments, "--json"))
+def document(world: World, *arguments: str) -> Any:
+    return commands.document(world, "dataset", *arguments)
 
 
 def refused(world: World, *arguments: str) -> str:
-    error = invoke(world, *arguments).exception
-    assert isinstance(error, AdjunctError), error
-    return str(error)
+    return commands.refused(world, "dataset", *arguments)
 
 
 def served(world: World) -> str | None:
@@ -74,47 +66,47 @@ def ids(world: World) -> dict[str, str]:
 
 
 def test_versions_lists_what_is_served_and_what_was_rejected_and_why(world: World) -> None:
-    facts = told(world, "versions", "planes")
+    facts = document(world, "versions", "planes")
     assert [(v["name"], v["rows"], v["state"], v["marks"]) for v in facts] == [
         ("v1", 2, "sealed", []),
         ("v2", 3, "sealed", ["served"]),
         ("v3", 1, "rejected", []),
     ]
     assert "min_rows" in facts[2]["reason"]
-    table = said(world, "versions", "planes")
+    table = printed(world, "versions", "planes")
     assert "sealed, served" in table
     assert "rejected" in table
 
 
 def test_show_with_a_version_tells_what_the_validators_said_of_it(world: World) -> None:
-    shown = told(world, "show", "planes", "v3")
+    shown = document(world, "show", "planes", "v3")
     (verdict,) = shown["verdicts"]
     assert (verdict["name"], verdict["passed"], verdict["facts"]) == ("min_rows", False, {"rows": 1})
     assert shown["counters"]["read"] == 1
-    assert "failed" in said(world, "show", "planes", "v3")
-    assert told(world, "show", "planes")["version"]["name"] == "v2"
-    assert "versions of planes" in said(world, "show", "planes")
+    assert "failed" in printed(world, "show", "planes", "v3")
+    assert document(world, "show", "planes")["version"]["name"] == "v2"
+    assert "versions of planes" in printed(world, "show", "planes")
 
 
 def test_pin_rollback_and_unpin_are_in_the_history_with_who_and_why(world: World) -> None:
-    pinned = told(world, "pin", "planes", "v1", "--expires", "2h", *WHY)
+    pinned = document(world, "pin", "planes", "v1", "--expires", "2h", *WHY)
     assert (pinned["changed"], pinned["version"], pinned["served"]) == (True, ids(world)["v1"], ids(world)["v1"])
     left = datetime.fromisoformat(pinned["pin"]["expires_at"]) - datetime.now(UTC)
     assert timedelta(minutes=119) < left < timedelta(minutes=121)
     assert served(world) == "v1"
     assert "Unpin it first" in refused(world, "rollback", "planes", *WHY)
-    assert "unpin" in said(world, "unpin", "planes", *WHY)
-    assert told(world, "unpin", "planes", *WHY)["changed"] is False
-    assert "nothing had to be done" in said(world, "unpin", "planes", *WHY)
-    assert "(v1) is served now" in said(world, "rollback", "planes", *WHY)
-    done = told(world, "history", "planes", "--limit", "3")
+    assert "unpin" in printed(world, "unpin", "planes", *WHY)
+    assert document(world, "unpin", "planes", *WHY)["changed"] is False
+    assert "nothing had to be done" in printed(world, "unpin", "planes", *WHY)
+    assert "(v1) is served now" in printed(world, "rollback", "planes", *WHY)
+    done = document(world, "history", "planes", "--limit", "3")
     assert [(entry["action"], entry["by"], entry["reason"]) for entry in done] == [
         ("rollback", "ada", "ticket 7"),
         ("unpin", "ada", "ticket 7"),
         ("pin", "ada", "ticket 7"),
     ]
     assert done[0]["served"] == ids(world)["v1"]
-    assert "ticket 7" in said(world, "history", "planes")
+    assert "ticket 7" in printed(world, "history", "planes")
 
 
 def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: World) -> None:
@@ -128,18 +120,18 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
         for number in (1, 2):
             world.send(name, [("N1", number)], version=f"v{number}")
     advance_version_set(world.lake, world.systems, [seats, crews], no_session, by="test")
-    assert "crews moved with it" in said(world, "rollback", "seats", *WHY)
-    assert told(world, "show", "crews")["version"]["name"] == "v1"
-    assert told(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]
-    assert told(world, "show", "seats")["version"]["name"] == "v2"
+    assert "crews moved with it" in printed(world, "rollback", "seats", *WHY)
+    assert document(world, "show", "crews")["version"]["name"] == "v1"
+    assert document(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]
+    assert document(world, "show", "seats")["version"]["name"] == "v2"
 
 
 def test_withdraw_force_and_drop(world: World) -> None:
-    assert told(world, "withdraw", "planes", "v2", *WHY)["served"] == ids(world)["v1"]
+    assert document(world, "withdraw", "planes", "v2", *WHY)["served"] == ids(world)["v1"]
     assert "withdrawn" in refused(world, "rollback", "planes", "v2", *WHY)
-    assert told(world, "force", "planes", "v3", *WHY)["served"] == ids(world)["v3"]
+    assert document(world, "force", "planes", "v3", *WHY)["served"] == ids(world)["v3"]
     assert served(world) == "v3"
-    told(world, "drop", "planes", "v2", *WHY)
+    document(world, "drop", "planes", "v2", *WHY)
     assert set(ids(world)) == {"v1", "v3"}
     assert "sealed" in refused(world, "drop", "planes", "v1", *WHY)
 
@@ -147,16 +139,16 @@ def test_withdraw_force_and_drop(world: World) -> None:
 def test_an_older_version_that_is_forced_is_kept_beside_and_says_how_to_serve_it(world: World) -> None:
     world.send("planes", [("N1", 1), ("N2", 4)], version="v4")
     world.advance(PLANES)
-    text = said(world, "force", "planes", "v3", *WHY)
+    text = printed(world, "force", "planes", "v3", *WHY)
     assert "(v4) is served now" in text
     assert f"kept beside {ids(world)['v4']} (v4)" in text
     assert f"adjunct dataset rollback planes {ids(world)['v3']} --reason …" in text
-    assert "kept beside" in told(world, "history", "planes", "--limit", "1")[0]["reason"]
+    assert "kept beside" in document(world, "history", "planes", "--limit", "1")[0]["reason"]
     world.send("planes", [("N2", 1)], version="v5")
     world.advance(PLANES)
     world.send("planes", [("N1", 1), ("N2", 6)], version="v6")
     world.advance(PLANES)
-    done = told(world, "force", "planes", "v5", "--make-current", *WHY)
+    done = document(world, "force", "planes", "v5", "--make-current", *WHY)
     assert (done["served"], done["note"]) == (ids(world)["v5"], "")
 
 
@@ -169,12 +161,12 @@ def test_a_dataset_that_can_not_be_read_is_listed_with_the_reason_and_keeps_no_o
     key = StoredVersions(world.lake, "crews").read()[0].manifest_key  # type: ignore[union-attr]
     whole = world.lake.store.get(key).data
     world.lake.store.put(key, whole.replace(b'"offsets"', b'"offset"'))
-    listed = {item["name"]: item for item in json.loads(said(world, "list", "--json"))}
+    listed = {item["name"]: item for item in json.loads(printed(world, "list", "--json"))}
     assert listed["planes"]["version"]["name"] == "v2"
     assert key in listed["crews"]["unreadable"]
-    text = said(world, "list")
+    text = printed(world, "list")
     assert f"crews is unreadable: dataset 'crews': the manifest {key} can't be read" in text
-    result = invoke(world, "discard", "--keep", "1", "--grace", "0m")
+    result = commands.invoke(world, "dataset", "discard", "--keep", "1", "--grace", "0m")
     assert "the manifest" in str(result.exception)
     assert set(ids(world)) == {"v2"}, "it is discarded in the others all the same"
 
@@ -183,13 +175,13 @@ def test_abandon_ends_a_version_whose_marker_never_comes(world: World) -> None:
     world.send("planes", [("N1", 7)])
     world.mark("planes", "v4", [0])
     assert world.advance(PLANES).waiting == ("lake.planes.1",)
-    assert told(world, "abandon", "planes", "v4", *WHY)["changed"] is True
+    assert document(world, "abandon", "planes", "v4", *WHY)["changed"] is True
     assert world.advance(PLANES).waiting == ()
-    assert told(world, "abandon", "planes", "v4", *WHY)["changed"] is False
+    assert document(world, "abandon", "planes", "v4", *WHY)["changed"] is False
 
 
 def test_diff_counts_and_samples_what_changed(world: World) -> None:
-    found = told(world, "diff", "planes", "v1", "v2")
+    found = document(world, "diff", "planes", "v1", "v2")
     assert {what: found[what] for what in ("added", "removed", "changed", "unchanged")} == {
         "added": 1,
         "removed": 0,
@@ -197,32 +189,37 @@ def test_diff_counts_and_samples_what_changed(world: World) -> None:
         "unchanged": 1,
     }
     assert found["added_sample"] == [{"tailnum": "N3"}]
-    text = said(world, "diff", "planes", "v1", "v2")
+    text = printed(world, "diff", "planes", "v1", "v2")
     assert "2 -> 20" in text
-    assert told(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [{"tailnum": "N2"}]
+    assert document(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [{"tailnum": "N2"}]
 
 
 def test_items_and_get_read_any_version(world: World) -> None:
-    entries = told(world, "items", "planes")["entries"]
+    entries = document(world, "items", "planes")["entries"]
     assert [entry["tailnum"] for entry in entries] == ["N1", "N2", "N3"]
-    assert [e["tailnum"] for e in told(world, "items", "planes", "--from", "N2", "--limit", "1")["entries"]] == ["N2"]
-    assert [e["tailnum"] for e in told(world, "items", "planes", "--to", "N2")["entries"]] == ["N1"]
-    assert len(told(world, "items", "planes", "--prefix", "N")["entries"]) == 3
-    assert "N3" in said(world, "items", "planes")
-    assert [e["seats"] for e in told(world, "items", "planes", "--version", "v3")["entries"]] == [1]
-    assert told(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] == {"tailnum": "N2", "seats": 2}
+    assert [e["tailnum"] for e in document(world, "items", "planes", "--from", "N2", "--limit", "1")["entries"]] == [
+        "N2"
+    ]
+    assert [e["tailnum"] for e in document(world, "items", "planes", "--to", "N2")["entries"]] == ["N1"]
+    assert len(document(world, "items", "planes", "--prefix", "N")["entries"]) == 3
+    assert "N3" in printed(world, "items", "planes")
+    assert [e["seats"] for e in document(world, "items", "planes", "--version", "v3")["entries"]] == [1]
+    assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] == {
+        "tailnum": "N2",
+        "seats": 2,
+    }
     assert "both --prefix and a range" in refused(world, "items", "planes", "--prefix", "N", "--to", "N2")
 
 
 def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world: World) -> None:
-    (plan,) = told(world, "discard", "planes", "--dry-run")
+    (plan,) = document(world, "discard", "planes", "--dry-run")
     assert plan["discarded"] == [], "the declared policy keeps three, and nothing younger than a day goes"
-    (plan,) = told(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
+    (plan,) = document(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
     assert plan["dry_run"] is True
     assert sorted(each["name"] for each in plan["discarded"]) == ["v1", "v3"]
     assert set(ids(world)) == {"v1", "v2", "v3"}
-    assert "not among the newest 1" in said(world, "discard", "--keep", "1", "--grace", "0m", "--dry-run")
-    told(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--by", "ada")
+    assert "not among the newest 1" in printed(world, "discard", "--keep", "1", "--grace", "0m", "--dry-run")
+    document(world, "discard", "planes", "--keep", "1", "--grace", "0m", "--by", "ada")
     assert set(ids(world)) == {"v2"}
     assert "no dataset 'other'" in refused(world, "discard", "other", "--keep", "1")
     assert "'none'" in refused(world, "discard", "--keep", "none")
@@ -230,12 +227,12 @@ def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world
 
 
 def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -> None:
-    assert [report["ok"] for report in told(world, "verify", "planes", "--deep")] == [True, True]
+    assert [report["ok"] for report in document(world, "verify", "planes", "--deep")] == [True, True]
     view = StoredVersions(world.lake, PLANES).require_current()
     file = view.sealed.generations[0].files[0]
     key = f"{view.sealed.generations[0].folder}/{file.name}"
     world.lake.store.delete(key)
-    result = invoke(world, "verify", "planes", "v2")
+    result = commands.invoke(world, "dataset", "verify", "planes", "v2")
     assert result.exit_code == 1
     assert f"{key}: it is missing" in result.output.replace("\n", "")
     command = ["dataset", "verify", "planes", "--lake", world.lake.url]
@@ -248,29 +245,29 @@ def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_pa
     )
     assert "Erase 1 key(s) from 3 version(s) of planes, for good?" in asked.output
     assert isinstance(asked.exception, SystemExit)
-    assert told(world, "get", "planes", "N2")[0]["entry"] is not None
-    report = told(world, "forget", "planes", "N2", "--yes", *WHY)
+    assert document(world, "get", "planes", "N2")[0]["entry"] is not None
+    report = document(world, "forget", "planes", "N2", "--yes", *WHY)
     assert report["complete"] is True
     assert sorted(each["name"] for each in report["rewritten"]) == ["v1", "v2"]
-    assert told(world, "get", "planes", "N2")[0]["entry"] is None
-    assert told(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] is None
+    assert document(world, "get", "planes", "N2")[0]["entry"] is None
+    assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] is None
 
     file = tmp_path / "keys.csv"
     file.write_text("N1\n\nN3\n", encoding="utf-8")
-    assert "none of the keys is left" in said(world, "forget", "planes", "--keys-from", str(file), "--yes", *WHY)
-    assert told(world, "items", "planes")["entries"] == []
+    assert "none of the keys is left" in printed(world, "forget", "planes", "--keys-from", str(file), "--yes", *WHY)
+    assert document(world, "items", "planes")["entries"] == []
     file.write_text("N1,7\n", encoding="utf-8")
     assert "key 1 has 2 fields" in refused(world, "forget", "planes", "--keys-from", str(file), "--yes", *WHY)
     assert "no keys" in refused(world, "forget", "planes", "--yes", *WHY)
 
 
 def test_a_change_needs_a_reason_and_somebody_who_makes_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--reason" in invoke(world, "rollback", "planes").output
+    assert "--reason" in commands.invoke(world, "dataset", "rollback", "planes").output
     assert "--by is empty" in refused(world, "rollback", "planes", "--reason", "x", "--by", " ")
     assert "no dataset 'plane'" in refused(world, "rollback", "plane", "--reason", "x")
     monkeypatch.setattr("getpass.getuser", lambda: "root")
-    told(world, "rollback", "planes", "--reason", "x")
-    assert told(world, "history", "planes")[0]["by"] == "root"
+    document(world, "rollback", "planes", "--reason", "x")
+    assert document(world, "history", "planes")[0]["by"] == "root"
 
     def nobody() -> str:
         raise KeyError("uid not found")
@@ -298,14 +295,14 @@ def test_an_expiry_that_is_neither_or_has_passed_is_refused(text: str) -> None:
 
 
 def test_what_was_served_at_a_time_or_after_a_commit_is_read_by_as_of(world: World) -> None:
-    entries = {entry["version"]: entry for entry in told(world, "history", "planes") if entry["action"] == "seal"}
+    entries = {entry["version"]: entry for entry in document(world, "history", "planes") if entry["action"] == "seal"}
     first, second = (entries[version] for version in sorted(entries)[:2])
-    assert [entry["readable"] for entry in told(world, "history", "planes")] == [True, True, True]
+    assert [entry["readable"] for entry in document(world, "history", "planes")] == [True, True, True]
     for as_of in (first["at"], str(first["number"])):
-        found = told(world, "get", "planes", "N2", "--as-of", as_of)
+        found = document(world, "get", "planes", "N2", "--as-of", as_of)
         assert (found[0]["version"], found[0]["entry"]["seats"]) == (first["served"], 2)
-    assert told(world, "items", "planes", "--as-of", second["at"])["version"] == second["served"]
-    assert told(world, "show", "planes", "--as-of", first["at"])["id"] == first["served"]
+    assert document(world, "items", "planes", "--as-of", second["at"])["version"] == second["served"]
+    assert document(world, "show", "planes", "--as-of", first["at"])["id"] == first["served"]
     assert "nothing was served at 2000-01-01" in refused(world, "get", "planes", "N2", "--as-of", "2000-01-01T00:00Z")
     assert "names no zone" in refused(world, "get", "planes", "N2", "--as-of", "2026-01-01")
     assert "both a version and --as-of" in refused(world, "get", "planes", "N2", "--version", "v1", "--as-of", "1")

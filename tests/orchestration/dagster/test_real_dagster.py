@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct import Lake, open_dataset, open_lake
 from tests.orchestration.dagster import small
-from tests.servers.dagster import LOCATION, REPOSITORY, DagsterServers, dagster_servers
+from tests.servers.dagster import DONE, LOCATION, REPOSITORY, DagsterServers, dagster_servers
 
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -28,13 +28,9 @@ ASSETS = {
 }
 DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 FIRST, SECOND = small.orders(0, 40), small.orders(40, 30)
-DONE = ("SUCCESS", "FAILURE", "CANCELED")
 
 GRAPH = """{ assetNodes { assetKey { path } groupName kinds isMaterializable isObservable
   dependencyKeys { path } owners { ... on TeamAssetOwner { team } } } }"""
-LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
-  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
-RUNS = "{ runsOrError { ... on Runs { results { runId status startTime endTime tags { key value } } } } }"
 MATERIALIZATIONS = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
   assetMaterializations(limit: 50) { runId metadataEntries { __typename label
     ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } ... on JsonMetadataEntry { jsonString }
@@ -46,8 +42,6 @@ PARTITIONS = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
   assetPartitionStatuses { ... on TimePartitionStatuses { ranges { status startKey endKey } } } } } }"""
 ERRORS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on EventConnection { events {
   ... on MessageEvent { message } ... on ErrorEvent { error { message causes { message } } } } } } }"""
-START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
-  __typename ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
 TICKS = """query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor {
   sensorState { ticks { status skipReason runIds error { message } } } } } }"""
 
@@ -113,7 +107,7 @@ def test_assets_launched_from_the_ui_materialise_and_a_second_run_waits_for_the_
         if key in ("lake/priced", "datasets/items_dataset", "datasets/rates_dataset", "tables/item_state")
     ]
     first = _launch(servers, keys)
-    servers.until("its start", 300, lambda: _runs(servers)[first]["startTime"])
+    servers.until("its start", 300, lambda: servers.runs()[first]["startTime"])
     second = _launch(servers, keys)
     runs = servers.until("the end of both runs", 600, lambda: _ended(servers, {first, second}))
     assert {run["status"] for run in runs.values()} == {"SUCCESS"}, _errors(servers, runs)
@@ -141,7 +135,7 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     servers: DagsterServers, lake: Lake, backfill: str
 ) -> None:
     tag = {"key": "dagster/backfill", "value": backfill}
-    launched = servers.until("its run", 120, lambda: {i for i, run in _runs(servers).items() if tag in run["tags"]})
+    launched = servers.until("its run", 120, lambda: {i for i, run in servers.runs().items() if tag in run["tags"]})
     ((run_id, run),) = servers.until("the end of its run", 300, lambda: _ended(servers, launched)).items()
     assert run["status"] == "FAILURE"
     assert "nobody knows the rates of 3 January" in _errors(servers, [run_id])
@@ -154,14 +148,13 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
 
 
 def test_the_sensor_launches_a_run_for_new_records_and_none_without(servers: DagsterServers, lake: Lake) -> None:
-    before = set(_runs(servers))
-    started = servers.graphql(START_SENSOR, sensor=SENSOR)["startSensor"]
-    assert started.get("sensorState", {}).get("status") == "RUNNING", started
+    before = set(servers.runs())
+    servers.start_sensor("order_totals_new_records")
     servers.until("a tick without records", 300, lambda: _skipped(servers, "No new records."))
-    assert set(_runs(servers)) == before
+    assert set(servers.runs()) == before
 
     small.append(lake, "orders", 2, SECOND)
-    launched = servers.until("a run by the sensor", 300, lambda: set(_runs(servers)) - before)
+    launched = servers.until("a run by the sensor", 300, lambda: set(servers.runs()) - before)
     runs = servers.until("its end", 600, lambda: _ended(servers, launched))
     assert [run["status"] for run in runs.values()] == ["SUCCESS"], _errors(servers, runs)
     (run,) = runs.values()
@@ -169,7 +162,7 @@ def test_the_sensor_launches_a_run_for_new_records_and_none_without(servers: Dag
     assert tags["dagster/sensor_name"] == "order_totals_new_records"
     assert tags["adjunct/lag"] == str(len(SECOND))
     assert small.priced(lake) == small.expected(FIRST + SECOND)
-    assert set(_runs(servers)) - before == launched
+    assert set(servers.runs()) - before == launched
 
 
 def _path(key: dict[str, Any]) -> str:
@@ -179,20 +172,11 @@ def _path(key: dict[str, Any]) -> str:
 def _launch(servers: DagsterServers, keys: list[str]) -> str:
     """Launch a run as the UI's Materialize button does: the implicit asset job, with a selection of assets."""
     selection = [{"path": key.split("/")} for key in keys]
-    selector = {**REPOSITORY_SELECTOR, "jobName": "__ASSET_JOB", "assetSelection": selection, "assetCheckSelection": []}
-    params = {"mode": "default", "executionMetadata": {"tags": []}, "runConfigData": "{}", "selector": selector}
-    launched = servers.graphql(LAUNCH, params=params)["launchPipelineExecution"]
-    assert launched["__typename"] == "LaunchRunSuccess", launched
-    run_id: str = launched["run"]["runId"]
-    return run_id
-
-
-def _runs(servers: DagsterServers) -> dict[str, dict[str, Any]]:
-    return {run["runId"]: run for run in servers.graphql(RUNS)["runsOrError"]["results"]}
+    return servers.launch("__ASSET_JOB", assetSelection=selection, assetCheckSelection=[])
 
 
 def _ended(servers: DagsterServers, wanted: set[str]) -> dict[str, dict[str, Any]] | None:
-    runs = {run_id: run for run_id, run in _runs(servers).items() if run_id in wanted}
+    runs = {run_id: run for run_id, run in servers.runs().items() if run_id in wanted}
     return runs if len(runs) == len(wanted) and all(run["status"] in DONE for run in runs.values()) else None
 
 

@@ -1,6 +1,6 @@
 """When a failed run is launched again: the decision with plain values, then ticks over runs that really failed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -161,12 +161,6 @@ def lake(tmp_path: Path, clock: Clock) -> Lake:
     lake = on_clock(open_lake(tmp_path / "lake"), clock)
     small.create_streams(lake)
     return lake
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as instance:
-        yield instance
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,6 @@ def lake(tmp_path: Path) -> Lake:
     lake = open_lake(tmp_path / "lake")
     small.create_streams(lake)
     return lake
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as instance:
-        yield instance
 
 
 def run(lake: Lake, instance: DagsterInstance, config: Mapping[str, Any] = {}) -> ExecuteInProcessResult:

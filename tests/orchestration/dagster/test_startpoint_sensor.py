@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -30,12 +29,6 @@ def lake(tmp_path: Path) -> Lake:
     lake = open_lake(tmp_path / "lake")
     small.append(lake, "orders", 1, small.orders(0, 20))
     return lake
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as instance:
-        yield instance
 
 
 def copying() -> Application:

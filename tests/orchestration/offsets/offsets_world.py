@@ -237,3 +237,19 @@ class OffsetsWorld:
 
     def state(self, app: Application) -> ApplicationState:
         return BatchLog(self.lake, app.name).read()[1]
+
+
+def two_partitions(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
+    """Return a world with fake.s in two partitions, records 0 to 2 in each, at ms 1 to 3."""
+    world = OffsetsWorld(monkeypatch)
+    world.fake.make("s", 2)
+    for partition in (0, 1):
+        world.fake.write("s", partition, 1, 2, 3)
+    return world
+
+
+def reader(**options: Any) -> Application:
+    """Return an application that reads fake.s."""
+    app = Application("app", **options)
+    app.input_stream("fake.s")
+    return app

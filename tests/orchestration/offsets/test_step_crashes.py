@@ -17,7 +17,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from tests.orchestration.offsets.offsets_world import OffsetsWorld
+from tests.orchestration.offsets.offsets_world import OffsetsWorld, reader, two_partitions
 
 S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))
 T0, T1 = "Partition 0", "Partition 1"
@@ -25,18 +25,7 @@ T0, T1 = "Partition 0", "Partition 1"
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> OffsetsWorld:
-    """fake.s with two partitions, records 0 to 2 in each, at ms 1 to 3."""
-    world = OffsetsWorld(monkeypatch)
-    world.fake.make("s", 2)
-    for partition in (0, 1):
-        world.fake.write("s", partition, 1, 2, 3)
-    return world
-
-
-def reader(**options: Any) -> Application:
-    app = Application("app", **options)
-    app.input_stream("fake.s")
-    return app
+    return two_partitions(monkeypatch)
 
 
 @pytest.mark.parametrize("requests", range(8))
