@@ -11,7 +11,6 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.orchestration.planner.execution_plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
 from dagster_adjunct.orchestration.planner.planner import plan
-from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig
 
 __all__ = [
     "SPARK",
@@ -22,7 +21,6 @@ __all__ = [
     "JoinGroup",
     "Partitioner",
     "PlannedOperator",
-    "PlannerConfig",
     "StreamEdge",
     "StreamFacts",
     "Task",

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.planning_values import PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, facts_of
 from dagster_adjunct.orchestration.planner.join_groups import dataset_node
-from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig
 from dagster_adjunct.resources.errors import PlanningError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+
+MOST_BY_DEFAULT = 256
+"""What nothing decides gets no more partitions than this, however many its inputs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,18 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
     return counts
 
 
-def default_count(app: Application, catalog: Catalog, config: PlannerConfig) -> tuple[int, str]:
+def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
     """Return the count of streams that nothing else decides, and where it comes from."""
     if app.intermediate_partitions is not None:
         return app.intermediate_partitions, "intermediate_partitions of the application"
-    if config.intermediate_partitions is not None:
-        return config.intermediate_partitions, "intermediate_partitions of the planner's settings"
     divided = [name for name, spec in app.inputs.items() if spec.broadcast is None]
     inputs = {name: facts_of(catalog, name, "the application").partitions for name in divided}
     known = inputs | {name: output.partitions for name, output in app.outputs.items()}
     if not known:
         return 1, "no input or output has a count"
     largest = max(known, key=lambda name: known[name])
-    if known[largest] > config.partition_cap:
-        return config.partition_cap, f"most of inputs and outputs, {largest}, capped at {config.partition_cap}"
+    if known[largest] > MOST_BY_DEFAULT:
+        return MOST_BY_DEFAULT, f"most of inputs and outputs, {largest}, capped at {MOST_BY_DEFAULT}"
     return known[largest], f"most of inputs and outputs, {largest}"
 
 

@@ -23,7 +23,6 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
     with_broadcast,
 )
 from dagster_adjunct.orchestration.planner.plan_parts import JoinGroup, PlannedOperator, Task
-from dagster_adjunct.orchestration.planner.planner_settings import PlannerConfig
 from dagster_adjunct.orchestration.planner.record_flows import Flows, follow
 from dagster_adjunct.orchestration.planner.stored_columns import check_stored_columns
 from dagster_adjunct.orchestration.planner.stream_edges import stream_edges
@@ -35,10 +34,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
-_DEFAULTS = PlannerConfig()
 
-
-def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) -> ExecutionPlan:
+def plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     """Return the plan of an application; `catalog` has the facts of the streams that exist.
 
     Inputs and the inputs of datasets have to be in the catalog; outputs may be.
@@ -58,7 +55,7 @@ def plan(app: Application, catalog: Catalog, config: PlannerConfig = _DEFAULTS) 
         flows = follow(app, catalog)
     check_stored_columns(app, catalog)
     groups = join_groups(app, inserted)
-    default, default_from = default_count(app, catalog, config)
+    default, default_from = default_count(app, catalog)
     open_counts = declared_counts(app, catalog)
     open_counts |= {flows.before(item.operator).stream: item.partitions for item in inserted.values()}
     counts = with_broadcast(app, assign(open_counts, groups, default))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.planner import PlannerConfig, plan
+from dagster_adjunct.orchestration.planner import plan
 from dagster_adjunct.orchestration.planner.partition_counts import assign
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
@@ -140,8 +140,8 @@ def test_three_joins_in_a_row_take_one_count_from_one_exchange():
     assert len(planned.exchanges) == 1
 
 
-def intermediate(app, streams, config=None) -> tuple[int | None, str]:
-    planned = plan(app, streams, config or PlannerConfig())
+def intermediate(app, streams) -> tuple[int | None, str]:
+    planned = plan(app, streams)
     edge = next(edge for edge in planned.streams if edge.role == "intermediate")
     return edge.partitions, edge.count_from
 
@@ -152,19 +152,12 @@ def test_what_no_join_decides_gets_the_most_of_inputs_and_outputs_capped_at_256(
     assert intermediate(app, catalog(s=12)) == (20, "most of inputs and outputs, lake.out")
     assert intermediate(app, catalog(s=256)) == (256, "most of inputs and outputs, lake.s")
     assert intermediate(app, catalog(s=257)) == (256, "most of inputs and outputs, lake.s, capped at 256")
-    assert intermediate(app, catalog(s=257), PlannerConfig(partition_cap=300))[0] == 257
 
 
-def test_settings_come_before_the_default_and_the_applications_before_the_deployments():
-    app = application()
+def test_what_the_application_sets_comes_before_the_default():
+    app = application(intermediate_partitions=7)
     app.input_stream("lake.s").partition_by("x")
-    assert intermediate(app, catalog(s=12), PlannerConfig(intermediate_partitions=300))[0] == 300
-    own = application(intermediate_partitions=7)
-    own.input_stream("lake.s").partition_by("x")
-    assert intermediate(own, catalog(s=12), PlannerConfig(intermediate_partitions=300)) == (
-        7,
-        "intermediate_partitions of the application",
-    )
+    assert intermediate(app, catalog(s=12)) == (7, "intermediate_partitions of the application")
 
 
 def test_a_count_given_with_partition_by_stands_and_can_conflict():
@@ -197,6 +190,6 @@ def test_a_stream_that_is_not_there_is_named_with_those_that_are():
 
 def test_settings_that_cannot_work_are_refused():
     with pytest.raises(ConfigurationError):
-        PlannerConfig(intermediate_partitions=0)
+        application(intermediate_partitions=0)
     with pytest.raises(ConfigurationError):
         catalog(s=0)
