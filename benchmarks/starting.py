@@ -17,10 +17,9 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.input_positions import input_positions
-from dagster_adjunct.orchestration.startpoints.replays_to_read import replays_to_read
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_streams
 from dagster_adjunct.resources.objects.faulty_store import FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointTimestamp
@@ -119,12 +118,13 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
     systems: Mapping[str, StreamSystem] = {system.name: system}
     plan = plan_application(app, systems)
     startpoints = startpoints_of(lake, app)
-    tasks = task_partitions(plan)
+    tasks = plan.partitions_by_task()
     log = BatchLog(lake, app.name)
     phases = Phases(clocked, store)
     with phases.phase("defaults"):
         logged = log.read()
-        first = start_of_run(systems, app, tasks, FanOut({}), logged.state, lake.now())
+        streams = look_at_streams(systems, app.inputs)
+        first = start_of_run(app, streams, tasks, FanOut({}), logged.state, lake.now())
         logged = log.move(logged, first.state, by="run-1")
     end = StartpointTimestamp(timestamp_ms=3) if until else None
     startpoints.write_startpoints(
@@ -135,14 +135,14 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
     with phases.phase("fan-out"):
         handed = startpoints.fan_out(tasks)
     with phases.phase("start"):
-        start = start_of_run(systems, app, tasks, handed, logged.state, lake.now())
+        streams = look_at_streams(systems, app.inputs)
+        start = start_of_run(app, streams, tasks, handed, logged.state, lake.now())
     assert len(start.resolved) == PARTITIONS
     with phases.phase("store"):
         logged = log.move(logged, start.state, by="run-2")
         startpoints.remove_fan_outs(start.done)
     with phases.phase("positions"):
-        assert len(input_positions(systems, app, logged.state, start.held).startpoints) == (0 if until else PARTITIONS)
-        replays_to_read(systems, app, logged.state.offsets)
+        assert len(input_positions(app, streams, logged.state, start.held).startpoints) == (0 if until else PARTITIONS)
     return phases
 
 

@@ -7,10 +7,10 @@ again exactly as written, so that the same input meets the same versions and giv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field as Default
 from pydantic import ValidationError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
-K = TypeVar("K", bound=Hashable)
 KIND = "application"
 NAMES = "applications/_names"
 
@@ -137,6 +136,29 @@ class BatchLog:
             note=_lost(done.intent),
         )
         return self._commit(logged, closed, done.intent.run)
+
+    def settle(
+        self,
+        logged: LoggedState,
+        checkpoint: Mapping[SystemStreamPartition, str],
+        startpoints: Mapping[SystemStreamPartition, str],
+        lost: dict[str, dict[str, int]],
+        *,
+        by: str,
+        note: str,
+    ) -> LoggedState:
+        """Commit positions at which there is nothing to read yet, and with that apply these startpoints, by their ids.
+
+        `lost` counts what retention took on the way there.
+        """
+        state = logged.state
+        update = {
+            "checkpoint": {**state.checkpoint, **checkpoint},
+            "offsets": state.offsets.with_applied(startpoints, None, self._lake.now()),
+            "totals": add_counters(state.totals, lost),
+            "note": note,
+        }
+        return self._commit(logged, state.model_copy(update=update), by)
 
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Give up the open batch, so that the next run plans anew; return what it was going to do.
@@ -288,22 +310,6 @@ def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int
         for counter, value in counters.items():
             mine[counter] = mine.get(counter, 0) + value
     return total
-
-
-def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
-    """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
-
-    Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
-    """
-    total = sum(lags.values())
-    if total <= limit:
-        return dict(lags)
-    shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
-    left = limit - sum(shares.values())
-    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), str(ssp)))
-    for ssp in by_remainder[:left]:
-        shares[ssp] += 1
-    return shares
 
 
 def application_state(lake: Lake, application: str) -> ApplicationState:

@@ -37,6 +37,10 @@ class ExecutionPlan:
             stream=name,
         )
 
+    def partitions_by_task(self) -> dict[str, frozenset[SystemStreamPartition]]:
+        """Return the input partitions that each task reads, by its name."""
+        return {task.name: frozenset(task.ssps) for task in self.tasks}
+
     def operator(self, operator_id: str) -> PlannedOperator:
         """Return what is planned for an operator."""
         for operator in self.operators:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadcast
 from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import is_broadcast
 from dagster_adjunct.orchestration.startpoints.stored_requests import request_key
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     dataset_task,
     dataset_tasks,
@@ -14,7 +15,6 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     rewindable,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Taken
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
@@ -51,11 +52,17 @@ def fan_out_requests(
     if not app.startpoints:
         handed = (request for held in startpoints.get_fan_outs().values() for request in held.values())
         return FanOut(left_alone=(*startpoints.requests(), *handed))
-    tasks = {**(task_partitions(plan) if plan else {}), **dataset_tasks(app, systems)}
+    tasks = {**(plan.partitions_by_task() if plan else {}), **dataset_tasks(app, systems)}
     if not tasks:
         return FanOut({})
     taken = taken_in(startpoints.lake, app, offsets)
     return startpoints.fan_out(tasks, named_only=named_only(app), taken=taken, complete=True)
+
+
+def hand_out(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
+    """Fan out for a run of the application, once: its datasets and its tasks start at what they are handed here."""
+    offsets = application_state(runtime.lake, app.name).offsets
+    return fan_out_requests(startpoints_of(runtime.lake, app), runtime.systems, app, plan, offsets)
 
 
 def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct.orchestration.startpoints.input_made_anew import check_all_resolved
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import (
-    StreamSnapshot,
-    default_offset,
-    edge_offsets,
-)
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
+    from dagster_adjunct.orchestration.batchlog.stored_positions import ResolvedStartpoint
     from dagster_adjunct.orchestration.operators.input import Input
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 def first_positions(
-    app: Application, source: Input, stream: StreamSnapshot, state: ApplicationState, offsets: OffsetState
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    state: ApplicationState,
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> dict[SystemStreamPartition, str]:
-    """Return a position for every partition of an input, also for those that have a startpoint to begin at."""
-    system, info, ssps = stream.system, stream.info, stream.partitions
-    kept = {ssp: state.checkpoint[ssp] for ssp in ssps if ssp in state.checkpoint}
-    if source.reset_offset:
-        kept = {}
-    elif stream.info.is_another(state.offsets.streams.get(stream.name)):
-        check_all_resolved(app, stream, state.offsets.streams[stream.name], offsets.resolved)
-        kept = {ssp: offsets.resolved[ssp].offset for ssp in ssps}
-    fresh = [ssp for ssp in ssps if ssp not in kept]
-    choice = default_offset(source, info, system)
-    if kept and fresh:
-        # These came after the others: what they held before anybody looked is new, whatever the default.
-        _check_added(app, source, info, [ssp for ssp in fresh if ssp not in offsets.resolved])
-        choice = "oldest"
-    return {**kept, **edge_offsets(system, choice, fresh)} if fresh else kept
+    """Return a position for every input partition, also for those that have a startpoint to begin at.
+
+    A stream that was made anew has a startpoint at each partition. Raises ConfigurationError for partitions that were
+    added to one whose key chooses the partition.
+    """
+    positions: dict[SystemStreamPartition, str] = {}
+    for source in app.inputs.values():
+        stream = streams[source.stream]
+        kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
+        if source.reset_offset:
+            kept = {}
+        elif stream.info.is_another(state.offsets.streams.get(stream.name)):
+            kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
+        fresh = [ssp for ssp in stream.partitions if ssp not in kept]
+        choice = default_offset(source, stream.info, stream.system)
+        if kept and fresh:
+            # These came after the others: what they held before anybody looked is new, whatever the default.
+            _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
+            choice = "oldest"
+        edges = stream.oldest if choice == "oldest" else stream.upcoming
+        positions |= kept | {ssp: edges[ssp] for ssp in fresh}
+    return positions
+
+
+def default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
+    """Return where a partition without checkpoint and startpoint begins."""
+    return source.default_offset or info.default_offset or system.default_offset or "upcoming"
 
 
 def _check_added(app: Application, source: Input, info: StreamInfo, added: Sequence[SystemStreamPartition]) -> None:

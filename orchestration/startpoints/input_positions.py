@@ -1,4 +1,4 @@
-"""Where the main input goes on in a batch, and how far it can be read: what it was, within what the streams hold."""
+"""Where a batch can go on in its inputs: what is unread, within what the streams held at one look. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.input_made_anew import check_all_resolved
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import edge_offsets, snapshot_of
-from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 
 if TYPE_CHECKING:
@@ -16,125 +13,84 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.stored_positions import ResolvedStartpoint
-    from dagster_adjunct.orchestration.operators.input import Input
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class InputPositions:
     """Where the main input goes on, by partition: what there is to read, and what retention took before that.
 
-    `unread` is empty where the next offset is the end. `startpoints` are those that the next batch applies.
+    `unread` is empty where the next offset is the end. `startpoints` are those that the next batch applies, and
+    `replays` the bounded ones to go on with. What no batch can be made of is told to `check_positions`: positions past
+    the end of their partition (`past_end`: both offsets), and replays that can't go on, each with why.
     """
 
     unread: Mapping[SystemStreamPartition, OffsetRange]
     lost: Mapping[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
-
-    def texts(self) -> list[str]:
-        """Return in words what retention took, a line each."""
-        return [
-            f"{ssp}: retention has passed {_whose(self.startpoints.get(ssp))}offset {span.start}; the input goes on "
-            f"from {span.end}, the oldest left"
-            for ssp, span in sorted(self.lost.items())
-        ]
+    replays: Mapping[SystemStreamPartition, Replay] = field(default_factory=dict)
+    past_end: Mapping[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
+    stuck_replays: tuple[tuple[Replay, str], ...] = ()
 
 
 def input_positions(
-    systems: Mapping[str, StreamSystem],
     app: Application,
+    streams: Mapping[str, StreamSnapshot],
     state: ApplicationState,
     held: Container[SystemStreamPartition] = (),
 ) -> InputPositions:
-    """Return where the main input goes on, and how far it can be read now; partitions that are `held` are not read.
+    """Return where the inputs go on in these streams, and how far; partitions that are `held` are not read.
 
-    Partitions that were added since the start of the run wait for the next one. Raises OffsetOutOfRangeError for a
-    position that the stream does not hold (any more), and for a stream that was made anew since the start.
+    Partitions that were added since the start of the run wait for the next one.
     """
+    replays = _first_replays(app, state.offsets)
+    stuck = [(replay, why) for ssp, replay in sorted(replays.items()) if (why := _why_stuck(replay, streams))]
     unread: dict[SystemStreamPartition, OffsetRange] = {}
     lost: dict[SystemStreamPartition, OffsetRange] = {}
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
-    for source in app.inputs.values():
-        stream = snapshot_of(systems, source.stream)
-        system = stream.system
-        before = state.offsets.streams.get(source.stream)
-        if before is not None and stream.info.is_another(before):
-            check_all_resolved(app, stream, before)
-        ssps = [ssp for ssp in stream.partitions if ssp in state.checkpoint and ssp not in held]
-        oldest, upcoming = edge_offsets(system, "oldest", ssps), edge_offsets(system, "upcoming", ssps)
-        passed: dict[SystemStreamPartition, OffsetRange] = {}
-        for ssp in ssps:
-            startpoint = state.offsets.resolved.get(ssp)
+    past_end: dict[SystemStreamPartition, tuple[str, str]] = {}
+    for stream in streams.values():
+        if stream.info.is_another(state.offsets.streams.get(stream.name)):
+            continue  # offsets of another stream say nothing in this one
+        for ssp in stream.partitions:
+            if ssp not in state.checkpoint or ssp in held:
+                continue
+            startpoint, oldest, upcoming = state.offsets.resolved.get(ssp), stream.oldest[ssp], stream.upcoming[ssp]
             start = startpoint.offset if startpoint else state.checkpoint[ssp]
-            if system.compare(start, upcoming[ssp]) > 0:
-                raise _past_the_end(app, ssp, start, upcoming[ssp], startpoint)
-            if system.compare(start, oldest[ssp]) < 0:
-                if startpoint is None or startpoint.position != "oldest":
-                    passed[ssp] = OffsetRange(start, oldest[ssp])
-                start = oldest[ssp]
-            unread[ssp] = OffsetRange(start, upcoming[ssp])
             if startpoint is not None:
                 startpoints[ssp] = startpoint
-        if passed and source.on_lost != "oldest":
-            raise _lost_to_retention(app, source, passed, startpoints)
-        lost |= passed
-    return InputPositions(unread, lost, startpoints)
+            if stream.system.compare(start, upcoming) > 0:
+                past_end[ssp] = (start, upcoming)
+                continue
+            if stream.system.compare(start, oldest) < 0:
+                if startpoint is None or startpoint.position != "oldest":
+                    lost[ssp] = OffsetRange(start, oldest)
+                start = oldest
+            unread[ssp] = OffsetRange(start, upcoming)
+    return InputPositions(unread, lost, startpoints, replays, past_end, tuple(stuck))
 
 
-def _past_the_end(
-    app: Application, ssp: SystemStreamPartition, start: str, upcoming: str, startpoint: ResolvedStartpoint | None
-) -> OffsetOutOfRangeError:
-    who = _whose(startpoint) or f"application {app.name!r} goes on at "
-    return OffsetOutOfRangeError(
-        f"{ssp}: {who}offset {start}, and the stream ends before {upcoming}: it has lost records, or is "
-        "another stream than it was.",
-        f"Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
-        stream=ssp.qualified_stream,
-        partition=ssp.partition,
-        offset=start,
-        application=app.name,
-        upcoming=upcoming,
-    )
+def _first_replays(app: Application, offsets: OffsetState) -> dict[SystemStreamPartition, Replay]:
+    """Return of each partition the bounded replay that began first; none where startpoints are switched off."""
+    first: dict[SystemStreamPartition, Replay] = {}
+    if app.startpoints:
+        for replay in sorted(offsets.replays.values(), key=lambda replay: (replay.epoch, replay.id)):
+            first.setdefault(replay.ssp, replay)
+    return first
 
 
-def _lost_to_retention(
-    app: Application,
-    source: Input,
-    lost: Mapping[SystemStreamPartition, OffsetRange],
-    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
-) -> OffsetOutOfRangeError:
-    """Return the refusal of what retention took, be it of the checkpoint or of somebody's startpoint."""
-    of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
-    where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
-    spans = [f"{ssp} (at offset {lost[ssp].start}, the oldest left is {lost[ssp].end})" for ssp in where]
-    more = f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else ""
-    shown, numbers = ", ".join(spans[:_SHOWN]) + more, ",".join(str(ssp.partition) for ssp in where)
-    oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
-    if where == of_startpoints:
-        whose = dict.fromkeys(_whose(startpoints[ssp]) for ssp in where[:_SHOWN])
-        return OffsetOutOfRangeError(
-            f"retention has passed {'; '.join(whose).removesuffix(' at ')} in {shown}, since its offset was found: "
-            "what lies between is lost.",
-            f"Begin at what is left ({oldest}), or take it back: adjunct startpoint clear MODULE:APP "
-            f"{source.stream}.{numbers} --reason ….",
-            application=app.name,
-            stream=source.stream,
-        )
-    return OffsetOutOfRangeError(
-        f"retention has passed the checkpoint of application {app.name!r} in {shown}: the records in between are lost.",
-        f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input stream, which counts '
-        "what is lost. To lose nothing, deliver the records again; then give the stream a longer retention.",
-        application=app.name,
-        stream=source.stream,
-    )
-
-
-def _whose(startpoint: ResolvedStartpoint | None) -> str:
-    """Return whose startpoint it is, as words that a position may follow; "" for none."""
-    if startpoint is None:
-        return ""
-    return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
+def _why_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
+    """Return why a replay can't go on, as a sentence may end; "" where it can."""
+    ssp = replay.ssp
+    stream = streams.get(ssp.qualified_stream)
+    if stream is None:
+        return f"the application does not read {ssp.qualified_stream} any more"
+    if stream.info.is_another(replay.stream) or ssp not in stream.oldest:
+        return "the stream was deleted and made anew"
+    if stream.system.compare(replay.next, stream.oldest[ssp]) < 0:
+        return f"retention has passed it: the oldest offset left is {stream.oldest[ssp]}"
+    if stream.system.compare(replay.until, stream.upcoming[ssp]) > 0:
+        return f"the stream ends before {stream.upcoming[ssp]}: it has lost records"
+    return ""

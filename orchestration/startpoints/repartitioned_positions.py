@@ -10,7 +10,21 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+
+
+def carry_over_all(
+    state: ApplicationState, streams: Mapping[str, StreamSnapshot]
+) -> tuple[ApplicationState, tuple[str, ...]]:
+    """Return the state with a position in each of these streams that was rewritten, and what the history says of it."""
+    notes: list[str] = []
+    for name, stream in streams.items():
+        carried = carried_over(state, name, stream.info)
+        if carried is not None:
+            state = carried
+            notes.append(carried_note(name, stream.info))
+    return state, tuple(notes)
 
 
 def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> ApplicationState | None:
@@ -35,7 +49,7 @@ def carried_over(state: ApplicationState, stream: str, info: StreamInfo) -> Appl
 
     update = {
         "streams": {**offsets.streams, stream: info.identity},
-        "applied": {ssp: each for ssp, each in offsets.applied.items() if ssp.qualified_stream != stream},
+        "applied": {ssp: start for ssp, start in offsets.applied.items() if ssp.qualified_stream != stream},
         "epochs": spread(offsets.epochs),
         "opened": spread(offsets.opened),
     }

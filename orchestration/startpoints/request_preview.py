@@ -17,14 +17,10 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     named_only,
     positioned,
 )
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import (
-    is_broadcast,
-    one_task_of_all,
-    resolve_request,
-    task_partitions,
-)
+from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadcast, one_task_of_all
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import resolve_request
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot, snapshot_of
+from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot, look_at_stream
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
@@ -102,8 +98,8 @@ def preview(
     Looks once at each stream. Raises what planning the application and reading its batch log raise.
     """
     state, now = application_state(lake, app.name), lake.now()
-    look = cache(partial(snapshot_of, systems))
-    reading = task_partitions(plan_application(app, systems)) if app.inputs else {}
+    look = cache(partial(look_at_stream, systems))
+    reading = plan_application(app, systems).partitions_by_task() if app.inputs else {}
     tables, named = dataset_tasks(app, systems), named_only(app)
     owners: dict[SystemStreamPartition, list[str]] = {}
     for task, ssps in {**reading, **tables}.items():
@@ -154,7 +150,7 @@ def _of_input(
     if isinstance(resolved, Replay):
         start, end = resolved.start, resolved.until
         return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end))
-    start, end = resolved.offset, system.upcoming([ssp])[ssp]
+    start, end = resolved.offset, stream.upcoming[ssp]
     # Of a stream that was made anew, the checkpoint is in the one before.
     known = checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name))
     moved = None

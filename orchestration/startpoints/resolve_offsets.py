@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, ResolvedStartpoint, replay_id
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import (
     describe_startpoint,
     resolve_startpoint_to_offset,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from datetime import datetime
 
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
-    from dagster_adjunct.orchestration.planner import ExecutionPlan
+    from dagster_adjunct.orchestration.startpoints.handed_requests import HandedRequests
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -30,6 +29,15 @@ class Unresolved:
 
     request: StartpointRequest
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Where a run's tasks start: `startpoints` by partition, and of these and of replays what was `found` just now."""
+
+    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
+    found: tuple[ResolvedStartpoint | Replay, ...]
+    unresolved: tuple[Unresolved, ...]
 
 
 def resolve_request(
@@ -82,71 +90,47 @@ def resolve_request(
     )
 
 
-def task_partitions(plan: ExecutionPlan) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return the input partitions of each task of a plan, as a fan-out wants them."""
-    return {task.name: frozenset(task.ssps) for task in plan.tasks}
+def resolve_handed(
+    streams: Mapping[str, StreamSnapshot], known: OffsetState, handed: HandedRequests, now: datetime
+) -> Resolved:
+    """Return the offsets of what a run's tasks were handed: each is looked up once, in the stream that it is of.
 
-
-def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
-    """Whether all tasks of the application read this partition, with one position."""
-    source = app.inputs.get(ssp.qualified_stream)
-    return source is not None and source.broadcast is not None
-
-
-def one_task_of_all(request: StartpointRequest) -> ConfigurationError:
-    """Return the refusal of a request for one task where all tasks read the partition."""
-    return ConfigurationError(
-        f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
-        "start elsewhere.",
-        "Ask for it without a task, and all of them start there; what waits is taken back with "
-        f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
-    )
-
-
-def is_for_one_of_all(app: Application, request: StartpointRequest) -> bool:
-    """Whether a request is for one task alone where all tasks read the partition, and so can't be followed."""
-    return request.task is not None and is_broadcast(app, request.ssp)
-
-
-def newest_of(requests: Sequence[StartpointRequest]) -> dict[SystemStreamPartition, StartpointRequest]:
-    """Return the request that counts for each partition: of a broadcast input, all tasks are handed the same."""
-    newest: dict[SystemStreamPartition, StartpointRequest] = {}
-    for request in requests:
-        if request.sequence > newest.setdefault(request.ssp, request).sequence:
-            newest[request.ssp] = request
-    return newest
-
-
-def resolve_all(
-    streams: Mapping[str, StreamSnapshot],
-    known: OffsetState,
-    alone: Sequence[StartpointRequest],
-    requests: Sequence[StartpointRequest],
-    now: datetime,
-) -> tuple[list[ResolvedStartpoint | Replay], list[Unresolved]]:
-    """Return these requests with their offsets, and those that have none and say to go on without."""
-    resolved: list[ResolvedStartpoint | Replay] = []
+    What an earlier start has found, and no batch has applied, stands. Raises for a request that has no offset, unless
+    it says to go on without.
+    """
     unresolved: list[Unresolved] = []
-    for request in alone:
-        refusal = one_task_of_all(request)
+    for request, refusal in handed.alone:
         if request.on_unresolved == "fail":
             raise refusal
         unresolved.append(Unresolved(request, str(refusal)))
-    for request in requests:
-        try:
-            stream, epoch = streams[request.ssp.qualified_stream], known.next_epoch(request.ssp)
-            resolved.append(resolve_request(stream, request, now=now, epoch=epoch))
-        except PermanentError as error:
-            unresolved.append(_without_offset(request, error))
-    return resolved, unresolved
+    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
+    found: list[ResolvedStartpoint | Replay] = []
+    for ssp, request in sorted(handed.newest.items()):
+        stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
+        if before is not None and before.id == request.id and before.stream == stream.info.identity:
+            startpoints[ssp] = before
+            continue
+        start = _look_up(stream, request, now, known.next_epoch(ssp))
+        if isinstance(start, Unresolved):
+            unresolved.append(start)
+            continue
+        found.append(start)
+        if isinstance(start, ResolvedStartpoint):
+            startpoints[ssp] = start
+    return Resolved(startpoints, tuple(found), tuple(unresolved))
 
 
-def _without_offset(request: StartpointRequest, error: PermanentError) -> Unresolved:
-    """Return the request as one to go on without. Raises the error, said to whom it is, where that is not allowed."""
-    if request.on_unresolved != "fail":
-        return Unresolved(request, str(error))
-    raise error.reworded(
-        f"the startpoint of {request.by} ({request.reason}) at {request.ssp} has no offset: {error.problem}",
-        f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
-        "--on-unresolved checkpoint it would have gone on from the checkpoint.",
-    ) from error
+def _look_up(
+    stream: StreamSnapshot, request: StartpointRequest, now: datetime, epoch: int
+) -> ResolvedStartpoint | Replay | Unresolved:
+    """Return the request with its offset. Raises, naming who asked, where it has none and does not go on without."""
+    try:
+        return resolve_request(stream, request, now=now, epoch=epoch)
+    except PermanentError as error:
+        if request.on_unresolved != "fail":
+            return Unresolved(request, str(error))
+        raise error.reworded(
+            f"the startpoint of {request.by} ({request.reason}) at {request.ssp} has no offset: {error.problem}",
+            f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
+            "--on-unresolved checkpoint it would have gone on from the checkpoint.",
+        ) from error

@@ -12,20 +12,16 @@ A checkpoint counts only for the stream that it was made of, and only within wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, replay_id
 from dagster_adjunct.orchestration.startpoints.first_positions import first_positions
-from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carried_note, carried_over
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import (
-    Unresolved,
-    is_for_one_of_all,
-    newest_of,
-    resolve_all,
-)
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import snapshot_of
+from dagster_adjunct.orchestration.startpoints.handed_requests import sort_handed_requests
+from dagster_adjunct.orchestration.startpoints.refused_positions import check_same_streams
+from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carry_over_all
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import Unresolved, resolve_handed
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
     from dagster_adjunct.orchestration.batchlog.stored_positions import ResolvedStartpoint
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
@@ -67,8 +63,9 @@ class Start:
             for start in self.resolved
         ]
         lines += [
-            f"{each.request.ssp}: goes on from its checkpoint ({each.request.by}: {each.request.reason}): {each.error}"
-            for each in self.unresolved
+            f"{asked.ssp}: goes on from its checkpoint ({asked.by}: {asked.reason}): {unresolved.error}"
+            for unresolved in self.unresolved
+            for asked in (unresolved.request,)
         ]
         lines += self.carried
         lines += [
@@ -85,70 +82,48 @@ class Start:
 
 
 def start_of_run(
-    systems: Mapping[str, StreamSystem],
     app: Application,
-    tasks: Mapping[str, frozenset[SystemStreamPartition]],
+    streams: Mapping[str, StreamSnapshot],
+    tasks: Iterable[str],
     fan_out: FanOut,
     state: ApplicationState,
     now: datetime,
 ) -> Start:
     """Resolve what was fanned out to these tasks and has no offset yet, and give every partition a position.
 
-    Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not consumed),
-    for a stream that was made anew, and for new partitions of one whose key chooses the partition.
+    Only times are asked for: all else is decided over the inputs as they were looked at. Raises OffsetOutOfRangeError
+    and ConfigurationError for a startpoint that can't be resolved (it is not consumed), for a stream that was made
+    anew, and for new partitions of one whose key chooses the partition.
     """
-    streams = {name: snapshot_of(systems, name) for name in app.inputs}
-    carried: list[str] = []
-    for name, stream in streams.items():
-        moved = carried_over(state, name, stream.info)
-        if moved is not None:
-            state = moved
-            carried.append(carried_note(name, stream.info))
+    state, carried = carry_over_all(state, streams)
     known = state.offsets
-    handed = [(task, request) for task in tasks for request in fan_out.tasks.get(task, {}).values()]
-    waiting = [request for _, request in handed if not known.has_taken(request.ssp, request.id)]
-    alone = [request for request in waiting if is_for_one_of_all(app, request)]
-    requests = newest_of([request for request in waiting if not is_for_one_of_all(app, request)])
-    kept = {
-        ssp: start
-        for ssp, start in known.resolved.items()
-        if ssp in requests
-        and requests[ssp].id == start.id
-        and streams[ssp.qualified_stream].info.identity == start.stream
-    }
-    to_resolve = [requests[ssp] for ssp in sorted(requests) if ssp not in kept]
-    resolved, unresolved = resolve_all(streams, known, alone, to_resolve, now)
-    replays = [start for start in resolved if isinstance(start, Replay)]
+    handed = sort_handed_requests(app, tasks, fan_out, known)
+    resolved = resolve_handed(streams, known, handed, now)
+    reset = {source.stream for source in app.inputs.values() if source.reset_offset}
+    check_same_streams(app, streams, known, resolved.startpoints, reset)
+    checkpoint = state.checkpoint | first_positions(app, streams, state, resolved.startpoints)
+
+    replays = [start for start in resolved.found if isinstance(start, Replay)]
     begun = {replay.ssp for replay in replays}
     done: dict[str, dict[SystemStreamPartition, str]] = {}
-    for task, request in handed:
-        ssp = request.ssp
-        if known.has_taken(ssp, request.id):
-            over = True
-        else:
-            newest = requests.get(ssp, request)
-            over = not is_for_one_of_all(app, request) and (ssp in begun or request.sequence < newest.sequence)
-        if over:
-            done.setdefault(task, {})[ssp] = request.id
-    still_there = {replay_id(ssp, each) for ids in done.values() for ssp, each in ids.items()}
+    for task, request in (*handed.passed, *((task, one) for task, one in handed.waiting if one.ssp in begun)):
+        done.setdefault(task, {})[request.ssp] = request.id
+    still_there = {replay_id(ssp, request) for ids in done.values() for ssp, request in ids.items()}
     offsets = known.model_copy(
         update={
-            "resolved": kept | {start.ssp: start for start in resolved if not isinstance(start, Replay)},
+            "resolved": dict(resolved.startpoints),
             "begun": known.begun & still_there if app.startpoints else known.begun,
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
         }
     ).with_replays(replays)
-    checkpoint = dict(state.checkpoint)
-    for source in app.inputs.values():
-        checkpoint |= first_positions(app, source, streams[source.stream], state, offsets)
     return Start(
         state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets}),
         fan_out=fan_out,
-        resolved=tuple(resolved),
-        unresolved=tuple(unresolved),
+        resolved=resolved.found,
+        unresolved=resolved.unresolved,
         done=done,
         paused=() if app.startpoints else tuple(offsets.replays.values()),
-        carried=tuple(carried),
+        carried=carried,
         held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
     )
 

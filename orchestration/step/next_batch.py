@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range, add_counters, spread
+from dagster_adjunct.orchestration.batchlog.batch_log import Intent, Range
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
+K = TypeVar("K", bound=Hashable)
 Spans = Mapping[SystemStreamPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """A batch that is not begun: what it is to do, and when planning it began, by the monotonic clock."""
+
+    intent: Intent
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToRead:
+    """The inputs are read up to these positions; `losses` are what retention took on the way there, in words."""
+
+    positions: InputPositions
+    losses: Sequence[str]
 
 
 def replay_batch(
     context: StepContext,
     state: ApplicationState,
     positions: InputPositions,
-    replays: Mapping[SystemStreamPartition, Replay],
 ) -> Intent | None:
-    """Return a batch of these bounded replays; not two in a row while the main input has records."""
+    """Return a batch of the bounded replays; not two in a row while the main input has records."""
+    replays = positions.replays
     if not replays:
         return None
     systems = context.systems
@@ -60,20 +77,20 @@ def main_batch(context: StepContext, state: ApplicationState, positions: InputPo
     )
 
 
-def records_in(systems: Mapping[str, StreamSystem], ranges: Mapping[SystemStreamPartition, OffsetRange | Range]) -> int:
-    """Return how many records (or offsets, where their system counts these) lie in the ranges."""
-    return sum(systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in ranges.items())
+def spread(lags: Mapping[K, int], limit: int) -> dict[K, int]:
+    """Share `limit` records among partitions in proportion to their lags; exact, never above a lag.
 
-
-def lost_counters(
-    systems: Mapping[str, StreamSystem], lost: Mapping[SystemStreamPartition, OffsetRange | Range]
-) -> dict[str, dict[str, int]]:
-    """Return the counters of what retention took, by stream."""
-    counters: dict[str, dict[str, int]] = {}
-    for ssp, span in lost.items():
-        count = records_in(systems, {ssp: span})
-        counters = add_counters(counters, {ssp.qualified_stream: {"lost_offsets": count}})
-    return counters
+    Largest remainders get what rounding leaves, so that the sum is min(limit, all lags).
+    """
+    total = sum(lags.values())
+    if total <= limit:
+        return dict(lags)
+    shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
+    left = limit - sum(shares.values())
+    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), str(ssp)))
+    for ssp in by_remainder[:left]:
+        shares[ssp] += 1
+    return shares
 
 
 def _intent(context: StepContext, state: ApplicationState, ranges: Spans, **more: Any) -> Intent:
@@ -92,7 +109,7 @@ def _intent(context: StepContext, state: ApplicationState, ranges: Spans, **more
 def _shared(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, OffsetRange]:
     """Return this batch's part of these offsets: at most the application's records a batch, shared by lag."""
     systems = context.systems
-    lags = {ssp: records_in(systems, {ssp: span}) for ssp, span in spans.items()}
+    lags = {ssp: systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans.items()}
     shares = spread(lags, context.app.max_batch_records)
     return {
         # The end itself, not its own way of writing it: a replay has ended when it is there.

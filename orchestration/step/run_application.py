@@ -12,7 +12,6 @@ from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStag
 from dagster_adjunct.orchestration.application.advance_units import advances_alone, units_of
 from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
 from dagster_adjunct.orchestration.application.runtime import Runtime
-from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.batchlog.run_lease import WAIT, Claim, RunLease, checked_wait
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
@@ -20,7 +19,7 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     apply_dataset_startpoints,
     rewindable,
 )
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests, startpoints_of
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out, startpoints_of
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -78,13 +77,12 @@ def apply_startpoints(
 
     `plan` is the application's, where its run has one already.
     """
-    lake, systems = runtime.lake, runtime.systems
-    startpoints = startpoints_of(lake, app)
+    startpoints = startpoints_of(runtime.lake, app)
     if not rewindable(app, only) or not startpoints.has_any():
         return DatasetOutcome()
     if plan is None and app.inputs:
-        plan = plan_application(app, systems)
-    handed = fan_out_requests(startpoints, systems, app, plan, application_state(lake, app.name).offsets)
+        plan = plan_application(app, runtime.systems)
+    handed = hand_out(runtime, app, plan)
     if handed.left_alone:
         _log.warning("application %s: startpoints are switched off: %s wait", app.name, len(handed.left_alone))
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed, only=only, on_report=on_report)
@@ -159,6 +157,8 @@ def run_application(
         def follow() -> None:
             follow_meanwhile(runtime, app.datasets, on_report=heard, on_stage=on_stage)
 
-        context = StepContext(runtime, app, plan, on_event, max_batches, advanced.fan_out, follow, lease.check)
+        # Once a run: the datasets took theirs from it, where any could go back.
+        fan_out = hand_out(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
+        context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
         step = run_step(context)
     return RunReport(tuple(datasets), step)

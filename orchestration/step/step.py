@@ -1,9 +1,12 @@
 """The Spark step: one planned application, batch after batch, until it has caught up or met its limits.
 
-    plan      what the next batch reads and which dataset versions it meets
-    intent    the same, committed before anything is read
-    run       ranges and versions -> operators -> outputs; each output is idempotent by (application, batch)
-    close     the intent is closed, which is the checkpoint
+    take over  the batch that a crash left open, as it is written; it comes before everything else
+    look       the dataset versions that are served, and the inputs as they stand: one value, nothing is asked later
+    start      once a run: what was handed to its tasks gets offsets, every partition a position; stored at once
+    plan       what the next batch reads and which dataset versions it meets
+    intent     the same, committed before anything is read
+    run        ranges and versions -> operators -> outputs; each output is idempotent by (application, batch)
+    close      the intent is closed, which is the checkpoint
 
 A crash anywhere leaves either a closed batch or an open intent; the next run runs that intent again as written.
 """
@@ -12,11 +15,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.plan_batch import plan_batch, settle
-from dagster_adjunct.orchestration.step.run_batch import close_batch, commit_intent, run_outputs
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.step.close_batch import close_batch
+from dagster_adjunct.orchestration.step.commit_intent import commit_intent
+from dagster_adjunct.orchestration.step.commit_start import commit_start
+from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
+from dagster_adjunct.orchestration.step.look_before_batch import look
+from dagster_adjunct.orchestration.step.next_batch import NothingToRead, PlannedBatch
+from dagster_adjunct.orchestration.step.plan_batch import plan_batch
+from dagster_adjunct.orchestration.step.run_outputs import run_outputs
+from dagster_adjunct.orchestration.step.settle_positions import settle
 from dagster_adjunct.orchestration.step.step_report import StepEvent
-from dagster_adjunct.orchestration.step.step_run import open_step
+from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
+from dagster_adjunct.orchestration.step.take_over_batch import take_over
 from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -29,8 +43,8 @@ _BEGINNINGS = 3
 def run_step(context: StepContext) -> StepReport:
     """Run batches until the inputs are read to the offsets that were upcoming, or the limit is met.
 
-    A batch that a crash left open comes first. Then startpoints are fanned out and resolved, once a run: what is
-    requested later waits for the next one. Bounded replays take turns with the main input.
+    A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
+    run. Bounded replays take turns with the main input.
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
     StaleDatasetError when one is staler than its table allows, and CommitConflictError when another run takes the
@@ -38,18 +52,25 @@ def run_step(context: StepContext) -> StepReport:
     from that commit.
     """
     for attempt in range(1, _BEGINNINGS + 1):
-        step, begun = open_step(context)
-        run = begun
+        step, begun = _open(context)
+        run, caught_up = begun, False
         try:
-            while context.max_batches is None or run.batches < context.max_batches:
-                planned = plan_batch(step, run)
-                run = planned.run
-                if planned.intent is None:
-                    return settle(step, planned).report(context, caught_up=True)
-                opened = commit_intent(step, planned, planned.intent)
-                run = opened.run
-                run = close_batch(step, run_outputs(step, opened))
-            return run.report(context, caught_up=False)
+            while not caught_up and (context.max_batches is None or run.batches < context.max_batches):
+                planned: PlannedBatch | NothingToRead
+                if run.logged.state.open is not None:
+                    planned = take_over(step, run, run.logged.state.open)
+                else:
+                    seen = look(step, run)
+                    run = commit_start(step, run, seen)
+                    planned = plan_batch(step, run, seen)
+                if isinstance(planned, NothingToRead):
+                    run, caught_up = settle(step, run, planned), True
+                else:
+                    opened = commit_intent(step, run, planned)
+                    run = opened.run
+                    written = run_outputs(step, opened)
+                    run = close_batch(step, written)
+            return run.report(context, caught_up=caught_up)
         except CommitConflictError as conflict:
             if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:
                 raise
@@ -59,3 +80,11 @@ def run_step(context: StepContext) -> StepReport:
         finally:
             step.versions.release()
     raise AssertionError("unreachable")
+
+
+def _open(context: StepContext) -> tuple[OpenedStep, StepRun]:
+    """Return what a run of the step works over, and the run at its beginning, from the newest commit."""
+    log = BatchLog(context.lake, context.app.name)
+    run = StepRun(log.read())
+    startpoints = StartpointManager(MetadataStore(context.lake), context.app)
+    return OpenedStep(context, log, startpoints, context.plan.partitions_by_task(), BatchVersions(context)), run

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class StepContext:
     """What a step works with; its run, named in commits, is the runtime's `by`.
 
-    `fan_out` is what this run has fanned out already, for its datasets; None where the step has to do so.
+    `fan_out` is what was fanned out for this run, once: its tasks start at what they are handed there.
     `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
     by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
     It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
@@ -31,9 +31,9 @@ class StepContext:
     runtime: Runtime
     app: Application
     plan: ExecutionPlan
+    fan_out: FanOut
     on_event: Callable[[StepEvent], None] = lambda event: None
     max_batches: int | None = None
-    fan_out: FanOut | None = None
     between_batches: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
 

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, LoggedState, add_counters
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
-from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
+from dagster_adjunct.orchestration.batchlog.batch_log import add_counters
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch
+    from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, ClosedBatch, LoggedState
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+    from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
     from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -86,11 +84,3 @@ class StepRun:
             state=state,
             startpoints=self.startpoints,
         )
-
-
-def open_step(context: StepContext) -> tuple[OpenedStep, StepRun]:
-    """Return what a run of the step works over, and the run at its beginning, from the newest commit."""
-    log = BatchLog(context.lake, context.app.name)
-    startpoints = startpoints_of(context.lake, context.app)
-    step = OpenedStep(context, log, startpoints, task_partitions(context.plan), BatchVersions(context))
-    return step, StepRun(log.read())

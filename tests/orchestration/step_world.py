@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -84,7 +85,8 @@ class StepWorld:
         max_batches: int | None = None,
     ) -> StepContext:
         planned = plan_application(app, self.systems)
-        return StepContext(Runtime(self.lake, self.systems, self.spark, by=run), app, planned, on_event, max_batches)
+        runtime = Runtime(self.lake, self.systems, self.spark, by=run)
+        return StepContext(runtime, app, planned, hand_out(runtime, app, planned), on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         """Bring the application's datasets up to date and run its step."""

@@ -17,8 +17,8 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
     Range,
     add_counters,
     application_state,
-    spread,
 )
+from dagster_adjunct.orchestration.step.next_batch import spread
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition

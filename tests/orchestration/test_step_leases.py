@@ -19,7 +19,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.step import run_batch as batch_module
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+from dagster_adjunct.orchestration.step import commit_intent as intent_module
+from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
@@ -105,7 +107,7 @@ class Trips:
             self.events.append(event.what)
 
         runtime = Runtime(lake or self.world.lake, self.world.systems, no_session, by="me")
-        context = StepContext(runtime, app, planned, heard)
+        context = StepContext(runtime, app, planned, hand_out(runtime, app, planned), heard)
         return run_step(dataclasses.replace(context, still_ours=still_ours))
 
     def held(self) -> set[tuple[str, str]]:
@@ -128,8 +130,8 @@ def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
             world.stream(name, Schema.of(k="string", n="int"), ["k"], 1)
         world.send("trips", [(key, 1) for key in KEYS])
         trips = Trips(world, Reading(), datasets)
-        monkeypatch.setattr(batch_module, "run_batch", trips.reading)
-        monkeypatch.setattr(batch_module, "check_outputs", lambda context, views: None)  # it compiles the batch
+        monkeypatch.setattr(outputs_module, "run_batch", trips.reading)
+        monkeypatch.setattr(intent_module, "check_outputs", lambda context, views: None)  # it compiles the batch
         return trips
 
     return make
@@ -232,13 +234,13 @@ def commits_late(trips: Trips, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Crash
 
     def late(context: StepContext, views: object) -> None:
-        monkeypatch.setattr(batch_module, "check_outputs", lambda context, views: None)
+        monkeypatch.setattr(intent_module, "check_outputs", lambda context, views: None)
         trips.reading.meanwhile = end
         with pytest.raises(Crash):
             trips.run()
         trips.reading.meanwhile = lambda: None
 
-    monkeypatch.setattr(batch_module, "check_outputs", late)
+    monkeypatch.setattr(intent_module, "check_outputs", late)
 
 
 def test_who_holds_the_lease_begins_from_what_the_run_before_it_still_committed(new_trips, monkeypatch) -> None:
@@ -271,7 +273,7 @@ def test_who_has_lost_the_lease_or_has_none_is_ended_by_anothers_commit(new_trip
 def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it(
     new_trips, monkeypatch: pytest.MonkeyPatch, broken: int
 ) -> None:
-    monkeypatch.setattr(batch_module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(outputs_module, "_PAUSES", (0.0, 0.0))
     trips = new_trips()
     trips.publish(1)
     tried = 0

@@ -101,6 +101,7 @@ def outputs_asset(
         from dagster_adjunct.orchestration.application.runtime import Runtime
         from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
         from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
+        from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
         from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
         from dagster_adjunct.orchestration.step.step import run_step
         from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -140,8 +141,9 @@ def outputs_asset(
             with RunLease(lake, app.name, run, claim) as lease:
                 planned = plan_application(app, systems)
                 remember_tables(lake, app, by=run)
+                handed = hand_out(runtime, app, planned)
                 report = run_step(
-                    StepContext(runtime, app, planned, log, between_batches=follow, still_ours=lease.check)
+                    StepContext(runtime, app, planned, handed, log, between_batches=follow, still_ours=lease.check)
                 )
             if report.batches > 1:
                 report_datasets(lake)

@@ -15,9 +15,11 @@ from dagster_adjunct.orchestration.application.runtime import Runtime
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner import Task
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
-from dagster_adjunct.orchestration.step import run_batch as batch_module
+from dagster_adjunct.orchestration.step import commit_intent as intent_module
+from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.orchestration.step.compile_batch import BatchInputs
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -98,8 +100,8 @@ class OffsetsWorld:
     store: FaultyStore = field(init=False)
 
     def __post_init__(self) -> None:
-        self.monkeypatch.setattr(batch_module, "run_batch", self.output.take)
-        self.monkeypatch.setattr(batch_module, "check_outputs", lambda context, views: None)
+        self.monkeypatch.setattr(outputs_module, "run_batch", self.output.take)
+        self.monkeypatch.setattr(intent_module, "check_outputs", lambda context, views: None)
         self.lake = on_clock(self.lake, lambda: self.now)
 
     def faulty(self, faults: Sequence[Fault]) -> Lake:
@@ -201,7 +203,7 @@ class OffsetsWorld:
         lake = self.faulty(faults)
         self.store = cast(FaultyStore, lake.store)
         runtime = Runtime(lake, self.systems(lake), no_spark, by=f"run-{self.runs}")
-        return StepContext(runtime, app, plan, on_event, max_batches)
+        return StepContext(runtime, app, plan, hand_out(runtime, app, plan), on_event, max_batches)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         context = self.context(app, **options)

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.step import run_batch as batch_module
+from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
@@ -280,7 +280,7 @@ def test_one_that_was_cancelled_while_it_is_still_fanned_out_does_not_begin_agai
     left = [(world, app) for world, app, _ in tried if is_left(world, app)]
     assert left
     for world, app in left:
-        monkeypatch.setattr(batch_module, "run_batch", world.output.take)
+        monkeypatch.setattr(outputs_module, "run_batch", world.output.take)
         BatchLog(world.lake, "app").cancel_replays(list(world.state(app).offsets.replays), reason="x", by="ada")
         world.run(app)
         assert all(batch.main for batch in world.output.batches.values())

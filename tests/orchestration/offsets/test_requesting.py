@@ -12,7 +12,6 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.ask_and_take_back import Asked, TakenBack, ask, take_back
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.step.step_report import StepEvent
@@ -79,7 +78,7 @@ def crash(*_: object) -> None:
 
 
 def fan_out(world: OffsetsWorld, app: Application) -> None:
-    world.startpoints(app).fan_out(task_partitions(plan_application(app, world.systems())))
+    world.startpoints(app).fan_out(plan_application(app, world.systems()).partitions_by_task())
 
 
 def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:

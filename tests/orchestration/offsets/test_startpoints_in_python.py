@@ -9,7 +9,6 @@ import pytest
 
 from dagster_adjunct import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import (
@@ -171,7 +170,7 @@ def test_a_mistyped_application_is_refused_with_those_that_are_near(world: Offse
 def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, app: Application) -> None:
     manager = world.startpoints(app)
     manager.write_startpoint(SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO)
-    manager.fan_out(task_partitions(plan_application(app, world.systems())))
+    manager.fan_out(plan_application(app, world.systems()).partitions_by_task())
     nothing: Any = None
     with pytest.raises(ConfigurationError, match="is None: expected"):
         manager.remove_fan_out_for_task("Partition 0", nothing)

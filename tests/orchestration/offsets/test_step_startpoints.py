@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import task_partitions
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step.step import run_step
@@ -370,7 +369,7 @@ def die() -> None:
 
 
 def app_tasks(world: OffsetsWorld, app: Application) -> dict[str, Sequence[Any]]:
-    return {task: sorted(ssps) for task, ssps in task_partitions(world.context(app).plan).items()}
+    return {task: sorted(ssps) for task, ssps in world.context(app).plan.partitions_by_task().items()}
 
 
 def test_the_reported_state_is_the_stored_one_with_its_note(world: OffsetsWorld) -> None:
@@ -387,7 +386,7 @@ def test_what_a_run_has_fanned_out_for_its_datasets_is_not_fanned_out_again(worl
     world.run(app)
     world.ask(app, [S0, S1], StartpointOldest)
     context = world.context(app)
-    fan_out = world.startpoints(app).fan_out(task_partitions(context.plan), complete=True)
+    fan_out = world.startpoints(app).fan_out(context.plan.partitions_by_task(), complete=True)
     # While the datasets advance, one is taken back, and one is asked for anew: that waits for the next run.
     world.startpoints(app).remove_fan_outs({T0: {S0: fan_out.tasks[T0][S0].id}})
     world.ask(app, S0, StartpointSpecific, offset="@2")

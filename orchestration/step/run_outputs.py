@@ -1,0 +1,52 @@
+"""Runs a batch that is begun: every output is written; where the store broke off, from the beginning."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.orchestration.step.compile_batch import run_batch
+from dagster_adjunct.orchestration.step.step_report import StepEvent
+from dagster_adjunct.resources.errors import StoreUnavailableError
+from dagster_adjunct.resources.spark.spark_errors import adjunct_error
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.step.commit_intent import OpenBatch
+    from dagster_adjunct.orchestration.step.step_run import Counters, OpenedStep
+
+# Seconds before a batch's work is begun again where the store broke off in the middle of it.
+_PAUSES = (1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBatch:
+    """A batch whose outputs are all written, with what they and the joins have counted."""
+
+    opened: OpenBatch
+    counters: Counters
+    seconds: dict[str, float]
+
+
+def run_outputs(step: OpenedStep, opened: OpenBatch) -> WrittenBatch:
+    """Write every output; where the store broke off, again from the beginning: what is written already stays."""
+    began, context, intent = time.monotonic(), step.context, opened.intent
+
+    def before_output(name: str) -> None:
+        context.check()
+        step.log.hold(opened.run.logged)
+        step.versions.check_leases()
+        context.on_event(StepEvent("output", intent.batch, {"output": name}))
+
+    for pause in (*_PAUSES, None):
+        try:
+            counters = run_batch(context, opened.inputs, before_output)
+            return WrittenBatch(opened, counters, opened.seconds | {"work": time.monotonic() - began})
+        except Exception as error:
+            ours = adjunct_error(error)
+            if pause is None or not isinstance(ours, StoreUnavailableError):
+                raise
+            text = f"{ours.problem} The batch is begun again in {pause:g} s"
+            context.on_event(StepEvent("again", intent.batch, {"text": text}))
+        time.sleep(pause)
+    raise AssertionError("unreachable")
