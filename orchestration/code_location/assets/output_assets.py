@@ -141,9 +141,16 @@ def outputs_asset(
             with RunLease(lake, app.name, run, claim) as lease:
                 planned = plan_application(app, systems)
                 remember_tables(lake, app, by=run)
-                handed = hand_out(runtime, app, planned)
                 report = run_step(
-                    StepContext(runtime, app, planned, handed, log, between_batches=follow, still_ours=lease.check)
+                    StepContext(
+                        runtime,
+                        app,
+                        planned,
+                        hand_out(runtime, app, planned),
+                        log,
+                        between_batches=follow,
+                        still_ours=lease.check,
+                    )
                 )
             if report.batches > 1:
                 report_datasets(lake)
