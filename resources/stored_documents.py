@@ -18,8 +18,8 @@ class StoredDocument(BaseModel):
 
 def problems(error: ValidationError) -> list[str]:
     """Return what pydantic found wrong, each as "field: message"."""
-    found = error.errors(include_url=False)
-    return [f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg']}" for one in found]
+    details = error.errors(include_url=False)
+    return [f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg']}" for one in details]
 
 
 def first_problem(error: ValidationError) -> str:

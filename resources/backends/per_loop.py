@@ -26,12 +26,12 @@ class PerLoop(Generic[T]):
         """Return the running loop's value, made when it is first asked for."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            gone = [self._values.pop(each) for each in list(self._values) if each.is_closed()]
+            gone = [self._values.pop(loop) for loop in list(self._values) if loop.is_closed()]
             value = self._values.get(loop)
             if value is None:
                 value = self._values[loop] = self._make()
-        for each in gone:
-            self._drop(each)
+        for unused in gone:
+            self._drop(unused)
         return value
 
     def take(self) -> T | None:

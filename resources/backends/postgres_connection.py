@@ -145,22 +145,22 @@ def connect_blocking(label: str, settings: Mapping[str, Any]) -> psycopg.Connect
 
 
 def _no_connection(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> AdjunctError:
-    said = _without_secrets(str(error), settings)
+    message = _without_secrets(str(error), settings)
     place = where(settings)
-    if any(words in said for words in _FOR_NOW):
+    if any(words in message for words in _FOR_NOW):
         return TableUnavailableError(
-            f"{label}: PostgreSQL at {place} takes no connections now ({said}).",
+            f"{label}: PostgreSQL at {place} takes no connections now ({message}).",
             "It is tried again; if that goes on, look at the server.",
             table=label,
         )
-    if any(words in said for words in _FOR_GOOD):
+    if any(words in message for words in _FOR_GOOD):
         return TableAccessError(
-            f"{label}: PostgreSQL at {place} refused the login ({said}).",
+            f"{label}: PostgreSQL at {place} refused the login ({message}).",
             "Check user, password and database of the connection, and the server's pg_hba.conf.",
             table=label,
         )
     return TableUnavailableError(
-        f"{label}: can't connect to PostgreSQL at {place} ({said}).",
+        f"{label}: can't connect to PostgreSQL at {place} ({message}).",
         "Check that the server runs, listens on this address, and can be reached from here; then run it again.",
         table=label,
     )
@@ -171,28 +171,28 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
     import psycopg
 
     state = error.sqlstate or ""
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     lost = isinstance(error, psycopg.InterfaceError) or (
         isinstance(error, psycopg.OperationalError) and error.sqlstate is None
     )
     if lost or state in _PASSING or state.startswith("08"):
         return TableUnavailableError(
-            f"{label} at {place}: the request did not get through ({said}).",
+            f"{label} at {place}: the request did not get through ({message}).",
             "The whole transaction is tried again; if that goes on, look at the server's log.",
             table=label,
         )
     if state in _NO_ACCESS:
         return TableAccessError(
-            f"{label} at {place} can't be used ({said}).",
+            f"{label} at {place} can't be used ({message}).",
             "Check that it exists and that the user may use it.",
             table=label,
         )
     if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return SchemaMismatchError(
-            f"{label} at {place}: the values don't fit its columns ({said}).", "Correct the values or the table."
+            f"{label} at {place}: the values don't fit its columns ({message}).", "Correct the values or the table."
         )
     return TableError(
-        f"{label} at {place} refused the request ({said}).", "Correct the data or the table.", table=label
+        f"{label} at {place} refused the request ({message}).", "Correct the data or the table.", table=label
     )
 
 

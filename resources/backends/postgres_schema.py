@@ -76,14 +76,14 @@ async def read_shape(
            ORDER BY a.attnum""",
         (schema, table),
     )
-    found = await cursor.fetchall()
-    if not found:
+    rows = await cursor.fetchall()
+    if not rows:
         raise TableAccessError(
             f"{label} at {place}: there is no such table.",
             "Correct schema and name, or declare create=True.",
             table=label,
         )
-    names = [name for name, _, _ in found]
+    names = [name for name, _, _ in rows]
     for column in declared:
         if column.name not in names:
             raise SchemaMismatchError(
@@ -107,8 +107,8 @@ async def read_shape(
         )
     wanted = {column.name for column in declared} or set(names)
     return TableShape(
-        tuple(column_of(name, type_) for name, type_, _ in found if name in wanted),
-        {name: cast for name, _, cast in found},
+        tuple(column_of(name, type_) for name, type_, _ in rows if name in wanted),
+        {name: cast for name, _, cast in rows},
     )
 
 

@@ -194,11 +194,11 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
             if self.create:
                 with _transaction(connection, "IMMEDIATE"):
                     create_table(connection, self.table, self.key, self._declared)
-            found = read_columns(connection, self._label, self.table, self.key, self._declared)
+            stored = read_columns(connection, self._label, self.table, self.key, self._declared)
         except BaseException:
             connection.close()
             raise
-        columns: Sequence[Column] = self._declared or found
+        columns: Sequence[Column] = self._declared or stored
         return connection, RowCodec(self._label, self.key, columns, encoders=ENCODERS, decoders=DECODERS)
 
     def _live(self, mine: _Open) -> tuple[sqlite3.Connection, RowCodec]:
@@ -209,13 +209,13 @@ class SqliteTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record
     def _get_all(self, mine: _Open, keys: Sequence[Key]) -> dict[Key, Record]:
         connection, codec = self._live(mine)
         query = f"SELECT {_listed(codec.names)} FROM {quoted(self.table)} WHERE {_is_key(self.key)}"
-        found: dict[Key, Record] = {}
+        records: dict[Key, Record] = {}
         with _transaction(connection, "DEFERRED"):
             for key in keys:
                 row = connection.execute(query, codec.key_row(key)).fetchone()
                 if row is not None:
-                    found[key] = codec.record(row)
-        return found
+                    records[key] = codec.record(row)
+        return records
 
     def _insert(self, mine: _Open, entries: Sequence[tuple[Key, Record]], *, replace: bool) -> int:
         connection, codec = self._live(mine)

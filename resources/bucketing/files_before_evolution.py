@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout
 
 
-def columns_problem(found: pa.Schema, layout: BucketLayout) -> str:
+def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
     """Return why columns can't be read as those of the layout, "" where they can."""
     wanted = layout.arrow_schema()
-    if found.remove_metadata().equals(wanted):
+    if stored.remove_metadata().equals(wanted):
         return ""
     fixed = {*layout.key, *layout.bucket_by, *(name for name, _ in layout.hidden)}
-    fits = bool(layout.hidden) and len(set(found.names)) == len(found.names) and fixed <= set(found.names)
-    for field in found:
+    fits = bool(layout.hidden) and len(set(stored.names)) == len(stored.names) and fixed <= set(stored.names)
+    for field in stored:
         index = wanted.get_field_index(field.name)
         fits = fits and index >= 0 and (
             field.type == wanted.field(index).type or (field.name not in fixed and _widens(field, wanted.field(index)))
         )  # fmt: skip
-    return "" if fits else f"its columns are {', '.join(f'{field.name} {field.type}' for field in found)}"
+    return "" if fits else f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
 
 
 def as_laid_out(table: pa.Table, layout: BucketLayout) -> pa.Table:

@@ -58,8 +58,8 @@ def _hasher(kind: str) -> Callable[[Any, int], int]:
 def _bits(number: str, bits: str, value: float) -> int:
     """Return the bits of a float as a whole number; -0.0 is 0.0, and all NaN are one."""
     value = math.nan if math.isnan(value) else value + 0.0
-    found: int = struct.unpack(bits, struct.pack(number, value))[0]
-    return found
+    as_bits: int = struct.unpack(bits, struct.pack(number, value))[0]
+    return as_bits
 
 
 def _shortest(unscaled: int) -> bytes:

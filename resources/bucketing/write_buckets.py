@@ -70,10 +70,10 @@ def write_buckets(
     with unwrapped():
         rows = df.mapInArrow(task, "facts string").collect()
     facts = [json.loads(row.facts) for row in rows]
-    for found in facts:
-        if "error" in found:
-            raise from_document(found)
-    files = [BucketFile.from_json(found) for found in facts]
+    for file_facts in facts:
+        if "error" in file_facts:
+            raise from_document(file_facts)
+    files = [BucketFile.from_json(file_facts) for file_facts in facts]
     return sorted(files, key=lambda file: file.bucket)
 
 

@@ -146,10 +146,10 @@ class BucketFileWriter:
 
             # Spark checks each row by its own hash; this one shows that ours, which lookups use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
-            found = int(buckets(first, self._layout.partitions)[0])
-            if found != self._bucket:
+            bucket = int(buckets(first, self._layout.partitions)[0])
+            if bucket != self._bucket:
                 raise ManifestMismatchError(
-                    f"{self._options.what}: a row of bucket {found} reached the task of bucket {self._bucket}: rows "
+                    f"{self._options.what}: a row of bucket {bucket} reached the task of bucket {self._bucket}: rows "
                     f"are not partitioned by {', '.join(self._layout.bucket_by)}.",
                     "Nothing was committed. Report this with the physical plan.",
                 )

@@ -86,17 +86,17 @@ def _header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
 
 def _explained(error: Exception, names: list[str], schema: Schema, where: str) -> SchemaMismatchError:
     text = str(error)
-    if found := _CONVERSION.match(text):
-        name = names[int(found[1])]
-        row = f" of line {int(found[2])}" if found[2] else ""
+    if misfit := _CONVERSION.match(text):
+        name = names[int(misfit[1])]
+        row = f" of line {int(misfit[2])}" if misfit[2] else ""
         return SchemaMismatchError(
-            f"{where}: column {name!r}{row} is declared {schema.field(name).type}: {found[3].rstrip('.')}.",
+            f"{where}: column {name!r}{row} is declared {schema.field(name).type}: {misfit[3].rstrip('.')}.",
             "Mend the value, or declare the column as what it holds.",
             column=name,
         )
-    if found := _ROW.match(text):
+    if misfit := _ROW.match(text):
         return SchemaMismatchError(
-            f"{where}: line {found[1]}: {found[2].rstrip('.')}.", "Mend the line: each has a value for every column."
+            f"{where}: line {misfit[1]}: {misfit[2].rstrip('.')}.", "Mend the line: each has a value for every column."
         )
     return damaged(where, error)
 

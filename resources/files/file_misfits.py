@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
 
 
-def check_columns(found: list[str], schema: Schema, where: str) -> None:
+def check_columns(columns: list[str], schema: Schema, where: str) -> None:
     """Refuse a file whose columns are not those declared, each once."""
-    twice = sorted({name for name in found if found.count(name) > 1})
-    missing = [name for name in schema.names if name not in found]
-    extra = [name for name in found if name not in schema.names]
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    missing = [name for name in schema.names if name not in columns]
+    extra = [name for name in columns if name not in schema.names]
     parts = [f"column {name!r} stands twice" for name in twice]
     parts += [f"column {name!r} is missing" for name in missing]
     parts += [f"column {name!r} is not declared" for name in extra]

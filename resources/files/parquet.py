@@ -70,21 +70,21 @@ def _open(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> tuple[
     return parquet, int96
 
 
-def _check_types(found: pa.Schema, int96: set[str], schema: Schema, where: str) -> None:
+def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str) -> None:
     import pyarrow as pa
 
-    check_columns(found.names, schema, where)
+    check_columns(stored.names, schema, where)
     wrong = []
     for field in schema.fields:
-        kind = found.field(field.name).type
+        kind = stored.field(field.name).type
         if field.name in int96:
             kind = pa.timestamp("us", "UTC")
         try:
-            said = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
+            stored_type = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
         except SchemaMismatchError as error:  # a type that has no name here: nested, or a time without a zone
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
-        if said != field.type:
-            wrong.append(f"column {field.name!r} is {said}, declared {field.type}")
+        if stored_type != field.type:
+            wrong.append(f"column {field.name!r} is {stored_type}, declared {field.type}")
     if wrong:
         raise SchemaMismatchError(
             f"{where}: {'; '.join(wrong)}.", "Write the files with the declared types, or declare what they hold."

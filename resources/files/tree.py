@@ -120,13 +120,13 @@ class LocalTree:
 
     def list(self, folder: str = "") -> list[FoundFile]:
         root = Path(self.root)
-        found = []
+        files = []
         for parent, _, names in os.walk(root / folder):
             for name in names:
                 path = Path(parent) / name
                 with contextlib.suppress(FileNotFoundError):  # deleted while we look
-                    found.append(_local(path.relative_to(root).as_posix(), path.stat()))
-        return sorted((_named(self.url, file) for file in found), key=lambda file: file.path)
+                    files.append(_local(path.relative_to(root).as_posix(), path.stat()))
+        return sorted((_named(self.url, file) for file in files), key=lambda file: file.path)
 
     def read(self, file: FoundFile) -> bytes:
         with self.on_disk(file) as path:
@@ -172,16 +172,16 @@ class S3Tree:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def list(self, folder: str = "") -> list[FoundFile]:
-        found = []
+        files = []
         more: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + folder}
         while True:
             page = self._ask("LIST", folder, partial(self._client().list_objects_v2, **more))
             for item in page.get("Contents", []):
                 path = item["Key"].removeprefix(self.prefix)
                 if path and not path.endswith("/"):  # consoles make empty objects that stand for folders
-                    found.append(FoundFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
+                    files.append(FoundFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
             if not page.get("IsTruncated"):
-                return sorted(found, key=lambda file: file.path)
+                return sorted(files, key=lambda file: file.path)
             more["ContinuationToken"] = page["NextContinuationToken"]
 
     def read(self, file: FoundFile) -> bytes:

@@ -143,11 +143,11 @@ class Namespace:
         return Snapshot(commit.number, NamespaceDocument.parse(commit.body, where), self._page)
 
     def _page(self, page: Page) -> Entries:
-        found = self._cache.get(page.key)
-        if found is None:
-            found = dict(read_page(self._store, PageRef(page.key, page.count, page.sha256)))
-            self._cache.put(page.key, found)
-        return found
+        entries = self._cache.get(page.key)
+        if entries is None:
+            entries = dict(read_page(self._store, PageRef(page.key, page.count, page.sha256)))
+            self._cache.put(page.key, entries)
+        return entries
 
     def _write(self, entries: Sequence[tuple[str, Any]]) -> Page:
         ref = write_page(self._store, self._prefix, entries)

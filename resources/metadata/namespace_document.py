@@ -41,10 +41,10 @@ class NamespaceDocument(StoredDocument):
     @classmethod
     def parse(cls, body: Mapping[str, Any], where: str) -> NamespaceDocument:
         """Return the document that a commit holds. Raises MalformedDocumentError."""
-        found = body.get("format")
-        if isinstance(found, int) and found > FORMAT:
+        number = body.get("format")
+        if isinstance(number, int) and number > FORMAT:
             raise MalformedDocumentError(
-                f"{where} has format {found}; this release of Adjunct reads format {FORMAT}.",
+                f"{where} has format {number}; this release of Adjunct reads format {FORMAT}.",
                 "Upgrade dagster-adjunct: a newer version wrote this.",
                 document=where,
             )

@@ -58,7 +58,7 @@ def _told(request: Callable[Concatenate[LocalStore, P], T]) -> Callable[Concaten
         try:
             return request(self, *args, **kwargs)
         except OSError as error:
-            key = next((each for each in args if isinstance(each, str)), "")
+            key = next((given for given in args if isinstance(given, str)), "")
             raise self._failed(error, f"object {key!r}") from error
 
     return asked
@@ -234,19 +234,19 @@ class LocalStore:
             raise self._failed(error, "what is below it") from error
 
     def _failed(self, error: OSError, what: str) -> AdjunctError:
-        said = error.strerror or str(error)
+        reason = error.strerror or str(error)
         if self._root.exists() and not self._root.is_dir():
             return ConfigurationError(
                 f"{self.url} can't hold a lake: it is no folder.", "Name a folder, or s3://.", argument="url"
             )
         if error.errno in _REFUSALS or not self._root.exists():
             return ConfigurationError(
-                f"folder {self.url} can't hold a lake: {said} ({what}).",
+                f"folder {self.url} can't hold a lake: {reason} ({what}).",
                 "Choose a folder that this user may read and write.",
                 argument="url",
             )
         return StoreUnavailableError(
-            f"the file system of {self.url} failed at {what}: {said}.",
+            f"the file system of {self.url} failed at {what}: {reason}.",
             "See whether the disk is full or failing, then run it again.",
         )
 

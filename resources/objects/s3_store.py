@@ -221,10 +221,10 @@ class S3Store:
             except StoreBusyError:
                 raise
             except (PreconditionFailedError, UploadGoneError, StoreUnavailableError) as error:
-                found = self._head(key, attempts=1)  # this whole attempt is repeated anyway
-                if found is not None:
-                    if found["Metadata"].get(_TOKEN) == token:
-                        return str(found["ETag"])
+                head = self._head(key, attempts=1)  # this whole attempt is repeated anyway
+                if head is not None:
+                    if head["Metadata"].get(_TOKEN) == token:
+                        return str(head["ETag"])
                     raise self._exists(key) from None
                 if isinstance(error, PreconditionFailedError):  # deleted between the two requests
                     raise StoreBusyError(error.problem, error.next_step) from error
@@ -251,15 +251,15 @@ class S3Store:
             lambda: self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}),
         )
         for error in answer.get("Errors", []):
-            said = f"{what}: {error.get('Key')} was answered {error.get('Code')}."
+            refusal = f"{what}: {error.get('Key')} was answered {error.get('Code')}."
             if error.get("Code") == "AccessDenied":
-                raise ConfigurationError(said, "Allow s3:DeleteObject on the lake's prefix.")
+                raise ConfigurationError(refusal, "Allow s3:DeleteObject on the lake's prefix.")
             if error.get("Code") != "NoSuchKey":
-                raise StoreUnavailableError(said, "Run it again.")
+                raise StoreUnavailableError(refusal, "Run it again.")
 
     def _encryption(self) -> dict[str, Any]:
-        found = {"ServerSideEncryption": self._options.sse, "SSEKMSKeyId": self._options.sse_kms_key_id}
-        return {name: value for name, value in found.items() if value}
+        settings = {"ServerSideEncryption": self._options.sse, "SSEKMSKeyId": self._options.sse_kms_key_id}
+        return {name: value for name, value in settings.items() if value}
 
     def _at(self, key: str) -> Any:
         return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}

@@ -92,15 +92,15 @@ class Schema:
         """Return the columns of DDL like Spark's: "tailnum STRING, `seats` INT"; `what` says in errors whose."""
         fields, at = [], 0
         while at < len(text.rstrip()):
-            found = _COLUMN.match(text, at)
-            if found is None:
+            match = _COLUMN.match(text, at)
+            if match is None:
                 raise SchemaMismatchError(
                     f"{what}: the columns {text!r} can't be read at {text[at : at + 30].strip()!r}: expected name and "
                     "type, separated by commas.",
                     'Write them like "tailnum STRING, seats INT, price DECIMAL(10,2)".',
                 )
-            fields.append(Field((found[1] or "").replace("``", "`") or found[2], found[3]))
-            at = found.end()
+            fields.append(Field((match[1] or "").replace("``", "`") or match[2], match[3]))
+            at = match.end()
         if not fields:
             raise SchemaMismatchError(f"{what} names no columns.", 'Write them like "tailnum STRING, seats INT".')
         return cls(tuple(fields))
@@ -277,26 +277,26 @@ def conform(table: pa.Table, schema: Schema, what: str) -> pa.Table:
     return pa.table(columns, schema=schema.to_arrow())
 
 
-def same_family(found: pa.DataType, expected: pa.DataType) -> bool:
+def same_family(given: pa.DataType, expected: pa.DataType) -> bool:
     """Whether values of the first type may become ones of the second, as far as each of them fits."""
     import pyarrow.types as t
 
-    if t.is_dictionary(found):
-        found = found.value_type
-    if t.is_null(found):
+    if t.is_dictionary(given):
+        given = given.value_type
+    if t.is_null(given):
         return True
     if t.is_timestamp(expected):
-        return bool(t.is_timestamp(found) and found.tz is not None)
+        return bool(t.is_timestamp(given) and given.tz is not None)
     if t.is_floating(expected):
-        return bool(t.is_floating(found) or t.is_integer(found))
+        return bool(t.is_floating(given) or t.is_integer(given))
     if t.is_string(expected):
-        return bool(t.is_string(found) or t.is_large_string(found) or t.is_string_view(found))
+        return bool(t.is_string(given) or t.is_large_string(given) or t.is_string_view(given))
     if t.is_binary(expected):
         kinds = (t.is_binary, t.is_large_binary, t.is_binary_view, t.is_fixed_size_binary)
-        return any(kind(found) for kind in kinds)
+        return any(kind(given) for kind in kinds)
     for family in (t.is_integer, t.is_decimal, t.is_date, t.is_boolean):
         if family(expected):
-            return bool(family(found))
+            return bool(family(given))
     return False
 
 

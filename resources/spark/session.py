@@ -76,9 +76,9 @@ def check_java() -> str:
             f"Spark needs Java {MINIMUM_JAVA} or newer and found none: {where}.", advice, setting="JAVA_HOME"
         )
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    if not found or int(found[1]) < MINIMUM_JAVA:
-        version = found[1] if found else "an unknown version"
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if not match or int(match[1]) < MINIMUM_JAVA:
+        version = match[1] if match else "an unknown version"
         raise ConfigurationError(
             f"Spark needs Java {MINIMUM_JAVA} or newer and {java} is {version}.", advice, setting="JAVA_HOME"
         )

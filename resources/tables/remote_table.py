@@ -150,13 +150,13 @@ class RemoteTable(Generic[K, V, U]):
         """The records of those `keys` that have one."""
         function = self._reader()
         wanted = list(dict.fromkeys(self._check(keys)))
-        found: dict[K, V] = {}
+        records: dict[K, V] = {}
         async with self._order.turn(wanted):
             for chunk in self._chunks(wanted, self._reading):
-                found |= await self._send(function.get_all, chunk, args, function, self._reading)
+                records |= await self._send(function.get_all, chunk, args, function, self._reading)
                 self._count(reads=len(chunk))
-        self._count(found=len(found))
-        return found
+        self._count(found=len(records))
+        return records
 
     async def put(self, key: K, value: V, *args: object) -> None:
         """Make `value` the record of `key`."""

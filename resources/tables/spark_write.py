@@ -56,11 +56,11 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     rows = df.drop(*hidden).mapInArrow(_task(write, what), "counters string").collect()
     total = TableMetrics()
     skipped = 0
-    said = [json.loads(row.counters) for row in rows]
-    for counters in said:
+    reports = [json.loads(row.counters) for row in rows]
+    for counters in reports:
         if "error" in counters:
             raise from_document(counters)
-    for counters in said:
+    for counters in reports:
         skipped += counters.pop("null_keys")
         total += TableMetrics(**counters)
     return {**total.to_dict(), "null_keys": skipped}

@@ -54,8 +54,8 @@ class TableReadFunction(TableFunction, ABC, Generic[K, V]):
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one. Built on `get` unless the store can do better."""
-        found = await _key_by_key([(key, key) for key in keys], lambda key, _: self.get(key, *args))
-        return {key: value for key, values in found.items() for value in values if value is not None}
+        values_of = await _key_by_key([(key, key) for key in keys], lambda key, _: self.get(key, *args))
+        return {key: value for key, values in values_of.items() for value in values if value is not None}
 
 
 class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):

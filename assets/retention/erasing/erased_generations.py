@@ -50,7 +50,7 @@ class Regenerated:
 class Regenerating:
     """One erasure under way. A generation is searched once, however often the commit is decided again.
 
-    By folder: `clean` are generations that hold none of the keys, `found` what takes the place of the others, and
+    By folder: `clean` are generations that hold none of the keys, `regenerated` what takes the place of the others, and
     `holding` generations that only earlier versions read and that hold a key or can't be read.
     """
 
@@ -58,7 +58,7 @@ class Regenerating:
     keys: KeySet
     by: str
     clean: set[str] = field(default_factory=set)
-    found: dict[str, Regenerated] = field(default_factory=dict)
+    regenerated: dict[str, Regenerated] = field(default_factory=dict)
     holding: set[str] = field(default_factory=set)
     leftovers: Leftovers = field(default_factory=Leftovers)
 
@@ -87,7 +87,7 @@ class Regenerating:
                 f"dataset {self.log.name!r} has no commit any more.", "Check the lake.", dataset=self.log.name
             )
         manifest = as_unbounded(manifest)
-        self.found = {folder: made for folder, made in self.found.items() if self._stands(manifest, made)}
+        self.regenerated = {folder: made for folder, made in self.regenerated.items() if self._stands(manifest, made)}
         self._look(manifest)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)
         commit_id = self.log.attempt().id
@@ -103,7 +103,7 @@ class Regenerating:
             Rewritten(
                 made.old.folder, made.new.folder, None, "served" if made.new.folder in served else "building", made.rows
             )
-            for made in self.found.values()
+            for made in self.regenerated.values()
         )
 
     def reworded(self, manifest: DatasetManifest) -> int:
@@ -115,13 +115,13 @@ class Regenerating:
     def _look(self, manifest: UnboundedManifest) -> None:
         for layout, generation in _in_use(manifest):
             folder = generation.folder
-            if folder in self.clean or folder in self.found:
+            if folder in self.clean or folder in self.regenerated:
                 continue
             files = self._files(manifest, generation)
             try:
                 affected = files_with(files, layout, self.keys)
                 if affected:
-                    self.found[folder] = self._without(files, layout, generation, affected)
+                    self.regenerated[folder] = self._without(files, layout, generation, affected)
                 else:
                     self.clean.add(folder)
             except ManifestMismatchError as error:
@@ -166,7 +166,7 @@ class Regenerating:
         """Return the manifest without the keys; None when there is nothing to do."""
         version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
         served = version.generations if version is not None else ()
-        hit = [self.found[generation.folder] for generation in served if generation.folder in self.found]
+        hit = [self.regenerated[generation.folder] for generation in served if generation.folder in self.regenerated]
         if version is not None and hit:
             version = self._version(version, hit, number, commit_id)
             retained_from = number
@@ -176,8 +176,8 @@ class Regenerating:
             )
         gone = [generation.folder for generation in retired if generation.until <= retained_from]
         bootstrap = manifest.bootstrap
-        building = [self.found[g.folder].new if g.folder in self.found else g for g in bootstrap.building]
-        gone += [g.folder for g in bootstrap.building if g.folder in self.found]
+        building = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in bootstrap.building]
+        gone += [g.folder for g in bootstrap.building if g.folder in self.regenerated]
         bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
         after = manifest.after(
             version=version,
@@ -198,7 +198,7 @@ class Regenerating:
         self, version: SealedVersion, hit: Sequence[Regenerated], number: int, commit_id: str
     ) -> SealedVersion:
         """Return the served version with the new generations; those without a row left are not needed."""
-        new = [self.found[g.folder].new if g.folder in self.found else g for g in version.generations]
+        new = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in version.generations]
         rows = version.rows
         if rows is not None:
             rows -= sum(made.live for made in hit)
@@ -229,7 +229,7 @@ class Regenerating:
 
     def _tidy(self, manifest: UnboundedManifest | None) -> None:
         """Take the builds off record; without a manifest that holds them, delete them too."""
-        for made in self.found.values():
+        for made in self.regenerated.values():
             if manifest is None:
                 self._drop(made)
             else:

@@ -28,16 +28,16 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
     partitioning have equal checksums. Runs one Spark job.
     """
     with unwrapped():
-        found = df.agg(*_halves(schema)).first()
-    assert found is not None
-    return _told(found[0], found[1])
+        row = df.agg(*_halves(schema)).first()
+    assert row is not None
+    return _told(row[0], row[1])
 
 
 def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
     """Return the checksum of each partition's records, by the number in `__partition`; one Spark job."""
     with unwrapped():
-        found = df.groupBy(PARTITION).agg(*_halves(schema)).collect()
-    return {row[0]: _told(row[1], row[2]) for row in found}
+        rows = df.groupBy(PARTITION).agg(*_halves(schema)).collect()
+    return {row[0]: _told(row[1], row[2]) for row in rows}
 
 
 def promised_checksum(text: str | None, what: str) -> str | None:

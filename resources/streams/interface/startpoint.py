@@ -77,7 +77,11 @@ class Startpoint(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form: `version`, `kind`, and the fields by name."""
-        return {"version": VERSION, "kind": self.kind, **{each.name: getattr(self, each.name) for each in fields(self)}}
+        return {
+            "version": VERSION,
+            "kind": self.kind,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+        }
 
     @staticmethod
     def from_json(value: object) -> Startpoint:
@@ -151,7 +155,7 @@ def check_startpoint(value: object, what: str = "a startpoint") -> Startpoint:
     """Return `value` if it is a startpoint; `what` says in the error where it was given. Raises ConfigurationError."""
     if isinstance(value, Startpoint):
         return value
-    kinds = ", ".join(each.__name__ for each in KINDS.values())
+    kinds = ", ".join(kind.__name__ for kind in KINDS.values())
     raise ConfigurationError(
         f"{what} is {value!r:.80}, no startpoint: expected one of {kinds}.",
         "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
@@ -171,10 +175,10 @@ def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise _malformed(where, f"has the kind {kind!r}", f"one of {', '.join(KINDS)}")
-    names = {each.name for each in fields(cls)}
-    found = {str(name) for name in value} - {"version", "kind"}
-    if found != names:
-        raise _malformed(where, f"of kind {kind!r} has the fields {_listed(found)}", _listed(names))
+    names = {field.name for field in fields(cls)}
+    given = {str(name) for name in value} - {"version", "kind"}
+    if given != names:
+        raise _malformed(where, f"of kind {kind!r} has the fields {_listed(given)}", _listed(names))
     try:
         return cls(**{name: value[name] for name in names})
     except ConfigurationError as error:
@@ -185,15 +189,15 @@ def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint
 
 def check_version(value: Mapping[Any, Any], where: str) -> None:
     """Refuse a stored form of another version than this one. Raises MalformedDocumentError."""
-    found = value.get("version")
-    if isinstance(found, int) and not isinstance(found, bool) and found > VERSION:
+    version = value.get("version")
+    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         raise MalformedDocumentError(
-            f"{where} has version {found}; this release of Adjunct reads version {VERSION}.",
+            f"{where} has version {version}; this release of Adjunct reads version {VERSION}.",
             "Upgrade dagster-adjunct: a newer version wrote this.",
             document=where,
         )
-    if found != VERSION or isinstance(found, bool):
-        raise _malformed(where, f"has the version {found!r}", str(VERSION))
+    if version != VERSION or isinstance(version, bool):
+        raise _malformed(where, f"has the version {version!r}", str(VERSION))
 
 
 def describe_startpoint(startpoint: Startpoint) -> str:
@@ -224,19 +228,19 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
             f"{', '.join(able) or 'none'}.",
             "Write a startpoint of a kind that the system has.",
         )
-    found = startpoint.apply(ssp, _Resolver(system))
-    return check_offset(system, ssp, found, f"asked where the startpoint {describe_startpoint(startpoint)} starts")
+    offset = startpoint.apply(ssp, _Resolver(system))
+    return check_offset(system, ssp, offset, f"asked where the startpoint {describe_startpoint(startpoint)} starts")
 
 
-def check_offset(system: StreamSystem, ssp: SystemStreamPartition, found: object, asked: str) -> str:
+def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: object, asked: str) -> str:
     """Return what a system has answered if it can be an offset; `asked` says in the error what it was asked.
 
     Raises ConfigurationError: stored, or compared, anything else would come out wrong much later.
     """
-    if isinstance(found, str) and found and _is_text(found):
-        return found
+    if isinstance(answer, str) and answer and _is_text(answer):
+        return answer
     raise ConfigurationError(
-        f"{ssp}: stream system {system.name!r}, {asked}, has answered {found!r}, which is no offset: expected a text.",
+        f"{ssp}: stream system {system.name!r}, {asked}, has answered {answer!r}, which is no offset: expected a text.",
         "Mend the system: every offset is a text that is not empty, and a question that it can't answer is an "
         "OffsetOutOfRangeError.",
     )
@@ -279,8 +283,8 @@ class _Resolver:
         return oldest if above == 0 else upcoming if below == 0 else offset
 
     def _edge(self, which: Literal["oldest", "upcoming"], ssp: SystemStreamPartition) -> str:
-        found = (self.system.oldest if which == "oldest" else self.system.upcoming)([ssp]).get(ssp)
-        return check_offset(self.system, ssp, found, f"asked for its {which} offset")
+        answer = (self.system.oldest if which == "oldest" else self.system.upcoming)([ssp]).get(ssp)
+        return check_offset(self.system, ssp, answer, f"asked for its {which} offset")
 
 
 def check_id(what: str, value: object) -> None:
@@ -328,9 +332,9 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
 
 
-def _malformed(where: str, found: str, expected: str) -> MalformedDocumentError:
+def _malformed(where: str, problem: str, expected: str) -> MalformedDocumentError:
     return MalformedDocumentError(
-        f"{where} {found}; expected {expected}.",
+        f"{where} {problem}; expected {expected}.",
         "Delete it and write it again with this release of Adjunct, or upgrade if a newer one wrote it.",
         document=where,
     )

@@ -64,9 +64,9 @@ class KafkaAdmin:
             try:
                 return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
             except KafkaException as error:
-                found = self._explained(error.args[0], "its topics")
-                if left <= part or not isinstance(found, StreamUnavailableError):
-                    raise found from error
+                explained = self._explained(error.args[0], "its topics")
+                if left <= part or not isinstance(explained, StreamUnavailableError):
+                    raise explained from error
             part *= 2
 
     def describe(self, topic: str) -> TopicDescription | None:
@@ -75,12 +75,12 @@ class KafkaAdmin:
 
         asked = self._connected().describe_topics(TopicCollection([topic]))
         try:
-            (found,) = self._answers(asked, f"topic {topic!r}").values()
+            (description,) = self._answers(asked, f"topic {topic!r}").values()
         except KafkaException as error:
             if error.args[0].code() == error.args[0].UNKNOWN_TOPIC_OR_PART:
                 return None
             raise self._explained(error.args[0], f"topic {topic!r}") from error
-        return TopicDescription(topic, str(found.topic_id), len(found.partitions))
+        return TopicDescription(topic, str(description.topic_id), len(description.partitions))
 
     def config(self, topic: str) -> Mapping[str, str]:
         """Return the settings of a topic, by Kafka's names; none where the cluster does not let us see them."""
@@ -89,12 +89,12 @@ class KafkaAdmin:
         kafka = _api()
         asked = self._connected().describe_configs([kafka.ConfigResource(kafka.RESOURCE_TOPIC, topic)])
         try:
-            (found,) = self._answers(asked, f"the settings of topic {topic!r}").values()
+            (settings,) = self._answers(asked, f"the settings of topic {topic!r}").values()
         except KafkaException as error:
             if error.args[0].code() in (error.args[0].TOPIC_AUTHORIZATION_FAILED, error.args[0].UNKNOWN_TOPIC_OR_PART):
                 return {}
             raise self._explained(error.args[0], f"the settings of topic {topic!r}") from error
-        return {name: entry.value for name, entry in found.items() if entry.value is not None}
+        return {name: entry.value for name, entry in settings.items() if entry.value is not None}
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic, unless there is one, and wait until the cluster shows it and tells its offsets."""
@@ -146,7 +146,7 @@ class KafkaAdmin:
         while True:
             asked = self._connected().list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
             try:
-                return {at.partition: found.offset for at, found in self._answers(asked, what).items()}
+                return {at.partition: answer.offset for at, answer in self._answers(asked, what).items()}
             except KafkaException as error:
                 # While a partition gets another leader, the client does not ask again by itself.
                 if error.args[0].code() not in _moving(error.args[0]) or time.monotonic() > deadline:
@@ -203,9 +203,9 @@ def patience(settings: KafkaSettings) -> float:
     return float(settings.client.get("socket.timeout.ms", 60_000)) / 1000
 
 
-def no_answer(settings: KafkaSettings, what: str, said: str) -> StreamUnavailableError:
+def no_answer(settings: KafkaSettings, what: str, reason: str) -> StreamUnavailableError:
     return StreamUnavailableError(
-        f"{settings.where} did not tell of {what}: {said}.",
+        f"{settings.where} did not tell of {what}: {reason}.",
         "See whether its brokers are up and can be reached from here, then try again.",
         system=settings.name,
     )
@@ -213,15 +213,15 @@ def no_answer(settings: KafkaSettings, what: str, said: str) -> StreamUnavailabl
 
 def failure(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
     """Return the error of ours that says what Kafka's means when we ask for something, or read it."""
-    code, said = error.code(), f"{error.name()}: {error.str()}"
+    code, reason = error.code(), f"{error.name()}: {error.str()}"
     if code in (error.UNKNOWN_TOPIC_OR_PART, error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
         return StreamNotFoundError(
-            f"{settings.where} does not have {what} ({said}).", "See whether the topic was deleted."
+            f"{settings.where} does not have {what} ({reason}).", "See whether the topic was deleted."
         )
     if error.retriable() or code in _passing(error):
-        return no_answer(settings, what, said)
+        return no_answer(settings, what, reason)
     return ConfigurationError(
-        f"{settings.where} refused {what} ({said}).", "See the settings and the access rules of the cluster."
+        f"{settings.where} refused {what} ({reason}).", "See the settings and the access rules of the cluster."
     )
 
 

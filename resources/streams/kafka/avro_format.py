@@ -57,26 +57,26 @@ class Avro:
     def reader(self, what: str) -> Reader:
         schema = self.columns()
         declared = dict(fields_of(self.schema))
-        converts = {name: convert for name, each in declared.items() if (convert := from_avro(each)) is not None}
-        mixed = [name for name, each in declared.items() if is_mixed(each)]
+        converts = {name: convert for name, kind in declared.items() if (convert := from_avro(kind)) is not None}
+        mixed = [name for name, kind in declared.items() if is_mixed(kind)]
         read_one = _by_id(self.schema, self.registry) if self.registry else _whole(parsed(self.schema), None)
 
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
             rows: list[dict[str, Any] | None] = []
-            for row, each in enumerate(data):
-                found = None
-                if each is not None:
+            for row, datum in enumerate(data):
+                record = None
+                if datum is not None:
                     try:
-                        found = read_one(each)
+                        record = read_one(datum)
                         for name in mixed:
-                            found[name] = as_json(found[name])
+                            record[name] = as_json(record[name])
                     except Unfit as error:
-                        problems[row], found = str(error), None
+                        problems[row], record = str(error), None
                     except _UNREADABLE as error:
                         ended = isinstance(error, EOFError | IndexError)
-                        said = "it ends too early" if ended else type(error).__name__
-                        problems[row] = f"not Avro of its schema: {said}"
-                rows.append(found)
+                        problem = "it ends too early" if ended else type(error).__name__
+                        problems[row] = f"not Avro of its schema: {problem}"
+                rows.append(record)
             return columns_of(rows, schema, converts, problems)
 
         return read
@@ -126,12 +126,12 @@ def _whole(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:
     def read(data: bytes) -> dict[str, Any]:
         source = io.BytesIO(data)
         try:
-            found: Any = schemaless_reader(source, writer, reader)
+            record: Any = schemaless_reader(source, writer, reader)
         except SchemaResolutionError as error:
             raise Unfit(f"its writer's schema does not go with the declared one: {str(error)[:100]}") from error
         if rest := len(data) - source.tell():
             raise Unfit(f"not Avro of its schema: {rest} bytes are left over")
-        return dict(found)
+        return dict(record)
 
     return read
 
@@ -142,16 +142,16 @@ def _by_id(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[st
 
     def made(number: int) -> Callable[[bytes], dict[str, Any]]:
         try:
-            found = registry.schema(number)
+            registered = registry.schema(number)
         except SchemaMismatchError as error:
             raise Unfit(error.problem.rstrip(".")) from error
-        if found.kind != "AVRO":
-            raise Unfit(f"schema {number} of the registry is {found.kind}, not Avro")
+        if registered.kind != "AVRO":
+            raise Unfit(f"schema {number} of the registry is {registered.kind}, not Avro")
         try:
-            writer = parsed(found.text, found.references)
+            writer = parsed(registered.text, registered.references)
         except ConfigurationError as error:
             raise Unfit(f"schema {number} of the registry is no Avro schema") from error
-        same = json.loads(found.text) == json.loads(declared)
+        same = json.loads(registered.text) == json.loads(declared)
         return _whole(writer, None if same else reader)
 
     def read(data: bytes) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def parsed(text: str, references: Sequence[str] = ()) -> Any:
         ) from error
     named: dict[str, Any] = {}
     try:
-        for each in references:
-            parse_schema(json.loads(each), named_schemas=named)
+        for reference in references:
+            parse_schema(json.loads(reference), named_schemas=named)
         return parse_schema(json.loads(text), named_schemas=named)
     except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(
@@ -62,7 +62,7 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
 def _bare(declared: Any) -> Any:
     """Return a type without null, where null is all that it can be besides."""
     if isinstance(declared, list):
-        others = [each for each in declared if each != "null"]
+        others = [branch for branch in declared if branch != "null"]
         return others[0] if len(others) == 1 else declared
     return declared
 
@@ -211,9 +211,9 @@ def _from_json(value: Any, declared: Any) -> Any:
     if name == "record":
         return {field["name"]: _from_json(value.get(field["name"]), field["type"]) for field in kind["fields"]}
     if name == "array":
-        return [_from_json(each, kind["items"]) for each in value]
+        return [_from_json(item, kind["items"]) for item in value]
     if name == "map":
-        return {key: _from_json(each, kind["values"]) for key, each in value.items()}
+        return {key: _from_json(item, kind["values"]) for key, item in value.items()}
     if logical == "decimal":
         return Decimal(value)
     if logical is not None and isinstance(value, str) and logical != "uuid":

@@ -69,7 +69,7 @@ def check_malformed(declared: str, schema: Schema, what: str) -> None:
 
 def as_schema(given: Schema | str, what: str) -> Schema:
     """Return a schema that was given as one, or as DDL."""
-    found = Schema.from_ddl(given, what) if isinstance(given, str) else given
-    if not isinstance(found, Schema) or not found.fields:
+    schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
+    if not isinstance(schema, Schema) or not schema.fields:
         raise SchemaMismatchError(f"{what} declares no columns.", 'Write them like "tailnum STRING, seats INT".')
-    return found
+    return schema

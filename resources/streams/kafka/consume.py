@@ -103,23 +103,23 @@ def first_at(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms
     A broker's own answer may be an entry that no reader sees, so this looks at the next that one does see. It reads a
     little of all partitions at once.
     """
-    found = {wanted.partition: wanted.end for wanted in ranges}
+    offsets = {wanted.partition: wanted.end for wanted in ranges}
     if not ranges:
-        return found
+        return offsets
     reader = _Reader(settings, ranges, _A_LITTLE)
     for wanted, got in reader.shares():
         at = next((message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None)
         if at is not None:
-            found[wanted.partition] = at
+            offsets[wanted.partition] = at
             reader.leave(wanted.partition)
-    return found
+    return offsets
 
 
 def check_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
     """Raise OffsetOutOfRangeError if the topic is another one by now."""
-    found = KafkaAdmin(settings).describe(wanted.topic)
-    if found is None or found.identity != wanted.identity:
-        now = "gone" if found is None else f"another one, {found.identity}"
+    topic = KafkaAdmin(settings).describe(wanted.topic)
+    if topic is None or topic.identity != wanted.identity:
+        now = "gone" if topic is None else f"another one, {topic.identity}"
         raise OffsetOutOfRangeError(
             f"{wanted.ssp}: topic {wanted.topic!r} was deleted and created again while it was read: its id was "
             f"{wanted.identity}, now it is {now}.",

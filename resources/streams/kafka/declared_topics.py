@@ -73,8 +73,8 @@ class Declarations:
 
     def topics(self) -> dict[str, str]:
         """Return the topic of each stream that was declared or created."""
-        found = {stream: self._parsed(stream, said).topic for stream, said in self._namespace.read().items()}
-        return found | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
+        created = {stream: self._parsed(stream, stored).topic for stream, stored in self._namespace.read().items()}
+        return created | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
 
     def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> Known:
         """Return what a stream would be if it were created so. Raises StreamExistsError for one that is otherwise."""
@@ -107,7 +107,9 @@ class Declarations:
 
     def _new(self, stream: str, declaration: Declaration) -> _Created:
         topic = check_topic_name(self._settings.prefix + stream)
-        other = next((name for name, each in self._settings.topics.items() if (each.topic or name) == topic), None)
+        other = next(
+            (name for name, declared in self._settings.topics.items() if (declared.topic or name) == topic), None
+        )
         if other is not None:
             raise ConfigurationError(
                 f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
@@ -116,15 +118,15 @@ class Declarations:
         return _Created(topic=topic, declaration=declaration)
 
     def _read(self, snapshot: Snapshot, stream: str) -> _Created | None:
-        said = snapshot.get(stream)
-        if said is None:
+        stored = snapshot.get(stream)
+        if stored is None:
             return None
         # What was created never changes.
-        return self._created.setdefault(stream, self._parsed(stream, said))
+        return self._created.setdefault(stream, self._parsed(stream, stored))
 
-    def _parsed(self, stream: str, said: Any) -> _Created:
+    def _parsed(self, stream: str, stored: Any) -> _Created:
         try:
-            return _Created.model_validate(said)
+            return _Created.model_validate(stored)
         except ValidationError as error:
             raise MalformedDocumentError(
                 f"{self._where}: the entry of stream {stream!r} can't be read ({first_problem(error)}).",

@@ -29,11 +29,11 @@ def indexes_at(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
         return (0,), at
     if not 0 < count <= len(data):
         raise Unfit("its message indexes can't be read")
-    found = []
+    indexes = []
     for _ in range(count):
         index, at = _zigzag(data, at)
-        found.append(index)
-    return tuple(found), at
+        indexes.append(index)
+    return tuple(indexes), at
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:

@@ -37,9 +37,9 @@ def at_once(schema: Schema, names: Mapping[str, str]) -> AtOnce:
         nonlocal vain
         if not data or vain >= _TRIES:
             return None
-        found = _read(data, schema, names)
-        vain = vain + 1 if found is None else 0
-        return found
+        arrays = _read(data, schema, names)
+        vain = vain + 1 if arrays is None else 0
+        return arrays
 
     return read
 
@@ -49,10 +49,10 @@ def _read(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]
     import pyarrow.compute as pc
     from pyarrow import json
 
-    messages = [b"{}" if each is None else each for each in data]
+    messages = [b"{}" if message is None else message for message in data]
     # As many objects as messages, each of which begins and ends as one does: then each message is one object. Without
     # that, a message of two objects could make up for an empty one, and a lone null ends the process.
-    if not all(each[:1] == b"{" and each[-1:] == b"}" for each in messages):
+    if not all(message[:1] == b"{" and message[-1:] == b"}" for message in messages):
         return None
     text = b"\n".join(messages)
     if len(text) > _MOST_BYTES or text.count(b"\n") != len(messages) - 1:
@@ -73,6 +73,6 @@ def _read(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]
         return None
     columns = [column.combine_chunks() for column in table.columns]
     # A number just above the greatest double comes out as an infinity; greater ones are refused.
-    if any(pa.types.is_floating(each.type) and pc.any(pc.is_inf(each)).as_py() for each in columns):
+    if any(pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py() for column in columns):
         return None
     return columns

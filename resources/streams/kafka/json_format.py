@@ -64,8 +64,8 @@ class Json:
 
     def reader(self, what: str) -> Reader:
         schema = self.columns()
-        converts = {each.name: from_json(each, self.timestamps) for each in schema.fields}
-        exact = any(each.type.startswith("decimal") for each in schema.fields)
+        converts = {field.name: from_json(field, self.timestamps) for field in schema.fields}
+        exact = any(field.type.startswith("decimal") for field in schema.fields)
         named = dict(self.names)
         decode = json.JSONDecoder(parse_constant=_no_number, parse_float=Decimal if exact else float).decode
 
@@ -75,37 +75,37 @@ class Json:
             if (whole := quick(data)) is not None:
                 return whole
             rows: list[dict[str, Any] | None] = []
-            for row, each in enumerate(data):
-                found = None
-                if each is not None:
+            for row, message in enumerate(data):
+                record = None
+                if message is not None:
                     try:
-                        found = decode(each.decode())
-                        if type(found) is not dict:
-                            problems[row] = f"{brief(found)} where a JSON object belongs"
-                            found = None
+                        record = decode(message.decode())
+                        if type(record) is not dict:
+                            problems[row] = f"{brief(record)} where a JSON object belongs"
+                            record = None
                         elif named:
-                            found |= {column: found.get(name) for column, name in named.items()}
+                            record |= {column: record.get(name) for column, name in named.items()}
                     except UnicodeDecodeError as error:
                         problems[row] = f"not UTF-8 at byte {error.start}"
                     except json.JSONDecodeError as error:
                         problems[row] = f"not JSON: {error.msg} at character {error.pos}"
                     except (ValueError, RecursionError) as error:
                         problems[row] = f"not JSON: {str(error)[:60]}"
-                rows.append(found)
+                rows.append(record)
             return columns_of(rows, schema, converts, problems)
 
         return read
 
     def writer(self, what: str, subject: str) -> Writer:
         fields = self.columns().fields
-        heads = [json.dumps(self.names.get(each.name, each.name), ensure_ascii=False) + ":" for each in fields]
+        heads = [json.dumps(self.names.get(field.name, field.name), ensure_ascii=False) + ":" for field in fields]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = [
-                _texts(column, each.type, f"{what}: column {each.name!r}", self.timestamps)
-                for column, each in zip(columns, fields, strict=True)
+                _texts(column, field.type, f"{what}: column {field.name!r}", self.timestamps)
+                for column, field in zip(columns, fields, strict=True)
             ]
-            named = [[head + text for text in each] for head, each in zip(heads, texts, strict=True)]
+            named = [[head + text for text in column] for head, column in zip(heads, texts, strict=True)]
             return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
 
         return write

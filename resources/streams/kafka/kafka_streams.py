@@ -99,9 +99,9 @@ class KafkaStreams(NumberedOffsets):
         its columns and key for other processes. Replication and all else is the cluster's default.
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
-        known, found = self._checked(name, schema, key, partitions)
+        known, topic = self._checked(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
-        if found is None:
+        if topic is None:
             self.admin.create(known.topic, partitions)
         return self.info(name)
 
@@ -110,7 +110,7 @@ class KafkaStreams(NumberedOffsets):
 
     def info(self, stream: str) -> StreamInfo:
         facts = self.topic(stream)
-        policies = {each.strip() for each in facts.config.get("cleanup.policy", "").split(",")}
+        policies = {policy.strip() for policy in facts.config.get("cleanup.policy", "").split(",")}
         # A topic that is compacted and cut off by age, too, does not keep the newest record of every key.
         compacted = policies == {"compact"}
         kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
@@ -128,8 +128,8 @@ class KafkaStreams(NumberedOffsets):
 
     def topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
-        found = self._located(stream)
-        return replace(found, config=self._config_of(found))
+        facts = self._located(stream)
+        return replace(facts, config=self._config_of(facts))
 
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
         return [SystemStreamPartition(self.name, stream, p) for p in range(self._located(stream).partitions)]
@@ -265,18 +265,18 @@ class KafkaStreams(NumberedOffsets):
         """Return what a stream would be if it were created so, and its topic, None where there is none yet."""
         check_name("stream", name)
         known = self._declarations.check(name, schema, key, partitions)
-        found = self.admin.describe(known.topic)
-        if found is not None and found.partitions != partitions:
-            raise _wrong_count(self.settings, name, known.topic, found.partitions, partitions)
-        return known, found
+        topic = self.admin.describe(known.topic)
+        if topic is not None and topic.partitions != partitions:
+            raise _wrong_count(self.settings, name, known.topic, topic.partitions, partitions)
+        return known, topic
 
     def _located(self, stream: str) -> TopicFacts:
         """Return the stream's topic, without its settings."""
         known = self._declarations.of(stream)
-        found = self.admin.describe(known.topic)
-        if found is None:
+        topic = self.admin.describe(known.topic)
+        if topic is None:
             raise self._not_found(stream, known)
-        return TopicFacts(stream, known.topic, found.identity, found.partitions, known.declared, known.key, {})
+        return TopicFacts(stream, known.topic, topic.identity, topic.partitions, known.declared, known.key, {})
 
     def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
         return self.admin.config(facts.topic)
@@ -306,11 +306,11 @@ class KafkaStreams(NumberedOffsets):
         by_stream: dict[str, list[SystemStreamPartition]] = {}
         for ssp in ssps:
             by_stream.setdefault(ssp.qualified_stream, []).append(ssp)
-        found: dict[SystemStreamPartition, str] = {}
+        edges: dict[SystemStreamPartition, str] = {}
         for wanted in by_stream.values():
             offsets = edge(self._offsets(self._topic_with(wanted), [ssp.partition for ssp in wanted]))
-            found |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
-        return found
+            edges |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
+        return edges
 
     def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> Edges:
         """Return the oldest and the upcoming offset of each partition, asked for in this order."""
@@ -319,8 +319,8 @@ class KafkaStreams(NumberedOffsets):
     def _first_at(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
         # The ends first: a record that arrives meanwhile is then not skipped.
         ends = self._offsets(facts, partitions)[1]
-        found = self.admin.since(facts.topic, partitions, timestamp_ms)
-        starts = {p: offset for p, offset in found.items() if 0 <= offset < ends[p]}
+        since = self.admin.since(facts.topic, partitions, timestamp_ms)
+        starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
         ranges = [self._range(facts, p, start, ends[p]) for p, start in starts.items()]
         return ends | first_at(self.settings, ranges, timestamp_ms)
 
@@ -339,9 +339,9 @@ class KafkaStreams(NumberedOffsets):
         return facts, wanted
 
 
-def _wrong_count(settings: KafkaSettings, name: str, topic: str, found: int, wanted: int) -> StreamExistsError:
+def _wrong_count(settings: KafkaSettings, name: str, topic: str, partitions: int, wanted: int) -> StreamExistsError:
     return StreamExistsError(
-        f"stream {name!r} is there and declared otherwise: topic {topic!r} of {settings.where} has {found} "
+        f"stream {name!r} is there and declared otherwise: topic {topic!r} of {settings.where} has {partitions} "
         f"partitions, expected {wanted}.",
         "Declare the partitions that it has, or choose another name.",
         stream=f"{settings.name}.{name}",

@@ -129,16 +129,20 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
         deadline = time.monotonic() + seconds
         while True:
             try:
-                found = consumer.committed(wanted, max(deadline - time.monotonic(), _PAUSE_SECONDS))
+                committed = consumer.committed(wanted, max(deadline - time.monotonic(), _PAUSE_SECONDS))
                 break
             except KafkaException as error:
                 refusals.check()
-                said = error.args[0]
-                moving = (said.NOT_COORDINATOR, said.COORDINATOR_NOT_AVAILABLE, said.COORDINATOR_LOAD_IN_PROGRESS)
-                if said.code() not in moving or time.monotonic() > deadline:
+                cause = error.args[0]
+                moving = (cause.NOT_COORDINATOR, cause.COORDINATOR_NOT_AVAILABLE, cause.COORDINATOR_LOAD_IN_PROGRESS)
+                if cause.code() not in moving or time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE_SECONDS)  # the group's coordinator starts, or moves to another broker
-    marks = {each.partition: (_parsed(each.metadata, target), each.offset) for each in found if each.metadata}
+    marks = {
+        position.partition: (_parsed(position.metadata, target), position.offset)
+        for position in committed
+        if position.metadata
+    }
     return {partition: mark for partition, mark in marks.items() if mark[0].topic == target.identity}
 
 
@@ -200,8 +204,8 @@ class _Digest:
     def passed(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yield the records, counted in."""
         for record in records:
-            found = hashlib.blake2b(repr(record).encode(), digest_size=_BITS // 8).digest()
-            self._sum += int.from_bytes(found, "big")
+            digest = hashlib.blake2b(repr(record).encode(), digest_size=_BITS // 8).digest()
+            self._sum += int.from_bytes(digest, "big")
             self._count += 1
             yield record
 

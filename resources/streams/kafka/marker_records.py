@@ -42,16 +42,16 @@ def marker_text(version: str, rows: int | None = None, checksum: str | None = No
 def marker_in(message: Message, ssp: SystemStreamPartition) -> Marker:
     """Return the marker that a message is. Raises MalformedDocumentError for one that can't be read."""
     headers: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
-    said = next((value for name, value in headers if name == END_OF_DATASET), None)
+    header = next((value for name, value in headers if name == END_OF_DATASET), None)
     try:
-        found = _Said.model_validate_json(said or b"")
+        body = _Said.model_validate_json(header or b"")
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(said or b'')[:200]!r}: "
+            f"{ssp}: the end-of-dataset marker at offset {message.offset()} says {(header or b'')[:200]!r}: "
             f"{first_problem(error)}.",
             'Write markers as {"version": "v7"}, and with "rows" and "checksum" as they are known.',
         ) from error
-    return Marker(ssp, str(message.offset()), found.version, found.rows, found.checksum)
+    return Marker(ssp, str(message.offset()), body.version, body.rows, body.checksum)
 
 
 def markers(
@@ -72,10 +72,10 @@ def markers(
         TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
         for p, start in sorted(starts.items())
     ]
-    found = [
+    markers_read = [
         marker_in(message, SystemStreamPartition(system.name, stream, wanted.partition))
         for wanted, got in read_ranges(system.settings, ranges)
         for message in got
         if is_marker(message.headers())
     ]
-    return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))
+    return sorted(markers_read, key=lambda marker: (marker.ssp.partition, int(marker.offset)))

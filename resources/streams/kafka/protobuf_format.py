@@ -87,25 +87,25 @@ class Protobuf:
             from google.protobuf.unknown_fields import UnknownFieldSet
 
             rows: list[dict[str, Any] | None] = []
-            for row, each in enumerate(data):
-                found = None
-                if each is not None:
+            for row, datum in enumerate(data):
+                record = None
+                if datum is not None:
                     try:
-                        made = message.FromString(each if bare is None else bare(each))
+                        made = message.FromString(datum if bare is None else bare(datum))
                         for unknown in UnknownFieldSet(made):
                             if unknown.field_number in numbers:
                                 raise Unfit(
                                     f"not {self.message}: field {numbers[unknown.field_number]!r} came as another type "
                                     f"(wire type {unknown.wire_type})"
                                 )
-                        found = {name: value(made) for name, value in get.items()}
+                        record = {name: value(made) for name, value in get.items()}
                         if nested:
-                            found |= nested_json(made, nested, get)
+                            record |= nested_json(made, nested, get)
                     except Unfit as error:
                         problems[row] = str(error)
                     except (DecodeError, ValueError, OverflowError) as error:
                         problems[row] = f"not {self.message}: {type(error).__name__}"
-                rows.append(found)
+                rows.append(record)
             return columns_of(rows, schema, {}, problems)
 
         return read
@@ -135,12 +135,13 @@ class Protobuf:
             raise ConfigurationError(
                 f"{what}: no subject is known for its Protobuf schema.", "Give it: Protobuf(subject=…)."
             )
-        found = registry.latest(subject)
-        if found.kind != "PROTOBUF":
+        registered = registry.latest(subject)
+        if registered.kind != "PROTOBUF":
             raise SchemaMismatchError(
-                f"{what}: the registry's subject {subject!r} is {found.kind}, not Protobuf.", "Name the right subject."
+                f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf.",
+                "Name the right subject.",
             )
-        return header(found.id) + indexes_bytes(indexes_of(descriptor))
+        return header(registered.id) + indexes_bytes(indexes_of(descriptor))
 
     def describe(self) -> str:
         return f"Protobuf ({self.message})"
@@ -160,9 +161,9 @@ def _unframed(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[
                 raise Unfit(error.problem.rstrip(".")) from error
         if kinds[number] != "PROTOBUF":
             raise Unfit(f"schema {number} of the registry is {kinds[number]}, not Protobuf")
-        found, at = indexes_at(data, HEADER_BYTES)
-        if found != declared:
-            raise Unfit(f"another message of its file: indexes {list(found)[:10]}, declared {list(declared)}")
+        indexes, at = indexes_at(data, HEADER_BYTES)
+        if indexes != declared:
+            raise Unfit(f"another message of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
         return data[at:]
 
     return bare

@@ -58,7 +58,10 @@ def indexes_of(descriptor: Any) -> tuple[int, ...]:
     """Return where a message type stands in its file: its number there, or those of the types around it first."""
     outer = descriptor.containing_type
     siblings = list(outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values())
-    return (*(indexes_of(outer) if outer is not None else ()), [each.name for each in siblings].index(descriptor.name))
+    return (
+        *(indexes_of(outer) if outer is not None else ()),
+        [sibling.name for sibling in siblings].index(descriptor.name),
+    )
 
 
 def column_type(field: Any) -> str:
@@ -125,13 +128,13 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
     for name in others:
         only.ClearField(name)
     try:
-        found = json_format.MessageToDict(only, preserving_proto_field_name=True)
+        values = json_format.MessageToDict(only, preserving_proto_field_name=True)
     except (json_format.Error, TypeError) as error:  # an Any whose type is not in the descriptor set
         raise Unfit(f"nested fields have no form in JSON ({type(error).__name__})") from error
     texts: dict[str, str | None] = {}
     for field in nested:
-        if field.name in found:
-            texts[field.name] = json.dumps(found[field.name], ensure_ascii=False, separators=(",", ":"))
+        if field.name in values:
+            texts[field.name] = json.dumps(values[field.name], ensure_ascii=False, separators=(",", ":"))
         else:
             is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
             texts[field.name] = None if not _is_repeated(field) else "{}" if is_map else "[]"

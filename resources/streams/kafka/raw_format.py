@@ -81,9 +81,9 @@ class Text:
 
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
             rows: list[dict[str, Any] | None] = []
-            for row, each in enumerate(data):
+            for row, datum in enumerate(data):
                 try:
-                    rows.append(None if each is None else {self.column: each.decode()})
+                    rows.append(None if datum is None else {self.column: datum.decode()})
                 except UnicodeDecodeError as error:
                     problems[row] = f"not UTF-8 at byte {error.start}"
                     rows.append(None)
@@ -100,7 +100,7 @@ class Text:
                     "Mark them by __tombstone, or leave them out.",
                     column=self.column,
                 )
-            return [each.encode() for each in columns[0].to_pylist()]
+            return [text.encode() for text in columns[0].to_pylist()]
 
         return write
 
@@ -136,9 +136,9 @@ class KeyText:
 
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
             rows: list[dict[str, Any] | None] = []
-            for row, each in enumerate(data):
+            for row, datum in enumerate(data):
                 try:
-                    rows.append(None if each is None else _parts(each, schema))
+                    rows.append(None if datum is None else _parts(datum, schema))
                 except UNFIT as error:
                     problems[row] = str(error) if not isinstance(error, UnicodeDecodeError) else "not UTF-8"
                     rows.append(None)
@@ -152,9 +152,9 @@ class KeyText:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = [to_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             if len(texts) == 1:
-                return [None if each is None else each.encode() for each in texts[0]]  # type: ignore[misc]
+                return [None if text is None else text.encode() for text in texts[0]]  # type: ignore[misc]
             made = zip(*texts, strict=True)
-            return [json.dumps(each, ensure_ascii=False, separators=(",", ":")).encode() for each in made]
+            return [json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode() for parts in made]
 
         return write
 

@@ -59,7 +59,7 @@ def schema_of(topic: KafkaTopic) -> Schema:
                 "Declare it alike in both, or under two names.",
             )
     fields += value.columns().fields
-    bad = list(dict.fromkeys(each.malformed for each in (key, value) if each is not None and each.malformed != FAIL))
+    bad = list(dict.fromkeys(side.malformed for side in (key, value) if side is not None and side.malformed != FAIL))
     fields += [Field(name, "binary") for name in bad]
     if topic.headers is not None:
         fields.append(Field(topic.headers, "string"))
@@ -102,14 +102,14 @@ def decoder(topic: KafkaTopic, stream: str) -> Batches:
         if read_key is not None and not (only_for_tombstones and shared and not batch.column(VALUE).null_count):
             wanted = keys
             if only_for_tombstones:
-                wanted = [each if none is None else None for each, none in zip(keys, data, strict=True)]
-            found = dict(zip(key_names, read_key(wanted, bad_keys), strict=True))
+                wanted = [key if none is None else None for key, none in zip(keys, data, strict=True)]
+            of_keys = dict(zip(key_names, read_key(wanted, bad_keys), strict=True))
             for name in shared:
-                found[name] = pc.if_else(gone, found[name], columns[name])
-            columns |= found
+                of_keys[name] = pc.if_else(gone, of_keys[name], columns[name])
+            columns |= of_keys
         if bad_keys or bad_values:
             rows = pa.array([row in bad_keys or row in bad_values for row in range(len(data))])
-            columns = {name: pc.if_else(rows, pa.scalar(None, each.type), each) for name, each in columns.items()}
+            columns = {name: pc.if_else(rows, pa.scalar(None, column.type), column) for name, column in columns.items()}
         sides: list[tuple[str, Format | None, Sequence[bytes | None], Problems]]
         sides = [("key", key, keys, bad_keys), ("value", value, data, bad_values)]
         for which, form, given, bad in sides:
@@ -157,8 +157,10 @@ def _headers_json(headers: pa.Array) -> pa.Array:
     import pyarrow as pa
 
     made = []
-    for each in headers.to_pylist():
-        pairs = [[h["name"], None if h["value"] is None else base64.b64encode(h["value"]).decode()] for h in each or ()]
+    for of_message in headers.to_pylist():
+        pairs = [
+            [h["name"], None if h["value"] is None else base64.b64encode(h["value"]).decode()] for h in of_message or ()
+        ]
         made.append(json.dumps(pairs, ensure_ascii=False, separators=(",", ":")))
     return pa.array(made, pa.string())
 

@@ -62,8 +62,8 @@ def column_of(values: list[Any], field: Field, convert: Convert | None, problems
 
     kind = arrow_type(field.type)
     ready = _READY.get(field.type)
-    found = set(map(type, values)) - {type(None)}
-    if (ready is not None and found <= ready) or convert is None:
+    types = set(map(type, values)) - {type(None)}
+    if (ready is not None and types <= ready) or convert is None:
         try:
             made = pa.array(values, kind)
             if convert is None or field.type != "double" or not pc.any(pc.is_inf(made)).as_py():
@@ -78,13 +78,13 @@ def column_of(values: list[Any], field: Field, convert: Convert | None, problems
     kept: list[Any] = []
     for row, value in enumerate(values):
         try:
-            each = value if value is None or convert is None else convert(value)
-            pa.array([each], kind)
+            converted = value if value is None or convert is None else convert(value)
+            pa.array([converted], kind)
         except UNFIT as error:
-            said = str(error) if isinstance(error, Unfit) else ""
-            problems.setdefault(row, f"column {field.name!r} is {brief(value)}, declared {field.type}{said}")
-            each = None
-        kept.append(each)
+            reason = str(error) if isinstance(error, Unfit) else ""
+            problems.setdefault(row, f"column {field.name!r} is {brief(value)}, declared {field.type}{reason}")
+            converted = None
+        kept.append(converted)
     return pa.array(kept, kind)
 
 

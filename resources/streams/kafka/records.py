@@ -41,15 +41,15 @@ def encode(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     written = _written(topic)
-    around = [each for each in frame.schema.names if each.startswith("__")]
-    found = Schema.from_spark(frame.select(*[column(n) for n in frame.columns if n not in around]).schema)
-    _check_columns(found, written, stream)
+    around = [name for name in frame.schema.names if name.startswith("__")]
+    given = Schema.from_spark(frame.select(*[column(n) for n in frame.columns if n not in around]).schema)
+    _check_columns(given, written, stream)
     encoder(topic, stream)  # what fails here would fail in every task
     casts = [column(field.name).cast(field.type).alias(field.name) for field in written.fields]
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
     ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"] if topic.headers is not None else []
-    ddl += [f"`{each}` {types[each]}" for each in around]
+    ddl += [f"`{name}` {types[name]}" for name in around]
 
     def made(batches: Iterator[Any]) -> Iterator[Any]:
         yield from map(encoder(topic, stream), batches)
@@ -57,7 +57,7 @@ def encode(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return wrapped(made(batches))
 
-    return frame.select(*casts, *[F.col(each) for each in around]).mapInArrow(run, ", ".join(ddl))
+    return frame.select(*casts, *[F.col(name) for name in around]).mapInArrow(run, ", ".join(ddl))
 
 
 def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
@@ -82,18 +82,18 @@ def encoder(topic: KafkaTopic, stream: str) -> Batches:
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         names = batch.schema.names
-        around = {each: batch.column(each) for each in names if each.startswith("__")}
-        table = pa.table({each: batch.column(each) for each in names if each not in around})
+        around = {name: batch.column(name) for name in names if name.startswith("__")}
+        table = pa.table({name: batch.column(name) for name in names if name not in around})
         records = conform(table, written, stream).combine_chunks()
-        flat = {each: _chunk(records.column(each)) for each in written.names}
+        flat = {name: _chunk(records.column(name)) for name in written.names}
         gone = around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(gone)
-        present = [flat[each].filter(keep) for each in value.columns().names]
+        present = [flat[name].filter(keep) for name in value.columns().names]
         made = iter(write_value(present))
-        values = [next(made) if each else None for each in keep.to_pylist()]
+        values = [next(made) if kept else None for kept in keep.to_pylist()]
         out = {KEY: pa.nulls(batch.num_rows, pa.binary()), VALUE: pa.array(values, pa.binary())}
         if write_key is not None and key is not None:
-            out[KEY] = pa.array(write_key([flat[each] for each in key.columns().names]), pa.binary())
+            out[KEY] = pa.array(write_key([flat[name] for name in key.columns().names]), pa.binary())
         if topic.headers is not None:
             out[HEADERS] = _headers_of(flat[topic.headers], f"{stream}: column {topic.headers!r}")
         return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
@@ -113,17 +113,17 @@ def _chunk(column: pa.ChunkedArray) -> pa.Array:
 
 def _written(topic: KafkaTopic) -> Schema:
     """Return the columns that are written: all but those that keep what could not be read."""
-    kept = {each.malformed for each in (topic.key, topic.value) if each is not None}
+    kept = {side.malformed for side in (topic.key, topic.value) if side is not None}
     return Schema(tuple(field for field in schema_of(topic).fields if field.name not in kept))
 
 
-def _check_columns(found: Schema, written: Schema, stream: str) -> None:
-    fits = set(found.names) == set(written.names) and all(
-        widens(found.field(field.name).type, field.type) for field in written.fields
+def _check_columns(given: Schema, written: Schema, stream: str) -> None:
+    fits = set(given.names) == set(written.names) and all(
+        widens(given.field(field.name).type, field.type) for field in written.fields
     )
     if not fits:
         raise SchemaMismatchError(
-            f"{stream}: the records to append do not have its columns: {written.difference(found)}.",
+            f"{stream}: the records to append do not have its columns: {written.difference(given)}.",
             f"Select exactly {written.ddl()}.",
         )
 

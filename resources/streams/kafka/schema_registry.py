@@ -73,13 +73,13 @@ class SchemaRegistry:
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the newest schema of a subject. Raises as `schema` does."""
-        found = _ask(self, "GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
-        if found is None:
+        body = _ask(self, "GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
+        if body is None:
             raise SchemaMismatchError(
                 f"schema registry {self.url} has no subject {subject!r}.",
                 "Register its schema there, or name the right subject.",
             )
-        return _registered(self, int(found["id"]), found)
+        return _registered(self, int(body["id"]), body)
 
     def register(self, subject: str, text: str) -> int:
         """Return the id of this Avro schema under the subject; register it where the subject does not have it.
@@ -91,44 +91,44 @@ class SchemaRegistry:
 
 @lru_cache(maxsize=1024)
 def _schema(registry: SchemaRegistry, number: int) -> RegisteredSchema:
-    found = _ask(registry, "GET", f"/schemas/ids/{number}")
-    if found is None:
+    body = _ask(registry, "GET", f"/schemas/ids/{number}")
+    if body is None:
         raise SchemaMismatchError(
             f"schema registry {registry.url} has no schema {number}.",
             "Ask the topic's producers which registry is theirs.",
         )
-    return _registered(registry, number, found)
+    return _registered(registry, number, body)
 
 
 @lru_cache(maxsize=256)
 def _register(registry: SchemaRegistry, subject: str, text: str) -> int:
     path = f"/subjects/{quote(subject, safe='')}"
-    said = {"schema": text}
-    found = _ask(registry, "POST", path, said) or _ask(registry, "POST", f"{path}/versions", said)
-    if found is None:
+    request = {"schema": text}
+    body = _ask(registry, "POST", path, request) or _ask(registry, "POST", f"{path}/versions", request)
+    if body is None:
         raise ConfigurationError(
             f"schema registry {registry.url} takes no schemas at {path}/versions.", "Check the registry's URL."
         )
-    return int(found["id"])
+    return int(body["id"])
 
 
-def _registered(registry: SchemaRegistry, number: int, found: Mapping[str, Any]) -> RegisteredSchema:
+def _registered(registry: SchemaRegistry, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
     texts: list[str] = []
-    for each in found.get("references") or ():
-        path = f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}"
+    for reference in body.get("references") or ():
+        path = f"/subjects/{quote(reference['subject'], safe='')}/versions/{reference['version']}"
         under = _ask(registry, "GET", path)
         if under is None:
             raise SchemaMismatchError(
-                f"schema {number} of {registry.url} builds on {each['subject']!r}, version {each['version']}, which is "
-                "not there.",
+                f"schema {number} of {registry.url} builds on {reference['subject']!r}, version "
+                f"{reference['version']}, which is not there.",
                 "Register it again.",
             )
         below = _registered(registry, int(under["id"]), under)
         texts += [text for text in (*below.references, below.text) if text not in texts]
-    return RegisteredSchema(number, found.get("schemaType") or "AVRO", found["schema"], tuple(texts))
+    return RegisteredSchema(number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts))
 
 
-def _ask(registry: SchemaRegistry, method: str, path: str, said: Mapping[str, str] | None = None) -> Any:
+def _ask(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
     """Return the registry's answer, None where it knows no such thing. Short troubles are waited out."""
     import requests
 
@@ -140,7 +140,7 @@ def _ask(registry: SchemaRegistry, method: str, path: str, said: Mapping[str, st
     for pause in (*_PAUSES, None):
         try:
             answer = requests.request(
-                method, registry.url + path, json=said, headers=headers, auth=(user, password) if login else None,
+                method, registry.url + path, json=body, headers=headers, auth=(user, password) if login else None,
                 verify=registry.ca_location or True, timeout=_TIMEOUT,
             )  # fmt: skip
         except requests.exceptions.SSLError as error:
@@ -169,13 +169,13 @@ def _understood(answer: Any, what: str, path: str) -> Any:
     code = body.get("error_code") if isinstance(body, dict) else None
     if answer.status_code == 404 and code in _NOT_THERE:
         return None
-    said = str(body.get("message", ""))[:300] if isinstance(body, dict) else ""
+    reason = str(body.get("message", ""))[:300] if isinstance(body, dict) else ""
     if answer.status_code in (409, 422):
         raise SchemaMismatchError(
-            f"{what} refuses the schema for {path}: {said or answer.status_code}.",
+            f"{what} refuses the schema for {path}: {reason or answer.status_code}.",
             "Make it compatible with the versions before, or relax the subject's compatibility.",
         )
     step = (
         "Check the login or token." if answer.status_code in (401, 403) else "Check its URL and that it is a registry."
     )
-    raise ConfigurationError(f"{what} answers {path} with HTTP {answer.status_code}. {said}".rstrip(), step)
+    raise ConfigurationError(f"{what} answers {path} with HTTP {answer.status_code}. {reason}".rstrip(), step)

@@ -91,10 +91,10 @@ def resolved(settings: ClientSettings) -> dict[str, Any]:
     What `client_factory` returns comes last. Raises ConfigurationError for a variable that is not set here, and for a
     factory that can't be used.
     """
-    found: dict[str, Any] = {key: secret(value, f"client setting {key!r}") for key, value in settings.client.items()}
+    client: dict[str, Any] = {key: secret(value, f"client setting {key!r}") for key, value in settings.client.items()}
     if settings.client_factory is not None:
-        found |= _made(settings.client_factory)
-    return {**found, "bootstrap.servers": settings.bootstrap_servers}
+        client |= _made(settings.client_factory)
+    return {**client, "bootstrap.servers": settings.bootstrap_servers}
 
 
 def secret(value: Any, what: str) -> Any:
@@ -129,13 +129,14 @@ class Refusals:
         """Raise ConfigurationError where a broker refused us, StreamUnavailableError where no token was to be had."""
         if self._heard is None:
             return
-        said = str(self._heard.str())
-        if said.startswith(_NO_TOKEN):
+        reason = str(self._heard.str())
+        if reason.startswith(_NO_TOKEN):
             raise StreamUnavailableError(
-                f"{self._who}: {said[:300]}.", "Look whether what the token callback asks can be reached; then repeat."
+                f"{self._who}: {reason[:300]}.",
+                "Look whether what the token callback asks can be reached; then repeat.",
             )
         raise ConfigurationError(
-            f"{self._who} refused the connection: {self._heard.name().lstrip('_')}: {said[:300]}.",
+            f"{self._who} refused the connection: {self._heard.name().lstrip('_')}: {reason[:300]}.",
             "Check security.protocol, the SASL mechanism and credentials, and the certificates; repeating won't help.",
         )
 
@@ -161,20 +162,20 @@ def new_client(kind: Kind, settings: ClientSettings, own: Mapping[str, Any], ref
     try:
         return made[kind]({**_DEFAULTS, **_with_token(resolved(settings), settings), **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
-        said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(
-            f"Kafka system {settings.name!r}: the client settings can't be used: {said}.",
+            f"Kafka system {settings.name!r}: the client settings can't be used: {reason}.",
             "Correct client= of kafka_system; the names are those of librdkafka.",
         ) from None  # the cause might show the settings
 
 
-def _with_token(found: dict[str, Any], settings: ClientSettings) -> dict[str, Any]:
+def _with_token(client: dict[str, Any], settings: ClientSettings) -> dict[str, Any]:
     """Return the settings with a first token got already: a client that gets none waits, and does not tell why."""
-    callback = found.get("oauth_cb")
+    callback = client.get("oauth_cb")
     if callback is None:
-        return found
+        return client
     try:
-        first = [callback(found.get("sasl.oauthbearer.config", ""))]
+        first = [callback(client.get("sasl.oauthbearer.config", ""))]
     except AdjunctError:
         raise
     except Exception as error:
@@ -183,7 +184,7 @@ def _with_token(found: dict[str, Any], settings: ClientSettings) -> dict[str, An
             "Look whether what the callback asks can be reached from here; then repeat.",
             system=settings.name,
         ) from error
-    return {**found, "oauth_cb": lambda config: first.pop() if first else callback(config)}
+    return {**client, "oauth_cb": lambda config: first.pop() if first else callback(config)}
 
 
 def _made(place: str) -> Mapping[str, Any]:
@@ -198,7 +199,7 @@ def _made(place: str) -> Mapping[str, Any]:
             argument="client_factory",
         ) from error
     try:
-        found = function()
+        made = function()
     except AdjunctError:
         raise
     except Exception as error:
@@ -207,20 +208,20 @@ def _made(place: str) -> Mapping[str, Any]:
             "Call it by hand in this process's environment; it takes no arguments.",
             argument="client_factory",
         ) from error
-    if not isinstance(found, Mapping):
+    if not isinstance(made, Mapping):
         raise ConfigurationError(
-            f"client_factory {place!r} returned a {type(found).__name__}: expected a dict of librdkafka settings.",
+            f"client_factory {place!r} returned a {type(made).__name__}: expected a dict of librdkafka settings.",
             "Return only settings, with their librdkafka names.",
             argument="client_factory",
         )
-    taken = sorted(set(found) & (_OURS.keys() | {"error_cb"}))
+    taken = sorted(set(made) & (_OURS.keys() | {"error_cb"}))
     if taken:
         raise ConfigurationError(
             f"client_factory {place!r} returned {', '.join(taken)}, which Adjunct sets itself.",
             "Leave them out.",
             argument="client_factory",
         )
-    return found
+    return made
 
 
 def is_reference(value: object) -> bool:

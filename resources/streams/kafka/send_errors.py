@@ -21,30 +21,30 @@ _SHOWN = 60
 
 def refused(error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None) -> AdjunctError:
     """Return the error of ours that says what Kafka's means here."""
-    code, said = error.code(), error.str()
+    code, reason = error.code(), error.str()
     if code in (error._FENCED, error.PRODUCER_FENCED, error.INVALID_PRODUCER_EPOCH):
         return CommitConflictError(
             f"{target}: another producer with the same name took over while this one was appending, or the append took "
-            f"longer than transaction.timeout.ms ({said}).",
+            f"longer than transaction.timeout.ms ({reason}).",
             "Nothing of this append is visible. Run one application of a name at a time, then append again: what is "
             "in already adds nothing.",
         )
     if code == error.MSG_SIZE_TOO_LARGE:
-        found = "" if size is None else f" has {size:,} bytes and"
+        its_size = "" if size is None else f" has {size:,} bytes and"
         return PermanentError(
-            f"{target}: the record with the key {_shown(key)}{found} is larger than the topic takes "
+            f"{target}: the record with the key {_shown(key)}{its_size} is larger than the topic takes "
             f"({target.max_bytes:,} bytes).",
             f"Raise max.message.bytes of topic {target.topic!r} (and message.max.bytes in client=, if that is set), or "
             "make the record smaller.",
         )
     if code in _transient(error):
         return StreamUnavailableError(
-            f"{target}: Kafka did not take the records ({error.name()}: {said}).",
+            f"{target}: Kafka did not take the records ({error.name()}: {reason}).",
             "See whether the brokers are up, then append again.",
         )
     record = "" if key is None else f" the record with the key {_shown(key)}"
     return PermanentError(
-        f"{target}: Kafka refused{record or ' the records'} ({error.name()}: {said}).",
+        f"{target}: Kafka refused{record or ' the records'} ({error.name()}: {reason}).",
         f"See the settings and the access rules of topic {target.topic!r}, then append again.",
     )
 

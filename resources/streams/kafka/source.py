@@ -114,20 +114,20 @@ def shares(ranges: Sequence[TopicRange], split: int = SPLIT, least: int = LEAST)
     Ranges that follow each other go together as long as they have no more than `least` offsets in all: a consumer
     takes longer to start than to read so few. Empty ranges are left out.
     """
-    found: list[tuple[TopicRange, ...]] = []
+    shares: list[tuple[TopicRange, ...]] = []
     few: list[TopicRange] = []
     for wanted in ranges:
         width = wanted.end - wanted.start
         count = -(-width // split)
         if 0 < width <= least:
-            if sum(each.end - each.start for each in few) + width > least:
-                found.append(tuple(few))
+            if sum(earlier.end - earlier.start for earlier in few) + width > least:
+                shares.append(tuple(few))
                 few = []
             few.append(wanted)
         else:
             edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
-            found += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
-    return [*found, tuple(few)] if few else found
+            shares += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
+    return [*shares, tuple(few)] if few else shares
 
 
 def record_batches(plan: Plan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
@@ -154,8 +154,8 @@ def _decoder(plan: Plan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     schema = pa.schema([*columns, *fields])
 
     def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-        found = decode(batch)
-        return pa.RecordBatch.from_arrays([found.column(name) for name in schema.names], schema=schema)
+        records = decode(batch)
+        return pa.RecordBatch.from_arrays([records.column(name) for name in schema.names], schema=schema)
 
     return decoded
 
@@ -174,7 +174,7 @@ def _batch(got: list[Message], headers: list[Any], partition: int, with_headers:
 
     count = len(got)
     header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
-    shown = ([{"name": name, "value": value} for name, value in each or ()] for each in headers)
+    shown = ([{"name": name, "value": value} for name, value in of_message or ()] for of_message in headers)
     columns = {
         PARTITION: pa.array(np.full(count, partition, np.int32)),
         OFFSET: pa.array([message.offset() for message in got], pa.int64()),
@@ -182,7 +182,9 @@ def _batch(got: list[Message], headers: list[Any], partition: int, with_headers:
         KEY: pa.array([message.key() for message in got], pa.binary()),
         VALUE: pa.array([message.value() for message in got], pa.binary()),
         HEADERS: pa.array(list(shown), pa.list_(header)) if with_headers else pa.nulls(count, pa.list_(header)),
-        EPOCH: pa.array([_epoch(each) for each in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()),
+        EPOCH: pa.array(
+            [_epoch(of_message) for of_message in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()
+        ),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
@@ -198,8 +200,8 @@ def _times(ms: list[int]) -> pa.Array:
 
 
 def _epoch(headers: list[tuple[str, bytes | None]] | None) -> int:
-    said = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
-    return int(said) if said and said.isdigit() and len(said) < 10 else 0
+    epoch = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
+    return int(epoch) if epoch and epoch.isdigit() and len(epoch) < 10 else 0
 
 
 def _plan(source: DataSource) -> Plan:

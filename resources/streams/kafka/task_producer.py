@@ -127,9 +127,9 @@ class Sender:
 
     def mark(self, append: Append) -> None:
         """Queue the append's markers; they do not count as records."""
-        for partition, said in append.markers:
+        for partition, marker in append.markers:
             self._rows[partition] = self._rows.get(partition, 0) - 1
-            self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, said)])], partition)
+            self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, marker)])], partition)
 
     def finish(self) -> list[Span]:
         """Wait until the broker has every record; return where they lie. Raises for the first that it refused."""
@@ -256,4 +256,6 @@ def _headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]
 
 
 def _joined(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
-    return [(each["name"], each["value"]) for each in theirs or () if not each["name"].startswith(RESERVED)] + ours
+    return [
+        (header["name"], header["value"]) for header in theirs or () if not header["name"].startswith(RESERVED)
+    ] + ours

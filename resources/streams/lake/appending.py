@@ -110,9 +110,9 @@ def _segment(state: StreamState, append: Append, appended: int) -> Segment:
     if append.marker:
         for partition in append.marker.partitions:
             offset = offsets[partition]
-            said = append.marker
-            rows = _marker_rows(said, partition, offset - state.marked_until[partition])
-            markers.append(MarkerEntry(partition, offset, said.version, rows, said.checksum, said.rows is None))
+            marker = append.marker
+            rows = _marker_rows(marker, partition, offset - state.marked_until[partition])
+            markers.append(MarkerEntry(partition, offset, marker.version, rows, marker.checksum, marker.rows is None))
             offsets[partition] += 1
     return Segment(
         id=state.next_segment,

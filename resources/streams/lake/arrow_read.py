@@ -191,9 +191,9 @@ def _first_row_at(store: ObjectStore, prefix: str, segment: Segment, file: FileE
             continue
         table = parquet.read_row_group(group, columns=[ROW, TIMESTAMP])
         times = pc.fill_null(table.column(TIMESTAMP).cast("int64"), appended).to_numpy()
-        found = np.nonzero(times >= time_us)[0]
-        if found.size:
-            return int(table.column(ROW)[int(found[0])].as_py())
+        places = np.nonzero(times >= time_us)[0]
+        if places.size:
+            return int(table.column(ROW)[int(places[0])].as_py())
     return None
 
 

@@ -58,18 +58,18 @@ def let_go(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) 
 
 def held_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
     """Return the folders of files that are held, by holder. Raises MalformedDocumentError."""
-    found: dict[str, set[str]] = {}
+    attempts_of: dict[str, set[str]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/holds/"):
         try:
             body = json.loads(lake.store.get(item.key).data)
-            found.setdefault(body["holder"], set()).update(body["attempts"])
+            attempts_of.setdefault(body["holder"], set()).update(body["attempts"])
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedDocumentError(
                 f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so nobody knows what it keeps.",
                 "Restore it, or delete it and register the stream again where it was held.",
                 document=item.key,
             ) from error
-    return {holder: sorted(attempts) for holder, attempts in found.items()}
+    return {holder: sorted(attempts) for holder, attempts in attempts_of.items()}
 
 
 def _prefix(lake: Lake, stream: str, holder: str) -> str:

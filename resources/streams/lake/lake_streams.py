@@ -288,7 +288,7 @@ class LakeStreams(LakeReads):
     def _edges(
         self, ssps: Iterable[SystemStreamPartition], edge: Callable[[StreamState], tuple[int, ...]]
     ) -> dict[SystemStreamPartition, str]:
-        found: dict[SystemStreamPartition, str] = {}
+        edges: dict[SystemStreamPartition, str] = {}
         by_stream: dict[str, list[SystemStreamPartition]] = {}
         for ssp in ssps:
             by_stream.setdefault(one_stream(self.name, [ssp]), []).append(ssp)
@@ -297,8 +297,8 @@ class LakeStreams(LakeReads):
             for ssp in wanted:
                 if ssp.partition >= len(offsets):
                     raise no_partition(ssp, len(offsets))
-                found[ssp] = str(offsets[ssp.partition])
-        return found
+                edges[ssp] = str(offsets[ssp.partition])
+        return edges
 
 
 class _Snapshot(LakeStreams):

@@ -74,7 +74,7 @@ def _upstream_replaced(
     rewritten = replaced_by_rewritten(state.read, lineages)
     if rewritten.unknown:
         raise _untold_of_rewritten(stream, *rewritten.unknown[0])
-    found = list(rewritten.found)
+    replaced = list(rewritten.superseded)
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
         for name in sorted({SystemStreamPartition.parse(source).qualified_stream for source in partitions}):
@@ -92,7 +92,7 @@ def _upstream_replaced(
                 if _is_replayed(streams, upstream, above, set()):
                     raise _untold_of_rewritten(stream, reader, name)
             elif _is_replayed(streams, upstream, above, set()):
-                found += _gone_upstream(streams, stream, reader, upstream, above, partitions)
+                replaced += _gone_upstream(streams, stream, reader, upstream, above, partitions)
     if unknown and any(segment.chained for segment in segments):
         raise _untold(
             stream,
@@ -100,7 +100,7 @@ def _upstream_replaced(
             "replaced is not known here",
             "Tell the records by __epoch, which adds up along the chain.",
         )
-    return found
+    return replaced
 
 
 def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[str]) -> bool:

@@ -178,29 +178,29 @@ def _out_of_reach(
     reached = {segment.folder(prefix) for segment in all_segments(state, pages)} | waiting
     for attempts in held_attempts(streams.lake, stream).values():
         reached |= {data_folder(prefix, attempt) for attempt in attempts}
-    found = []
+    unreached = []
     for item in store.list(f"{prefix}/data/"):
         attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]
         started = attempt[:13]
         if started.isdecimal() and int(started) < horizon and data_folder(prefix, attempt) not in reached:
-            found.append((item.key, item.size))
+            unreached.append((item.key, item.size))
     listed = page_keys(state, pages) | waiting
     for item in store.list(f"{prefix}/pages/"):
         if item.key not in listed and item.modified.timestamp() * 1000 < horizon:
-            found.append((item.key, item.size))
+            unreached.append((item.key, item.size))
     for item in store.list(f"{prefix}/manifests/"):
         number = item.key.rsplit("/", 1)[-1][:12]
         old = number.isdecimal() and int(number) <= commit.number - _MANIFESTS_KEPT
         if old and item.modified.timestamp() * 1000 < horizon:
-            found.append((item.key, item.size))
-    return found + _old_positions(streams.lake, stream, _MANIFESTS_KEPT)
+            unreached.append((item.key, item.size))
+    return unreached + _old_positions(streams.lake, stream, _MANIFESTS_KEPT)
 
 
 def _old_positions(lake: Lake, stream: str, kept: int) -> list[tuple[str, int]]:
     """Return (key, size) of the manifests of readers before the newest `kept` of each."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    by_reader: dict[str, list[tuple[str, int]]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
         folder, _, name = item.key.rpartition("/manifests/")
         if folder and name:
-            found.setdefault(folder, []).append((item.key, item.size))
-    return [each for manifests in found.values() for each in sorted(manifests)[:-kept]]
+            by_reader.setdefault(folder, []).append((item.key, item.size))
+    return [manifest for manifests in by_reader.values() for manifest in sorted(manifests)[:-kept]]

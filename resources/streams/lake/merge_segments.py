@@ -65,7 +65,7 @@ def positions_in(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tup
     if any(segment.positioned and segment.files for segment in run):
         return tuple(POSITION)
     files = ((segment, file) for segment in run for file in segment.files)
-    there = any(SOURCE in open_parquet(store, prefix, *each).schema_arrow.names for each in files)
+    there = any(SOURCE in open_parquet(store, prefix, *place).schema_arrow.names for place in files)
     return tuple(POSITION) if there else ()
 
 
@@ -102,9 +102,9 @@ def _moved(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) 
 
 
 def _check(prefix: str, partition: int, expected: int, done: BucketFile | None) -> None:
-    found = done.rows if done is not None else 0
-    if found != expected:
+    written = done.rows if done is not None else 0
+    if written != expected:
         raise ManifestMismatchError(
-            f"{prefix}: compaction of partition {partition} wrote {found} records, the manifest lists {expected}.",
+            f"{prefix}: compaction of partition {partition} wrote {written} records, the manifest lists {expected}.",
             "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
         )

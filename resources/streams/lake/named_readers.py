@@ -215,9 +215,9 @@ def read_new(
         if offset < begin
     }
     if lost and on_lost == "fail":
-        said = ", ".join(f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items())
+        positions = ", ".join(f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items())
         raise OffsetOutOfRangeError(
-            f"reader {reader!r}: retention has passed its position in {said}: it never got what lay between.",
+            f"reader {reader!r}: retention has passed its position in {positions}: it never got what lay between.",
             'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may stand still.',
             stream=f"lake.{stream}",
         )
@@ -236,12 +236,12 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     _, state = LakeStreams(lake).state(stream)
     folder = f"{lake.stream_prefix(stream)}/readers/"
     names = {key.removesuffix("/CURRENT") for key in _keys(lake, folder) if key.endswith("/CURRENT")}
-    found = []
+    readers = []
     for name in sorted(names):
         commit = _log(lake, stream, name).current()
         if commit is not None:
-            found.append(_info(name, commit, _carried(_parse(commit, lake), state), state))
-    return found
+            readers.append(_info(name, commit, _carried(_parse(commit, lake), state), state))
+    return readers
 
 
 def forget_reader(lake: Lake, stream: str, reader: str) -> bool:
@@ -267,9 +267,9 @@ def _info(name: str, commit: Commit, position: ReaderPosition, state: StreamStat
 def _carried(position: ReaderPosition, state: StreamState) -> ReaderPosition:
     """Return where the reader goes on in a stream that was rewritten into other partitions after it had read all."""
     lineage = Lineage.of(state)
-    for each, identity in zip(lineage.rewritings, lineage.ids[1:], strict=True):
-        if (each.id, each.ended) == (position.stream, position.offsets):
-            position = position.model_copy(update={"stream": identity, "offsets": each.next})
+    for rewriting, identity in zip(lineage.rewritings, lineage.ids[1:], strict=True):
+        if (rewriting.id, rewriting.ended) == (position.stream, position.offsets):
+            position = position.model_copy(update={"stream": identity, "offsets": rewriting.next})
     return position
 
 

@@ -104,8 +104,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         wanted = positions or bool(replaced)
         prefix = self.lake.stream_prefix(stream)
         for table in read_tables(self.lake.store, prefix, state, segments, spans, names, positions=wanted):
-            found = only_latest(table, replaced)
-            yield found if positions else without_positions(found)
+            latest_rows = only_latest(table, replaced)
+            yield latest_rows if positions else without_positions(latest_rows)
 
     def _found(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
@@ -137,6 +137,6 @@ class LakeReads(StreamStates, NumberedOffsets):
             }
         ssps = [SystemStreamPartition(self.name, stream, p) for p in ends]
         return [
-            Marker(ssps[found.partition], str(found.offset), found.version, found.rows, found.checksum, found.counted)
-            for found in markers_in(state, self.pages_of(stream), spans)
+            Marker(ssps[entry.partition], str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted)
+            for entry in markers_in(state, self.pages_of(stream), spans)
         ]

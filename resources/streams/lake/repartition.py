@@ -81,7 +81,7 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[C
     for segment in segments:
         for marker in segment.markers:
             marked[marker.partition].append((marker, segment.appended))
-    _check_markers(stream, [[marker for marker, _ in each] for each in marked])
+    _check_markers(stream, [[marker for marker, _ in in_partition] for in_partition in marked])
     result: list[Cut | Barrier] = []
     starts = [0] * partitions
     for epoch in range(len(marked[0]) + 1):
@@ -101,10 +101,10 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[C
             if any(low < high for p, (low, high) in enumerate(ranges) if p in filled):
                 result.append(Cut(segment, ranges))
         if not last:
-            markers = [each[epoch][0] for each in marked]
+            markers = [in_partition[epoch][0] for in_partition in marked]
             told = [marker.rows for marker in markers]
             astray = sum(abs(rows - count) for rows, count in zip(told, counts, strict=True) if rows is not None)
-            appended = max(each[epoch][1] for each in marked)
+            appended = max(in_partition[epoch][1] for in_partition in marked)
             barrier = Barrier(markers[0].version, markers[0].checksum, None if None in told else astray, appended)
             result.append(barrier)
             starts = [end + 1 for end in ends]
@@ -112,7 +112,7 @@ def cuts_of(stream: str, segments: Sequence[Segment], partitions: int) -> list[C
 
 
 def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None:
-    sequences = [[marker.version for marker in each] for each in marked]
+    sequences = [[marker.version for marker in in_partition] for in_partition in marked]
     for p, versions in enumerate(sequences):
         if versions != sequences[0]:
             raise ConfigurationError(
@@ -229,11 +229,11 @@ def _write(streams: LakeStreams, stream: str, old: Declaration, new: Declaration
     finally:
         for writer in writers.values():
             writer.discard()
-    found = sum(file.rows for file in done)
-    if found != expected:
+    written = sum(file.rows for file in done)
+    if written != expected:
         raise ManifestMismatchError(
-            f"{prefix}: repartitioning wrote {found} records of segment {cut.segment.id}, not the {expected} that are "
-            "listed.",
+            f"{prefix}: repartitioning wrote {written} records of segment {cut.segment.id}, not the {expected} that "
+            "are listed.",
             "Nothing was committed; the stream is as it was. Report this with the stream's manifest.",
         )
     return _Piece(attempt, tuple(FileEntry.of(file) for file in done))

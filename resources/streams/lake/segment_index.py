@@ -104,10 +104,10 @@ def holds_records(segment: Segment, spans: Mapping[int, Span]) -> bool:
 
 def markers_in(state: StreamState, pages: Pages, spans: Mapping[int, Span]) -> list[MarkerEntry]:
     """Return the markers whose offsets lie in these spans, oldest first."""
-    found = walk(state, pages, lambda entry: entry.marked > 0 and touches(entry, spans))
+    segments = walk(state, pages, lambda entry: entry.marked > 0 and touches(entry, spans))
     return [
         marker
-        for segment in found
+        for segment in segments
         for marker in segment.markers
         if marker.partition in spans and spans[marker.partition][0] <= marker.offset < spans[marker.partition][1]
     ]
@@ -158,17 +158,17 @@ def folded(state: StreamState, fold: Fold | None) -> StreamState:
 
 def leaves(state: StreamState, pages: Pages) -> list[tuple[Entry, tuple[Segment, ...]]]:
     """Return the pages of level 1 and the tail's segments, oldest first, each with the segments it holds."""
-    found: list[tuple[Entry, tuple[Segment, ...]]] = []
+    with_segments: list[tuple[Entry, tuple[Segment, ...]]] = []
     waiting: list[Entry] = list(reversed(state.entries()))
     while waiting:
         entry = waiting.pop()
         if isinstance(entry, Segment):
-            found.append((entry, (entry,)))
+            with_segments.append((entry, (entry,)))
         elif entry.level == 1:
-            found.append((entry, tuple(item for item in pages.read(entry) if isinstance(item, Segment))))
+            with_segments.append((entry, tuple(item for item in pages.read(entry) if isinstance(item, Segment))))
         else:
             waiting.extend(reversed(pages.read(entry)))
-    return found
+    return with_segments
 
 
 def page_keys(state: StreamState, pages: Pages) -> set[str]:

@@ -30,7 +30,7 @@ class Lineage:
     @classmethod
     def of(cls, state: StreamState) -> Lineage:
         rewritings = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))
-        return cls((*(each.id for each in rewritings), state.id), rewritings)
+        return cls((*(rewriting.id for rewriting in rewritings), state.id), rewritings)
 
     def place(self, identity: str) -> int | None:
         """Return which of the stream's identities this is; None for that of another stream."""
@@ -45,18 +45,18 @@ LineageOf = Callable[[str], Lineage | None]
 class Replaced:
     """Results of before a rewriting that are replaced; `unknown` are (reader, stream) of which nobody can tell."""
 
-    found: tuple[Superseded, ...] = ()
+    superseded: tuple[Superseded, ...] = ()
     unknown: tuple[tuple[str, str], ...] = ()
 
     @property
     def readers(self) -> frozenset[tuple[str, str]]:
         """(reader, stream) of those whose results are all replaced."""
-        return frozenset((span.reader, _stream(span.source)) for span in self.found)
+        return frozenset((span.reader, _stream(span.source)) for span in self.superseded)
 
 
 def replaced_by_rewritten(read: Read, lineage_of: LineageOf) -> Replaced:
     """Return which results were made of records that were read again after they had been rewritten."""
-    found: list[Superseded] = []
+    replaced: list[Superseded] = []
     unknown: list[tuple[str, str]] = []
     for reader, partitions in sorted(read.items()):
         application, _, identity = reader.partition("@")
@@ -74,13 +74,13 @@ def replaced_by_rewritten(read: Read, lineage_of: LineageOf) -> Replaced:
                     unknown.append((reader, stream))
                 else:
                     was = lineage.rewritings[at]
-                    found += [
+                    replaced += [
                         Superseded(reader, f"{stream}.{p}", start, end, EVERY_EPOCH)
                         for p, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True))
                         if start < end
                     ]
                 break
-    return Replaced(tuple(found), tuple(unknown))
+    return Replaced(tuple(replaced), tuple(unknown))
 
 
 def with_rewritten(before: Read, now: Read, lineage_of: LineageOf) -> Read:
@@ -92,7 +92,11 @@ def with_rewritten(before: Read, now: Read, lineage_of: LineageOf) -> Read:
             ssp = SystemStreamPartition.parse(source)
             lineage = lineage_of(ssp.qualified_stream)
             at = lineage.place(identity) if lineage is not None else None
-            if lineage is None or not at or not any(f"{application}@{each}" in before for each in lineage.ids[:at]):
+            if (
+                lineage is None
+                or not at
+                or not any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at])
+            ):
                 continue
             coverage = known.setdefault(reader, {}).get(source, Coverage())
             until = max(coverage.until, lineage.rewritings[at - 1].next[ssp.partition])

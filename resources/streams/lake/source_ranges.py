@@ -96,20 +96,20 @@ def superseded(read: Read) -> list[Superseded]:
 
 def replaced_since(before: Read, now: Read) -> list[Superseded]:
     """Return the ranges that had been read already when `before` was known and that were read again since."""
-    found = []
+    ranges = []
     for span in superseded(now):
         known = before.get(span.reader, {}).get(span.source, Coverage())
         for start, end, epoch in pieces(known.replayed, span.start, min(span.end, known.until)):
             if span.epoch > epoch:
-                found.append(span._replace(start=start, end=end))
-    return found
+                ranges.append(span._replace(start=start, end=end))
+    return ranges
 
 
 def _with_range(replayed: Sequence[Replayed], span: SourceRange) -> tuple[Replayed, ...]:
     outside = [
         piece
-        for each in replayed
-        for piece in (each._replace(end=min(each.end, span.start)), each._replace(start=max(each.start, span.end)))
+        for known in replayed
+        for piece in (known._replace(end=min(known.end, span.start)), known._replace(start=max(known.start, span.end)))
         if piece.start < piece.end
     ]
     inside = [
@@ -121,13 +121,13 @@ def _with_range(replayed: Sequence[Replayed], span: SourceRange) -> tuple[Replay
 def pieces(replayed: Sequence[Replayed], start: int, end: int) -> Iterator[Replayed]:
     """Yield [start, end) in pieces of one epoch each; 0 where none is known."""
     at = start
-    for each in replayed:
-        if each.end <= at or each.start >= end:
+    for known in replayed:
+        if known.end <= at or known.start >= end:
             continue
-        if at < each.start:
-            yield Replayed(at, each.start, 0)
-        yield Replayed(max(at, each.start), min(each.end, end), each.epoch)
-        at = min(each.end, end)
+        if at < known.start:
+            yield Replayed(at, known.start, 0)
+        yield Replayed(max(at, known.start), min(known.end, end), known.epoch)
+        at = min(known.end, end)
     if at < end:
         yield Replayed(at, end, 0)
 

@@ -77,22 +77,22 @@ def columns_sent(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
     if not state.earlier:
         return 0
     if _is_table(data):
-        found: dict[str, Any] = {field.name: field.type for field in data.schema}
+        types: dict[str, Any] = {field.name: field.type for field in data.schema}
     else:
-        found = dict(data.dtypes)
-    names = found.keys() - MARKS.keys()
+        types = dict(data.dtypes)
+    names = types.keys() - MARKS.keys()
     for place in range(len(state.earlier), -1, -1):
         fields = state.declared_with(place).schema_.fields
         known = {field.name for field in fields}
-        if known <= names and names - known <= set(order_by) and all(_fits(found[f.name], f.type) for f in fields):
+        if known <= names and names - known <= set(order_by) and all(_fits(types[f.name], f.type) for f in fields):
             return place
     return len(state.earlier)
 
 
-def _fits(found: Any, kind: str) -> bool:
-    if isinstance(found, str):
-        return found == kind or _widens(found, kind)
-    return same_family(found, arrow_type(kind))
+def _fits(given: Any, kind: str) -> bool:
+    if isinstance(given, str):
+        return given == kind or _widens(given, kind)
+    return same_family(given, arrow_type(kind))
 
 
 def as_before(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
@@ -103,11 +103,11 @@ def as_before(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
     kept = {*before.names, *MARKS, *order_by}
     if _is_table(data):
         return _table_before(data.select([name for name in data.column_names if name in kept]), before)
-    found = dict(data.dtypes)
+    types = dict(data.dtypes)
     narrower = {
         field.name: field.type
         for field in before.fields
-        if found.get(field.name, field.type) != field.type and widens(field.type, found[field.name])
+        if types.get(field.name, field.type) != field.type and widens(field.type, types[field.name])
     }
     return data.select(
         *[
@@ -191,11 +191,11 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
     """Return the frame with the stream's columns and types, marks, and whatever else `order_by` names."""
     from pyspark.sql import functions as F
 
-    found = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.schema_
-    missing = [name for name in schema.names if name not in found]
-    extra = [name for name in found if name not in (*schema.names, *MARKS, *order_by)]
-    if missing or extra or len(found) != len(df.schema.fields):
+    missing = [name for name in schema.names if name not in types]
+    extra = [name for name in types if name not in (*schema.names, *MARKS, *order_by)]
+    if missing or extra or len(types) != len(df.schema.fields):
         raise SchemaMismatchError(
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
             f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
@@ -203,34 +203,34 @@ def frame_content(df: DataFrame, declaration: Declaration, order_by: tuple[str, 
         )
     columns = []
     for field in schema.fields:
-        if found[field.name] != field.type and not _widens(found[field.name], field.type):
+        if types[field.name] != field.type and not _widens(types[field.name], field.type):
             raise SchemaMismatchError(
-                f"{what}: column {field.name!r} holds {found[field.name]} where the schema says {field.type}.",
+                f"{what}: column {field.name!r} holds {types[field.name]} where the schema says {field.type}.",
                 f"Cast it: F.col({field.name!r}).cast({field.type!r}).",
                 column=field.name,
             )
         columns.append(F.col(quoted(field.name)).cast(field.type).alias(field.name))
     for name, kind in MARKS.items():
-        if found.get(name, kind) not in (kind, "void"):
+        if types.get(name, kind) not in (kind, "void"):
             raise SchemaMismatchError(
-                f"{what}: column {name!r} holds {found[name]}, expected {kind}.",
+                f"{what}: column {name!r} holds {types[name]}, expected {kind}.",
                 "Cast it, or leave it out.",
                 column=name,
             )
-    times = F.col(TIMESTAMP) if TIMESTAMP in found else F.lit(None)
+    times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:
         times = F.coalesce(times, F.col(quoted(declaration.timestamp)))
-    tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in found else F.lit(False)
+    tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in types else F.lit(False)
     marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
-    if EPOCH in found:
+    if EPOCH in types:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
-    marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in found]
+    marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in types]
     rest = [F.col(quoted(name)) for name in dict.fromkeys(order_by) if name not in (*schema.names, *MARKS)]
     return df.select(*columns, *marks, *rest)
 
 
-def _widens(found: str, expected: str) -> bool:
-    if found == "void":  # F.lit(None): a column without values has every type
+def _widens(given: str, expected: str) -> bool:
+    if given == "void":  # F.lit(None): a column without values has every type
         return True
-    both = found in _INTEGERS and expected in _INTEGERS
-    return both and _INTEGERS.index(found) < _INTEGERS.index(expected)
+    both = given in _INTEGERS and expected in _INTEGERS
+    return both and _INTEGERS.index(given) < _INTEGERS.index(expected)

@@ -30,11 +30,11 @@ def delete(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: 
     """
     log = streams.log(stream)
     last = seen if is_deleted(seen) else commit_deletion(log, seen, reason=reason, by=by)
-    found = objects_in(streams, stream)
+    sizes = objects_in(streams, stream)
     now = log.current()
     if now is None or now.id != last.id:
         return Swept(0, 0, left=True)  # made anew meanwhile: its `maintain` collects what is left of the one before
     # Nobody writes to a stream that is deleted: what was found while it still was is of before.
-    keys = older_than(log, last, found)
+    keys = older_than(log, last, sizes)
     log.store.delete_many(keys)
-    return Swept(len(keys), sum(found[key] for key in keys))
+    return Swept(len(keys), sum(sizes[key] for key in keys))

@@ -286,11 +286,11 @@ class StreamState(StoredDocument):
     @field_validator("earlier")
     @classmethod
     def _earlier_are_schemas(cls, value: tuple[Any, ...]) -> tuple[Schema, ...]:
-        return tuple(_schema(each) for each in value)
+        return tuple(_schema(stored) for stored in value)
 
     @field_serializer("earlier")
     def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, str]]]:
-        return [each.to_json() for each in value]
+        return [schema.to_json() for schema in value]
 
     @model_validator(mode="after")
     def _index_is_whole(self) -> StreamState:
