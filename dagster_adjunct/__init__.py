@@ -2,7 +2,7 @@
 
 Here is what a first application needs. The modules beside it, from `changes` to `validators`, have the rest, each name
 in exactly one of them; the folders are not for users. Names are loaded when the first of them is asked for: Spark's
-tasks import parts of this package, on machines that may have no Dagster.
+tasks import parts of this package, on machines that may have no Dagster, and those that need Dagster apart.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ _MODULES = (
     "validators",
 )
 
+_MODULES_FOR_DAGSTER = ("code_location",)
+_NAMES_FOR_DAGSTER = ("LakeResource", "SparkResource", "build_definitions")
+
 if TYPE_CHECKING:
     from dagster_adjunct._api import *  # noqa: F403
+    from dagster_adjunct._dagster_api import *  # noqa: F403
 else:  # A type checker would take every name for one that is there.
 
     def __getattr__(name):
@@ -33,13 +37,17 @@ else:  # A type checker would take every name for one that is there.
 
         if name in _MODULES:
             return importlib.import_module(f"dagster_adjunct.{name}")
+        if name in _NAMES_FOR_DAGSTER:
+            return getattr(importlib.import_module("dagster_adjunct._dagster_api"), name)
         if not name.startswith("_") or name == "__all__":
             api = importlib.import_module("dagster_adjunct._api")
-            if name in {*api.__all__, "__all__"}:
+            if name == "__all__":
+                return sorted([*api.__all__, *_NAMES_FOR_DAGSTER])
+            if name in api.__all__:
                 return getattr(api, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
         from dagster_adjunct import _api
 
-        return sorted([*globals(), *_MODULES, *_api.__all__])
+        return sorted([*globals(), *_MODULES, *_api.__all__, *_NAMES_FOR_DAGSTER])

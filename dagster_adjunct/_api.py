@@ -1,10 +1,10 @@
-"""The names of `dagster_adjunct` itself: what a first application needs, and most others."""
+"""The names of `dagster_adjunct` itself, those for Dagster aside: what a first application needs, and most others."""
 
 from __future__ import annotations
 
 import importlib
 
-from dagster_adjunct import _MODULES
+from dagster_adjunct import _MODULES, _MODULES_FOR_DAGSTER
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.advancing.dataset_manager import AdjunctDatasetManager
@@ -28,15 +28,12 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
     application_state,
     served_versions,
 )
-from dagster_adjunct.orchestration.code_location.build_definitions import build_definitions
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.step.run_application import RunReport, run_application
 from dagster_adjunct.orchestration.step.session_scope import session_scope
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.objects import Lake, LakeSettings, open_lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.spark.resource import SparkResource
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import UpdateContract
@@ -50,13 +47,11 @@ __all__ = [
     "DiscardPolicy",
     "Field",
     "Lake",
-    "LakeResource",
     "LakeSettings",
     "LakeStreams",
     "MessageStream",
     "RunReport",
     "Schema",
-    "SparkResource",
     "StageEvent",
     "StepEvent",
     "StepReport",
@@ -68,7 +63,6 @@ __all__ = [
     "advance_version_set",
     "application_state",
     "bounded_dataset",
-    "build_definitions",
     "current_versions",
     "list_datasets",
     "open_dataset",
@@ -85,5 +79,5 @@ __all__ = [
 
 guard(globals(), __all__)
 # What these functions return is declared there: whoever calls them has it checked, too.
-for _module in _MODULES:
+for _module in sorted({*_MODULES} - {*_MODULES_FOR_DAGSTER}):
     importlib.import_module(f"dagster_adjunct.{_module}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Arguments are checked from here on, as they are for users: whichever tests a process runs, in whatever order.
-import dagster_adjunct._api  # noqa: F401
+import dagster_adjunct._dagster_api  # noqa: F401
 from tests.java_classes import hurry_sparks_jvms
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ hurry_sparks_jvms()
 
 # Those that others import come first, or pytest could not rewrite their assertions.
 pytest_plugins = [
+    "tests.kept_jvms",
     "tests.servers.s3",
     "tests.servers.kafka",
     "tests.servers.postgres",

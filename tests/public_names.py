@@ -7,13 +7,12 @@ from types import ModuleType
 from typing import Any
 
 import dagster_adjunct
-from dagster_adjunct import _api
 
 
 def public_modules() -> dict[str, ModuleType]:
     """Return the public modules by their names in an import; what is in `dagster_adjunct` itself comes first."""
     others = {f"dagster_adjunct.{name}": import_module(f"dagster_adjunct.{name}") for name in dagster_adjunct._MODULES}
-    return {"dagster_adjunct": _api, **others}
+    return {"dagster_adjunct": dagster_adjunct, **others}
 
 
 def public_names() -> dict[str, Any]:

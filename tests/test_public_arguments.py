@@ -268,7 +268,7 @@ def test_annotations_are_looked_up_by_many_threads_at_once() -> None:
     """Python 3.11 fails where two threads build trees at once and one of them is collected from in between."""
     code = """
 import gc, sys, threading, time
-import dagster_adjunct._api
+import dagster_adjunct._dagster_api
 from dagster_adjunct import _fitting
 sys.setswitchinterval(1e-6)
 gc.set_threshold(5, 2, 2)
