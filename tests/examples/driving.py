@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.kept_jvms import without_kept_jvms
+
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "ADJUNCT_TEST_PROCESS"
 LONGEST = 1000
@@ -55,6 +57,8 @@ def drive(lake: str, state: Path, *options: str, env: Mapping[str, str] | None =
         _MARK: mark,
         **(env or {}),
     }
+    if "--kill" in options:
+        environment = without_kept_jvms(environment)
     command = [sys.executable, "-m", "tests.examples.drive", lake, *options]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, start_new_session=True, text=True,
