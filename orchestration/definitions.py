@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.code_location.build_definitions import build_definitions
 
 DEFAULT_APP = "dagster_adjunct.examples.flights.pipeline:app"

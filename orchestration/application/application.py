@@ -11,13 +11,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.orchestration.application.graph import Graph
 from dagster_adjunct.orchestration.application.message_stream import (
     DatasetTable,
     MessageStream,
     OutputStream,
     RemoteTableHandle,
 )
+from dagster_adjunct.orchestration.application.operator_graph import Graph
 from dagster_adjunct.orchestration.operators.arguments import column_names, partition_count
 from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable

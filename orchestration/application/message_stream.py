@@ -22,7 +22,7 @@ from dagster_adjunct.resources.names import check_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.graph import Graph
+    from dagster_adjunct.orchestration.application.operator_graph import Graph
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.declared_sinks import KeyedTable
     from dagster_adjunct.orchestration.operators.join import How, On

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dagster_adjunct.assets.versions.advance_report import StageEvent, ignore
-from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.common_options import who
 from dagster_adjunct.orchestration.cli.output import as_json, fail_if_rejected, lake_url, show_json, show_line
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import (
     as_json,

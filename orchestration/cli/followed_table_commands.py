@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.advance_command import bootstraps_shown, unit_of
 from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import (

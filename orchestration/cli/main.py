@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli import checkpoint_commands as checkpoints
 from dagster_adjunct.orchestration.cli import dataset_commands as datasets
 from dagster_adjunct.orchestration.cli import startpoint_commands as startpoints
@@ -182,7 +182,7 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
 @lake_url
 def ui(port: int, lake_url: str | None) -> None:
     """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
-    from dagster_adjunct.orchestration.code_location.instance import prepare_dagster_home
+    from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dagster_home
 
     refuse_used(port)
     home = prepare_dagster_home(Path(".adjunct/dagster"))

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dagster_adjunct.orchestration.cli.layout import beneath, in_seconds, natural_width, shortened, told
+from dagster_adjunct.orchestration.cli.table_layout import beneath, in_seconds, natural_width, shortened, told
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:

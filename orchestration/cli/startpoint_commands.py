@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.application.loading import load_application
+from dagster_adjunct.orchestration.application.load_application import load_application
 from dagster_adjunct.orchestration.cli.common_options import explained, who
 from dagster_adjunct.orchestration.cli.output import as_json, lake_url, show_json, show_line, show_table
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from dagster import DagsterInstance
 
-from dagster_adjunct.orchestration.code_location.instance import prepare_dagster_home
+from dagster_adjunct.orchestration.code_location.dagster_home import prepare_dagster_home
 from tests.servers.s3 import ROOT, free_port
 
 T = TypeVar("T")

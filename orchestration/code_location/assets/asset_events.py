@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import AssetMaterialization, AssetObservation, DataVersion, MaterializeResult, Output
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
-from dagster_adjunct.orchestration.code_location.shared.metadata import DATA_VERSION_TAG
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import DATA_VERSION_TAG
 
 if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetKey, OpExecutionContext

@@ -36,9 +36,7 @@ from dagster_adjunct.orchestration.code_location.assets.validator_checks import 
     rejection_metadata,
     rejection_warning,
 )
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.metadata import (
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
     DATA_VERSION_TAG,
     column_schema,
     dataset_metadata,
@@ -48,6 +46,8 @@ from dagster_adjunct.orchestration.code_location.shared.metadata import (
     stream_metadata,
     version_metadata,
 )
+from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.orchestration.code_location.shared.row_preview import dataset_preview
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import dataset_columns
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError

@@ -28,14 +28,14 @@ from dagster_adjunct.orchestration.code_location.assets.join_checks import (
 )
 from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import Outputs
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.metadata import (
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
     lineage_metadata,
     output_metadata,
     step_metadata,
 )
-from dagster_adjunct.orchestration.code_location.shared.runs import has_ended
+from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
+from dagster_adjunct.orchestration.code_location.shared.runs_in_progress import has_ended
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import (
     origins,
     output_columns,

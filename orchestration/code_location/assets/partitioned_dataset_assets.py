@@ -47,13 +47,13 @@ from dagster_adjunct.orchestration.code_location.assets.version_partitions impor
     known_partitions,
     partitions_of,
 )
-from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
-from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.metadata import (
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
     DATA_VERSION_TAG,
     dataset_metadata,
     version_metadata,
 )
+from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
+from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dagster import JobDefinition, OpExecutionContext, ScheduleDefinition, op
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset
-from dagster_adjunct.orchestration.code_location.jobs.one_op import Acted, act_on_datasets, job_of, switched_off
+from dagster_adjunct.orchestration.code_location.jobs.job_skeletons import Acted, act_on_datasets, job_of, switched_off
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.spark.resource import SparkResource

@@ -7,7 +7,7 @@ from dagster import Config, JobDefinition, MetadataValue, OpExecutionContext, op
 from pydantic import Field
 
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
-from dagster_adjunct.orchestration.code_location.jobs.one_op import job_of
+from dagster_adjunct.orchestration.code_location.jobs.job_skeletons import job_of
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
 

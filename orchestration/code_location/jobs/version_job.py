@@ -20,10 +20,10 @@ from pydantic import Field
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.assets.asset_events import known_version
 from dagster_adjunct.orchestration.code_location.assets.dataset_assets import DatasetAsset, uri_of
-from dagster_adjunct.orchestration.code_location.jobs.one_op import advanced_before, job_of, switched_off
+from dagster_adjunct.orchestration.code_location.jobs.job_skeletons import advanced_before, job_of, switched_off
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import DATA_VERSION_TAG, served_metadata
 from dagster_adjunct.orchestration.code_location.shared.failures import clear_failures
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.metadata import DATA_VERSION_TAG, served_metadata
 from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:

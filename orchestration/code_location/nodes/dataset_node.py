@@ -10,7 +10,7 @@ from dagster import AssetKey, FreshnessPolicy
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import NodeKind
-from dagster_adjunct.orchestration.code_location.shared.metadata import declared_metadata
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import declared_metadata
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dagster import AssetKey
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import NodeKind, Outputs
-from dagster_adjunct.orchestration.code_location.shared.metadata import storage_of, table_metadata
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import storage_of, table_metadata
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import descriptions_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dagster import AssetKey
 from dagster_adjunct.orchestration.application.dagster_names import dagster_name
 from dagster_adjunct.orchestration.code_location.nodes.asset_subject import AssetSubject
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import NodeKind, Outputs
-from dagster_adjunct.orchestration.code_location.shared.metadata import output_stream_metadata, stream_metadata
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import output_stream_metadata, stream_metadata
 from dagster_adjunct.orchestration.code_location.shared.row_preview import stream_preview
 from dagster_adjunct.orchestration.code_location.shared.shown_column_lineage import descriptions_of, hidden_columns
 from dagster_adjunct.resources.names import split_stream_name

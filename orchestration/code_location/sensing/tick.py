@@ -15,15 +15,15 @@ from dagster import (
     sensor,
 )
 
-from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
     SECONDS_BETWEEN_LOOKS,
     Asked,
     Skip,
     ask,
 )
+from dagster_adjunct.orchestration.code_location.sensing.sensor_cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.shared.lake_resource import LakeResource
-from dagster_adjunct.orchestration.code_location.shared.runs import has_ended, in_progress
+from dagster_adjunct.orchestration.code_location.shared.runs_in_progress import has_ended, in_progress
 from dagster_adjunct.resources.stored_documents import StoredDocument
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.cli.layout import in_minutes, shortened
 from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.table_layout import in_minutes, shortened
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects import open_lake
 from tests.assets.conftest import World

@@ -27,7 +27,6 @@ from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, Intent, Range
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
 from dagster_adjunct.orchestration.code_location.sensing import new_records_sensor as new_records
-from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor
 from dagster_adjunct.orchestration.code_location.sensing.launch_when import launch_rules
 from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor import (
     NewRecordsCursor,
@@ -43,7 +42,8 @@ from dagster_adjunct.orchestration.code_location.sensing.resumable_look import (
     look_at_streams,
 )
 from dagster_adjunct.orchestration.code_location.sensing.run_requests import Asked, Request, Skip
-from dagster_adjunct.orchestration.code_location.shared.runs import concerns
+from dagster_adjunct.orchestration.code_location.sensing.sensor_cursor import read_cursor
+from dagster_adjunct.orchestration.code_location.shared.runs_in_progress import concerns
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import Stored
 from tests.clocks import on_clock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.orchestration.code_location.sensing.cursor import read_cursor, write_cursor
 from dagster_adjunct.orchestration.code_location.sensing.new_records_sensor import NewRecordsCursor
 from dagster_adjunct.orchestration.code_location.sensing.restart_sensor import RestartCursor
 from dagster_adjunct.orchestration.code_location.sensing.resumable_look import Look, StreamFinding
@@ -15,6 +14,7 @@ from dagster_adjunct.orchestration.code_location.sensing.run_requests import (
     ask,
     shortened,
 )
+from dagster_adjunct.orchestration.code_location.sensing.sensor_cursor import read_cursor, write_cursor
 
 
 def asked(about: object, before: Asked, now: float) -> Request:

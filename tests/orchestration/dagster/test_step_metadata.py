@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay
-from dagster_adjunct.orchestration.code_location.shared.metadata import step_metadata
+from dagster_adjunct.orchestration.code_location.shared.asset_metadata import step_metadata
 from dagster_adjunct.orchestration.step.step_report import StepReport
 
 REPLAY = Replay(
