@@ -121,8 +121,11 @@ def _guard_model(cls: type[Any]) -> None:
             made(self, *args, **given)
         except (ValidationError, TypeError) as error:
             wrong = problems(error) if isinstance(error, ValidationError) else [str(error)]
+            at = error.errors()[0]["loc"] if isinstance(error, ValidationError) else ()
             raise ConfigurationError(
-                f"{cls.__name__}: {'; '.join(wrong)}.", _nearest(given, known, cls.__name__)
+                f"{cls.__name__}: {'; '.join(wrong)}.",
+                _nearest(given, known, cls.__name__),
+                argument=str(at[0]) if at else None,
             ) from None
 
     cls.__init__ = __init__
@@ -236,7 +239,9 @@ def _misplaced(
     ]
     if missing:
         return ConfigurationError(
-            f"{called} lacks {', '.join(f'{name}=' for name in missing)}.", "Give what is missing."
+            f"{called} lacks {', '.join(f'{name}=' for name in missing)}.",
+            "Give what is missing.",
+            argument=missing[0],
         )
     return ConfigurationError(f"{called}: {error}.", "Give each argument once.")
 

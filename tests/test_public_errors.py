@@ -35,6 +35,7 @@ from dagster_adjunct.errors import (
 )
 from dagster_adjunct.kafka import KafkaSettings
 from dagster_adjunct.startpoints import StartpointSpecific, resolve_startpoint_to_offset
+from dagster_adjunct.streams import Retention
 from dagster_adjunct.upkeep import delete_dataset, delete_stream, repartition_stream
 
 SCHEMA = Schema.of(k="string", n="int")
@@ -98,6 +99,8 @@ def _joined(lake: Lake) -> object:
         ),
         (lambda lake: open_lake(5), ConfigurationError, {"argument": "url"}),
         (lambda lake: bounded_dataset("d", input="lake.d", kex="k"), ConfigurationError, {"argument": "kex"}),
+        (lambda lake: bounded_dataset("d", input="lake.d"), ConfigurationError, {"argument": "key"}),
+        (lambda lake: Retention(max_bytes=0), ConfigurationError, {"argument": "max_bytes"}),
         (
             lambda lake: bounded_dataset("d", input="lake.d", key="k", partitions=0),
             ConfigurationError,
