@@ -10,8 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -25,6 +23,8 @@ from dagster_adjunct.assets.versions.build_attempts import (
 )
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
+from dagster_adjunct.assets.writing.generation_writer import writer_of
+from dagster_adjunct.assets.writing.rows_without_key import places_without_key
 from dagster_adjunct.assets.writing.write_generation import NAMED, add, listed, write_generation
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -33,9 +33,7 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,7 +133,8 @@ def _build(member: Member, delivery: Delivery, attempt: Attempt, spark: Callable
                 attempt,
                 manifest.next_generation,
                 layout,
-                source.read(delivery, spark()),
+                source.read(delivery, spark),
+                writer_of(spark),
                 what=what,
                 order_by=(*spec.key, *source.ordered_by),
                 keep_tombstones=False,
@@ -184,13 +183,9 @@ def _located(
     error: NullKeyError, member: Member, delivery: Delivery, spark: Callable[[], SparkSession]
 ) -> NullKeyError:
     """Return the error with the places of the first records without a key. That costs reading the version again."""
-    from pyspark.sql import functions as F
-
-    lacking = reduce(or_, (column(name).isNull() for name in member.spec.key))
     with unwrapped():
-        frame = member.source.read(delivery, spark()).where(lacking).select(F.col(PARTITION), F.col(OFFSET))
-        lacking_rows = frame.orderBy(PARTITION, OFFSET).limit(NAMED + 1).collect()
-    places = [place for row in lacking_rows if (place := member.source.place(delivery, row[0], row[1]))]
+        found = places_without_key(member.source.read(delivery, spark), member.spec.key, NAMED + 1)
+    places = [place for partition, offset in found if (place := member.source.place(delivery, partition, offset))]
     if not places:
         return error
     return NullKeyError(f"{error.problem.rstrip('.')}: {listed(places)}.", error.next_step, dataset=member.spec.name)

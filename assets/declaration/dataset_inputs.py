@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.files.file_formats import FileFormat
 from dagster_adjunct.resources.names import check_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -69,10 +70,11 @@ class QuerySource:
     """Versions computed by Spark: each advance runs the query and publishes what it gives, if that is new.
 
     `query` is SQL, in which `{version}` and `{partition}` stand as quoted texts, or a function of the session
-    and a Computation that returns a DataFrame. `schema` is what it returns, checked strictly.
+    and a Computation that returns a DataFrame. `schema` is what it returns, checked strictly. Without Spark it has to
+    be a function: that gets IN_PROCESS instead of a session, and returns an Arrow table.
     """
 
-    query: str | Callable[[SparkSession, Computation], DataFrame]
+    query: str | Callable[[Any, Computation], DataFrame | pa.Table]
     schema: Schema
     name: str = "query"
 

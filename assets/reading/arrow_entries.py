@@ -34,12 +34,17 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
         for _ in generation.files:
             stored = next(files)
             if bucket is None or stored.file.bucket == bucket:
-                tables.append(stored.reading(partial(_decoded, stored, sealed.layout, threads)))
+                tables.append(read_stored_file(stored, sealed.layout, threads=threads))
                 generations.append(generation.id)
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
     if sealed.positioned:
         rows = _newest(rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key)
     return rows.select(sealed.columns.names)
+
+
+def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool = True) -> pa.Table:
+    """Return all rows of a file with the columns of the layout, fetched in one request; raises as `read_entries`."""
+    return stored.reading(partial(_decoded, stored, layout, threads))
 
 
 def _decoded(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:

@@ -14,6 +14,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -25,20 +26,23 @@ DEAD_LETTERS = Schema.of(
 """The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
 
 
-def split_problems(changes: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Return the changes that can be applied, and the records of the others as `problems_of` gives them."""
-    return without_problems(changes), problems_of(changes)
-
-
-def problems_of(changes: DataFrame) -> DataFrame:
-    """Return the records of which changes have a problem, once each: place, reason, and the record as JSON."""
+def letters_of(changes: DataFrame, spec: AdjunctDataset) -> DataFrame:
+    """Return the dead letters of changes that have a problem: their records, once each."""
     from pyspark.sql import functions as F
 
     bad = changes.where(F.col(PROBLEM).isNotNull())
     whole = bad.groupBy(PARTITION, OFFSET).agg(
         F.min(PROBLEM).alias("reason"), F.first(RAW).alias("value"), F.first(TIMESTAMP).alias("at")
     )
-    return whole.select(F.col(PARTITION).alias("partition"), F.col(OFFSET).alias("offset"), "reason", "value", "at")
+    return whole.select(
+        F.lit(spec.name).alias("dataset"),
+        F.lit(str(spec.input)).alias("stream"),
+        F.col(PARTITION).alias("partition"),
+        F.col(OFFSET).alias("offset"),
+        "reason",
+        "value",
+        "at",
+    )
 
 
 def without_problems(changes: DataFrame) -> DataFrame:
@@ -49,15 +53,19 @@ def without_problems(changes: DataFrame) -> DataFrame:
 
 
 def send_dead_letters(
-    systems: Mapping[str, StreamSystem], spec: AdjunctDataset, bad: DataFrame, *, producer: str, sequence: int
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    letters: DataFrame | pa.Table,
+    *,
+    producer: str,
+    sequence: int,
 ) -> int:
-    """Append what `problems_of` gave to the dataset's stream of dead letters, once; return how many there are.
+    """Append letters to the dataset's stream of dead letters, once; return how many there are.
 
-    The stream is created where it is not there. The same changes under the same producer and sequence add nothing.
-    Raises DatasetError for a stream that has other columns, and ProducerConflictError for other changes.
+    A table is in the order of partition and offset. The stream is created where it is not there. The same letters under
+    the same producer and sequence add nothing. Raises DatasetError for a stream that has other columns, and
+    ProducerConflictError for other letters.
     """
-    from pyspark.sql import functions as F
-
     policy = spec.following.on_bad_change
     assert isinstance(policy, DeadLetters)
     name, stream = split_stream_name(policy.stream)
@@ -80,6 +88,5 @@ def send_dead_letters(
             "Name a stream that is not there yet: it is created.",
             dataset=spec.name,
         )
-    letters = bad.select(F.lit(spec.name).alias("dataset"), F.lit(str(spec.input)).alias("stream"), *bad.columns)
-    result = system.append(stream, letters, producer=producer, sequence=sequence, order_by=("partition", "offset"))
-    return result.rows
+    order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
+    return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows

@@ -1,23 +1,17 @@
-"""From records of a change stream to changes of a dataset's entries.
+"""From records of a change stream to changes of a dataset's entries, by Spark.
 
     records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
 
 What can't be applied goes through as a change with a problem: `refuse_problems` lets the job fail at it, or
-quarantine.py takes it out.
+dead_letters.py takes it out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import (
-    ORDER,
-    PROBLEM,
-    YEARS,
-    outside_years,
-    shown,
-    telling,
-)
+from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM
+from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, outside_years, shown, telling
 from dagster_adjunct.assets.declaration.extractors.extractor import (
     Projection,
     PythonExtractor,
@@ -37,6 +31,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 
 RAW = "__raw"
+DELETION_OF_NOTHING = "a deletion, and nothing says of which entry: the key is computed by the extractor"
+_CORRECT = (
+    "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
+    "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
+)
 _ORDERED = ("tinyint", "smallint", "int", "bigint", "date", "timestamp")
 
 
@@ -124,16 +123,18 @@ def refuse_problems(changes: DataFrame, dataset: str) -> DataFrame:
         F.lit(f"dataset {dataset!r}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
         F.col(PARTITION).cast("string"), F.lit(" can't be applied: "), F.col(PROBLEM), F.lit("."),
     )  # fmt: skip
-    step = (
-        "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
-        "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
-    )
     # In the column that every writer reads: a filter might be optimised away.
     mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
-        refusal(BadChangeError, place, step, dataset=dataset)
+        refusal(BadChangeError, place, _CORRECT, dataset=dataset)
     )
     kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
     return changes.select(*[mark.alias(name) if name == TOMBSTONE else column(name) for name in kept])
+
+
+def bad_change(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
+    """Return the error that `refuse_problems` makes a job fail with."""
+    place = f"the change at offset {offset} of partition {partition}"
+    return BadChangeError(f"dataset {dataset!r}: {place} can't be applied: {reason}.", _CORRECT, dataset=dataset)
 
 
 def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
@@ -160,8 +161,7 @@ def _extracted(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what
         )
     if kept:
         return entries
-    told = "a deletion, and nothing says of which entry: the key is computed by the extractor"
-    return _with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(told)))
+    return _with_problem(entries, F.when(F.col(TOMBSTONE), F.lit(DELETION_OF_NOTHING)))
 
 
 def _within_years(changes: DataFrame, schema: Schema) -> DataFrame:

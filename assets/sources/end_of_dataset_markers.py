@@ -18,6 +18,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import Marker
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -109,8 +110,11 @@ class VersionSource(Protocol):
         """Return how many records it holds; raise MarkerConflictError where they are not what was promised."""
         ...
 
-    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return its records: the columns of `schema`, those of META, and `ordered_by`. Checked strictly."""
+    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
+        """Return its records: the columns of `schema`, those of META, and `ordered_by`. Checked strictly.
+
+        As a frame of the session, of IN_PROCESS as a table.
+        """
         ...
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:

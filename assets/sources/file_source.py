@@ -20,14 +20,26 @@ from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Deli
 from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
+from dagster_adjunct.assets.sources.records_in_process import (
+    entries_in_arrow,
+    refuse_in_process,
+    what_only_spark_extracts,
+)
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from dagster_adjunct.resources.files import count_records, files_frame, open_tree
+from dagster_adjunct.resources.files import count_records, files_frame, files_table, open_tree
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.checksum import NOTHING, promised_checksum, records_checksum
+from dagster_adjunct.resources.streams.interface.checksum import (
+    NOTHING,
+    checksum_in_arrow,
+    promised_checksum,
+    records_checksum,
+)
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -153,12 +165,16 @@ class FileVersions:
                 "The version is not published and what is served stays. Deliver the right content under a new name.",
             )
         if checksum is not None:
-            self._check_checksum(what, folder, checksum, spark() if rows else None)
+            self._check_checksum(what, folder, checksum, spark if rows else None)
         return rows
 
-    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return the version's entries with the columns of META: `__partition` is the file's place, by name."""
-        return entries_of(self._spec, self._records(self._what(delivery), delivery.content[0], spark), self._schema)
+        what, folder = self._what(delivery), delivery.content[0]
+        if spark is IN_PROCESS:
+            refuse_in_process(self._spec, what_only_spark_extracts(self._spec))
+            return entries_in_arrow(self._spec, self._table(what, folder), self._schema)
+        return entries_of(self._spec, self._records(what, folder, spark()), self._schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Name file and line; of a Parquet file, the row. A line break in a quoted value begins no line here."""
@@ -343,12 +359,19 @@ class FileVersions:
             return count_records(self._tree, files, source.format, source.schema, what, values=self._told)
         if promise.rows is None:
             return None
+        if spark is IN_PROCESS:
+            return int(self._table(what, folder).num_rows)
         with unwrapped():
             return self._records(what, folder, spark()).count()
 
-    def _check_checksum(self, what: str, folder: Folder, expected: str, spark: SparkSession | None) -> None:
-        schema = self._source.schema
-        checksum = records_checksum(self._records(what, folder, spark), schema) if spark is not None else NOTHING
+    def _check_checksum(
+        self, what: str, folder: Folder, expected: str, spark: Callable[[], SparkSession] | None
+    ) -> None:
+        schema, checksum = self._source.schema, NOTHING
+        if spark is IN_PROCESS:
+            checksum = checksum_in_arrow(self._table(what, folder), schema)
+        elif spark is not None:
+            checksum = records_checksum(self._records(what, folder, spark()), schema)
         if checksum != expected:
             raise MarkerConflictError(
                 f"{what}: the completion object {self._marker(folder)} expects records with the checksum {expected}, "
@@ -359,6 +382,10 @@ class FileVersions:
     def _records(self, what: str, folder: Folder, spark: SparkSession) -> DataFrame:
         source = self._source
         return files_frame(spark, self._tree, folder.files, source.format, source.schema, what, values=self._told)
+
+    def _table(self, what: str, folder: Folder) -> pa.Table:
+        source = self._source
+        return files_table(self._tree, folder.files, source.format, source.schema, what, values=self._told)
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self._spec.name!r}, version {delivery.version!r}"

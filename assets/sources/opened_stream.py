@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -122,8 +124,18 @@ class Source:
 
     def read(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
         """Return the records of these ranges, with the columns of META."""
-        try:
+        with self._telling_what_is_lost():
             return self.system.read(spark, _spans(ranges)).drop(EPOCH)
+
+    def read_arrow(self, ranges: Ranges) -> pa.Table:
+        """Return the same without Spark, ordered by partition and offset. All of it is held in memory."""
+        with self._telling_what_is_lost():
+            return self.system.read_arrow(_spans(ranges)).drop_columns([EPOCH])
+
+    @contextmanager
+    def _telling_what_is_lost(self) -> Iterator[None]:
+        try:
+            yield
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(
                 f"dataset {self.spec.name!r} lost records that it was about to read: {error.problem}",

@@ -48,8 +48,13 @@ def without_late(
         return changes, None
     late = F.col(POSITION) <= F.lit(horizon)
     if isinstance(on_bad_change, DeadLetters):
-        reason = F.lit(f"it comes too late: deletions up to position {horizon} are forgotten")
+        reason = F.lit(too_late(horizon))
         return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
     observed = Observation()
     counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
     return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
+
+
+def too_late(horizon: int) -> str:
+    """Return the reason for a change at or below this position."""
+    return f"it comes too late: deletions up to position {horizon} are forgotten"

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import Computation
 from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery
 from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
+from dagster_adjunct.assets.sources.records_in_process import (
+    entries_in_arrow,
+    refuse_in_process,
+    what_only_spark_extracts,
+)
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.spark_errors import first_line
 from dagster_adjunct.resources.streams.interface.stream_system import META
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -72,14 +79,37 @@ class QueryVersions:
         """Return None: how many rows there are is known when they were computed."""
         return None
 
-    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return the query's answer as entries. Raises DatasetError where its columns are not as declared."""
-        from pyspark.errors import PySparkException
-        from pyspark.sql import functions as F
-
         computation = delivery.content
         assert isinstance(computation, Computation)
         what = f"dataset {self._spec.name!r}, version {delivery.version!r}: {self._query}"
+        if spark is IN_PROCESS:
+            return self._computed_here(computation, what)
+        return self._computed_by(spark(), computation, what)
+
+    def _computed_here(self, computation: Computation, what: str) -> pa.Table:
+        import pyarrow as pa
+
+        query = self._query.query
+        sql = ["its query, which is SQL"] if isinstance(query, str) else []
+        refuse_in_process(self._spec, [*sql, *what_only_spark_extracts(self._spec)])
+        assert not isinstance(query, str), "SQL is refused"
+        answer = query(IN_PROCESS, computation)
+        if not isinstance(answer, pa.Table):
+            raise DatasetError(f"{what} returned a {type(answer).__name__}.", "Return an Arrow table without Spark.")
+        columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
+        _check_columns(columns, self._query.schema, what)
+        rows, zeros = answer.num_rows, [0] * answer.num_rows
+        marks = (pa.array(zeros, pa.int32()), pa.array(zeros, pa.int64()), pa.nulls(rows, pa.timestamp("us", "UTC")))
+        records = {name: answer.column(name) for name in self._query.schema.names}
+        records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
+        return entries_in_arrow(self._spec, pa.table(records), self._schema)
+
+    def _computed_by(self, spark: SparkSession, computation: Computation, what: str) -> DataFrame:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
         if isinstance(self._query.query, str):
             try:
                 answer = spark.sql(_filled_in(self._query.query, computation))
@@ -105,7 +135,11 @@ class QueryVersions:
 
 def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
     """Refuse a frame whose columns are not exactly those declared, in any order, each with its very type."""
-    types = {field.name: field.dataType.simpleString() for field in answer.schema.fields}
+    _check_columns([(field.name, field.dataType.simpleString()) for field in answer.schema.fields], declared, what)
+
+
+def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
+    types = dict(columns)
     parts = [f"{name} is missing" for name in declared.names if name not in types]
     parts += [f"{name} ({kind}) is not declared" for name, kind in types.items() if name not in declared.names]
     parts += [
@@ -113,7 +147,7 @@ def check_answer(answer: DataFrame, declared: Schema, what: str) -> None:
         for field in declared.fields
         if field.name in types and types[field.name] != field.type
     ]
-    names = answer.columns
+    names = [name for name, _ in columns]
     parts += [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if parts:
         raise DatasetError(

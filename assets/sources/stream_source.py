@@ -22,6 +22,7 @@ from dagster_adjunct.assets.sources.end_of_dataset_markers import (
 from dagster_adjunct.assets.sources.entries_of_records import entries_of
 from dagster_adjunct.assets.sources.lost_versions import Unknown, cut_partitions, go_on, to_count
 from dagster_adjunct.assets.sources.opened_stream import Source, as_stored, by_partition
+from dagster_adjunct.assets.sources.records_in_process import entries_in_arrow, refuse_in_process, what_needs_spark
 from dagster_adjunct.assets.sources.redelivery import told_again
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
@@ -29,9 +30,11 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.checksum import (
     NOTHING,
     checksums_by_partition,
+    checksums_in_arrow,
     promised_checksum,
 )
 from dagster_adjunct.resources.streams.interface.stream_system import (
@@ -44,6 +47,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -151,9 +155,7 @@ class StreamSource:
         if any(promised.values()):
             schema = self._stream.info.schema
             assert schema is not None
-            checksums = (
-                checksums_by_partition(self._records(delivery, spark()), schema) if any(records.values()) else {}
-            )
+            checksums = self._checksums(delivery, spark, schema) if any(records.values()) else {}
             for cut, checksum in promised.items():
                 held = checksums.get(cut.ssp.partition, NOTHING)
                 if checksum is not None and checksum != held:
@@ -165,9 +167,12 @@ class StreamSource:
                     )
         return sum(records.values())
 
-    def read(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return the version's entries with the columns of META, in the stream's partitions."""
-        return entries_of(self.spec, self._records(delivery, spark), self.schema)
+        if spark is IN_PROCESS:
+            refuse_in_process(self.spec, what_needs_spark(self._stream))
+            return entries_in_arrow(self.spec, self._stream.read_arrow(_ranges(delivery)), self.schema)
+        return entries_of(self.spec, self._records(delivery, spark()), self.schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         return f"{self.spec.input}.{partition} at offset {offset}"
@@ -257,6 +262,12 @@ class StreamSource:
                 dataset=self.spec.name,
             )
         return records
+
+    def _checksums(self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema) -> dict[int, str]:
+        if spark is IN_PROCESS:
+            refuse_in_process(self.spec, what_needs_spark(self._stream))
+            return checksums_in_arrow(self._stream.read_arrow(_ranges(delivery)), schema)
+        return checksums_by_partition(self._records(delivery, spark()), schema)
 
     def _promised(self, version: str, marker: Marker) -> str | None:
         return promised_checksum(marker.checksum, self._place_of(version, marker))

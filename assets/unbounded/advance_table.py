@@ -15,6 +15,7 @@ from dagster_adjunct.assets.unbounded.apply_changes import apply_changes
 from dagster_adjunct.assets.unbounded.bootstrap import begin_table
 from dagster_adjunct.assets.unbounded.commit_table import Advance, Progress, confirm, keep_decision
 from dagster_adjunct.assets.unbounded.compact_table import compact_due
+from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.evolve_columns import evolve
 from dagster_adjunct.assets.unbounded.recovery import Plan, decide
 from dagster_adjunct.assets.unbounded.table_report import report_of
@@ -57,6 +58,7 @@ def carry_out(advance: Advance, plan: Plan, *, applied: Mapping[str, str] = _NON
 
     A new table is begun in answer to the startpoints in `applied`, which are ids by partition.
     """
+    engine_of(advance.context.spark).decoder.check(advance.source)
     if plan.first == "begin":
         progress = begin_table(advance, _carried_over(advance), applied)
     else:

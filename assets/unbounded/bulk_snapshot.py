@@ -11,6 +11,7 @@ from dagster_adjunct.assets.declaration.initial_load import no_offset, positions
 from dagster_adjunct.assets.unbounded.next_served_version import table_layout
 from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, forget_attempt
 from dagster_adjunct.assets.versions.sealed_version import POSITION
+from dagster_adjunct.assets.writing.generation_writer import SPARK
 from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import widens
@@ -63,6 +64,7 @@ def load_snapshot(
                 number,
                 table_layout(source),
                 rows.withColumn(POSITION, position).withColumn(TOMBSTONE, F.lit(False)),
+                SPARK,
                 what=f"dataset {spec.name!r}, bulk snapshot",
                 order_by=(*spec.key, POSITION),
                 keep_tombstones=False,

@@ -1,4 +1,4 @@
-"""Generations of a table merged by Spark, bucket by bucket, with no shuffle: the newest row of each key."""
+"""Generations of a table merged into one: the newest row of each key."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.next_served_version import without_large_footers
-from dagster_adjunct.assets.versions.sealed_version import POSITION, TOMBSTONE
+from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_generation import write_generation
+from dagster_adjunct.resources.bucketing.bucketed_tables import GENERATION
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
     from dagster_adjunct.assets.unbounded.compaction_plan import CompactionPlan
     from dagster_adjunct.assets.versions.dataset_log import Attempt
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
     from dagster_adjunct.assets.versions.sealed_version import SealedVersion
     from dagster_adjunct.assets.writing.write_context import WriteContext
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
-
-_NEWER, _GENERATION = "__newer", "__gen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +42,25 @@ def merge(
     version = manifest.version
     assert version is not None
     what = f"dataset {manifest.name!r}, {plan.level} compaction"
-    rows = stored_rows(context, version, plan.generations, what)
+    engine = engine_of(context.spark)
+    rows = engine.table.stored(context.lake.store, what, version.layout, plan.generations)
     ordered = version.order_by is not None and plan.level == "major"
-    horizon = _horizon(manifest, rows) if ordered and forget else None
+    horizon = None
+    if ordered and forget and manifest.declaration.keep_tombstones is not None:
+        horizon = _horizon(manifest, engine.table.positions(rows)[1])
     forgotten = max((at for at in (manifest.horizon, horizon) if at is not None), default=None)
     observed: Callable[[], dict[str, int]] | None = None
     if ordered:
-        rows, observed = without_forgotten(rows, version.key, forgotten)
+        rows, observed = engine.table.without_forgotten(rows, version.key, forgotten)
     generation, counters = write_generation(
         context.lake,
         attempt,
         plan.generations[-1].id,
         version.layout,
         rows,
+        engine.writer,
         what=what,
-        order_by=(*version.key, POSITION, _GENERATION),
+        order_by=(*version.key, POSITION, GENERATION),
         keep_tombstones=plan.level == "minor" or ordered,
         partitioned=True,
     )
@@ -75,57 +77,12 @@ def reach_down_to(
     context: WriteContext, version: SealedVersion, generations: Sequence[Generation], horizon: int, what: str
 ) -> bool:
     """Whether any row of these generations is at or below this position."""
-    lowest, _ = positions_of(stored_rows(context, version, generations, what))
+    table = engine_of(context.spark).table
+    lowest, _ = table.positions(table.stored(context.lake.store, what, version.layout, generations))
     return lowest is not None and lowest <= horizon
 
 
-def stored_rows(
-    context: WriteContext, version: SealedVersion, generations: Sequence[Generation], what: str
-) -> DataFrame:
-    """Return all rows of these generations; bucket i is partition i."""
-    from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
-
-    rows = bucketed_frame(context.spark(), context.lake.store, what, version.layout, generations)
-    return rows if version.partition_by else rows.coalesce(1)
-
-
-def positions_of(rows: DataFrame) -> tuple[int | None, int | None]:
-    """Return the lowest and the highest position of these rows, None where there are none."""
-    from pyspark.sql import functions as F
-
-    lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
-    return lowest, highest
-
-
-def _horizon(manifest: UnboundedManifest, rows: DataFrame) -> int | None:
+def _horizon(manifest: UnboundedManifest, highest: int | None) -> int | None:
     """Return up to where deletions can be forgotten, None where they are kept for ever."""
     kept = manifest.declaration.keep_tombstones
-    _, highest = (None, None) if kept is None else positions_of(rows)
     return None if kept is None or highest is None else highest - kept
-
-
-def without_forgotten(
-    rows: DataFrame, key: tuple[str, ...], horizon: int | None
-) -> tuple[DataFrame, Callable[[], dict[str, int]]]:
-    """Return the winner of each key but for tombstones up to the horizon, and the counts once the job has run."""
-    from pyspark.sql import Observation, Window
-    from pyspark.sql import functions as F
-
-    from dagster_adjunct.resources.schemas.quoted_columns import column
-
-    places = Window.partitionBy(*[column(name) for name in key]).orderBy(POSITION, _GENERATION)
-    winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)
-    tombstone = F.col(TOMBSTONE)
-    gone = tombstone & (F.col(POSITION) <= F.lit(horizon)) if horizon is not None else F.lit(False)
-    observed = Observation()
-
-    def count(condition: Column, name: str) -> Column:
-        return F.coalesce(F.sum(condition.cast("long")), F.lit(0)).alias(name)
-
-    watched = winners.observe(
-        observed,
-        F.count(F.lit(1)).alias("keys"),
-        count(gone, "forgotten"),
-        count(tombstone & ~gone, "tombstones"),
-    )
-    return watched.where(~gone), lambda: {name: int(value) for name, value in observed.get.items()}

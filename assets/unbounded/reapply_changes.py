@@ -11,28 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.unbounded.table_rows import Rows, TableRows
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
-from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.quoted_columns import column
-from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Ranges
     from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan
-    from dagster_adjunct.assets.writing.write_context import WriteContext
+    from dagster_adjunct.resources.objects.object_store import ObjectStore
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-
-_STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +47,27 @@ class Rewinding:
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
 
     def onto(
-        self, changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: UnboundedManifest
-    ) -> tuple[DataFrame, Callable[[], int] | None]:
+        self,
+        changes: Rows,
+        table: TableRows[Rows],
+        store: ObjectStore,
+        spec: AdjunctDataset,
+        manifest: UnboundedManifest,
+    ) -> tuple[Rows, Callable[[], int] | None]:
         """Return the changes as they are written over what the table holds, and what counts those that come too late.
 
         Raises DatasetError for changes that come too late, unless it is forced.
         """
-        from pyspark.sql import functions as F
-
-        horizon = manifest.horizon
-        changes = _with_stored(changes, context, spec, manifest)
-        if spec.following.order_by is None:
-            return changes.withColumn(POSITION, F.greatest(POSITION, _STORED)).drop(_STORED), None
-        if horizon is None:
-            return changes.drop(_STORED), None
-        changes = _above_forgotten(changes, spec.key, horizon).drop(_STORED)
-        late = changes.where(_LATE).count()
+        horizon, version = manifest.horizon, manifest.version
+        assert version is not None
+        by_offset = spec.following.order_by is None
+        if horizon is None and not by_offset:
+            return changes, None
+        what = f"dataset {spec.name!r}, version {version.id}"
+        stored = table.stored(store, what, version.layout, version.generations)
+        if by_offset or horizon is None:
+            return table.at_stored_positions(changes, stored, spec.key), None
+        in_time, with_reasons, late = table.late_beside(changes, stored, spec.key, horizon)
         if late and not self.forced:
             raise DatasetError(
                 f"dataset {spec.name!r}: {late:,} of the changes to apply again are at or below position {horizon}, up "
@@ -81,10 +77,8 @@ class Rewinding:
                 dataset=spec.name,
             )
         if isinstance(spec.following.on_bad_change, DeadLetters):
-            problem = F.lit(f"it comes too late: deletions up to position {horizon} are forgotten")
-            problems = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), problem))
-            return changes.withColumn(PROBLEM, problems).drop(_LATE), None
-        return changes.where(~F.col(_LATE)).drop(_LATE), lambda: late
+            return with_reasons, None
+        return in_time, lambda: late
 
     def recorded(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
         """Return the manifest with this rewind in it: its startpoints, and from and up to where the table has read."""
@@ -102,39 +96,3 @@ class Rewinding:
             applied=after.with_applied(self.ids),
             change=Change(action="rewind", reason=self.reason),
         )
-
-
-def _with_stored(
-    changes: DataFrame, context: WriteContext, spec: AdjunctDataset, manifest: UnboundedManifest
-) -> DataFrame:
-    """Return the changes with the position of what the table holds of their key; null where it holds nothing."""
-    from pyspark.sql import functions as F
-
-    from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
-
-    version, key = manifest.version, spec.key
-    assert version is not None
-    what = f"dataset {spec.name!r}, version {version.id}"
-    stored = bucketed_frame(context.spark(), context.lake.store, what, version.layout, version.generations)
-    names = [f"__key_{index}" for index in range(len(key))]
-    keys = [column(own).alias(name) for own, name in zip(key, names, strict=True)]
-    held = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))
-    same = reduce(and_, [column(own) == F.col(name) for own, name in zip(key, names, strict=True)])
-    return changes.join(held, same, "left").drop(*names)
-
-
-def _above_forgotten(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFrame:
-    """Return the changes with a mark where a deletion that is forgotten might beat them.
-
-    These are all changes of a key that the table does not hold, where the newest is not above the horizon. Where it is
-    a deletion, they are left out: there is nothing to delete, and the deletion that counts may be another.
-    """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
-    newest = F.max(place).over(Window.partitionBy(*[column(name) for name in key]))
-    changes = changes.withColumn(_NEWEST, newest)
-    last = F.col(_NEWEST)
-    below = F.col(_STORED).isNull() & F.col(PROBLEM).isNull() & (last[POSITION] <= F.lit(horizon))
-    return changes.where(~below | ~last[TOMBSTONE]).withColumn(_LATE, below).drop(_NEWEST)

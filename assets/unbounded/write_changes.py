@@ -9,8 +9,9 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.sources.decode_changes import refuse_problems
+from dagster_adjunct.assets.sources.dead_letters import send_dead_letters
 from dagster_adjunct.assets.unbounded.commit_table import keep
+from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.unbounded.next_ranges import offsets_after
 from dagster_adjunct.assets.unbounded.next_served_version import table_layout
 from dagster_adjunct.assets.versions.manifest import Change
@@ -19,6 +20,7 @@ from dagster_adjunct.assets.writing.write_generation import write_generation
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.sources.opened_stream import Ranges
@@ -42,28 +44,30 @@ def write_changes(
     The progress is another one where ranges with dead letters were committed first. Raises BadChangeError and
     NullKeyError for changes that can't be applied.
     """
-    from dagster_adjunct.assets.sources.order_by_column import without_late
-
     source, spec, manifest = advance.source, advance.spec, progress.manifest
     what = f"dataset {spec.name!r}"
-    changes = source.read_changes(advance.context.spark(), ranges, positions_from=manifest.positions_from)
+    engine = engine_of(advance.context.spark)
+    changes = engine.decoder.read_changes(source, ranges, positions_from=manifest.positions_from)
     if rewinding is not None:
-        changes, late = rewinding.onto(changes, advance.context, spec, manifest)
+        changes, late = rewinding.onto(changes, engine.table, advance.context.lake.store, spec, manifest)
     else:
         # A table that is built anew has forgotten no deletion yet.
         horizon = None if progress.running else manifest.horizon
-        changes, late = without_late(changes, horizon, spec.following.on_bad_change)
+        changes, late = engine.decoder.without_late(changes, horizon, spec.following.on_bad_change)
     quarantined = 0
     if isinstance(spec.following.on_bad_change, DeadLetters):
-        progress, changes, quarantined = _quarantine(advance, progress, changes, ranges, rewinding)
+        changes, letters = engine.decoder.split_problems(changes, spec)
+        if letters is not None:
+            progress, quarantined = _quarantine(advance, progress, letters, ranges, rewinding)
     else:
-        changes = refuse_problems(changes, spec.name)
+        changes = engine.decoder.refuse_problems(changes, spec.name)
     generation, counters = write_generation(
         advance.context.lake,
         attempt,
         progress.manifest.next_generation,
         table_layout(source),
         changes,
+        engine.writer,
         what=what,
         order_by=(*spec.key, POSITION, *(source.tie_break if rewinding is None else (OFFSET, PARTITION))),
         keep_tombstones=keep_tombstones,
@@ -75,18 +79,13 @@ def write_changes(
 
 
 def _quarantine(
-    advance: Advance, progress: Progress, changes: DataFrame, ranges: Ranges, rewinding: Rewinding | None
-) -> tuple[Progress, DataFrame, int]:
-    """Send changes that can't be applied to the dead letters, once; return the others, and how many were sent.
+    advance: Advance, progress: Progress, letters: DataFrame | pa.Table, ranges: Ranges, rewinding: Rewinding | None
+) -> tuple[Progress, int]:
+    """Send the dead letters of changes that can't be applied, once; return how many there are.
 
     The ranges are committed first: a run that takes over sends the very same ones again, which adds nothing. Those
     of a rewind are its own, and it begins again with the same.
     """
-    from dagster_adjunct.assets.sources.dead_letters import send_dead_letters, split_problems
-
-    good, bad = split_problems(changes)
-    if bad.isEmpty():
-        return progress, good, 0
     if progress.manifest.quarantining is None and rewinding is None:
         spans = {str(ssp): span for ssp, span in ranges.items()}
         progress = keep(advance, progress, quarantining=spans, change=Change(action="quarantine"))
@@ -94,11 +93,11 @@ def _quarantine(
     sent = send_dead_letters(
         advance.context.systems,
         advance.spec,
-        bad,
+        letters,
         producer=_letters_of(advance, progress, rewinding),
         sequence=1 + sum(system.distance(ssp, "0", end) for ssp, end in offsets_after(progress, ranges).items()),
     )
-    return progress, good, sent
+    return progress, sent
 
 
 def _letters_of(advance: Advance, progress: Progress, rewinding: Rewinding | None) -> str:

@@ -1,20 +1,22 @@
 """What writes the rows of a generation into one file a bucket: Spark's tasks, or this process from an Arrow table.
 
-Both write the same files of the same rows: names, content, order, digests and facts. Arrow's holds all rows in memory
-and hashes them one by one, so it is for small datasets; it needs no session.
+It is passed beside the rows. Both write the same files of the same rows: names, content, order, digests and facts.
+Arrow's holds all rows in memory and hashes them one by one, so it is for small datasets; it needs no session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout
 from dagster_adjunct.resources.bucketing.write_buckets import write_buckets
 from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
@@ -56,5 +58,11 @@ def write_table(
     return write_arrow_buckets(rows, store, folder, layout, options)
 
 
-SPARK: GenerationWriter[object] = write_buckets  # type: ignore[assignment]
+# A frame is called df there, and is given by position.
+SPARK: GenerationWriter[DataFrame] = write_buckets  # type: ignore[assignment]
 ARROW: GenerationWriter[pa.Table] = write_table
+
+
+def writer_of(spark: Callable[[], SparkSession]) -> GenerationWriter[Any]:
+    """Return what writes the rows that are read with this: a session's, or this process's."""
+    return ARROW if spark is IN_PROCESS else SPARK

@@ -22,7 +22,7 @@ class WriteContext:
     """Where datasets are written and with what.
 
     `systems` are the stream systems by name. `spark` is called only where there are rows to work on. `by` says in the
-    commits who did it.
+    commits who did it. `spark` may be IN_PROCESS: then all that is worked on is held in this process.
     """
 
     lake: Lake

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.stored_declaration import Declaration
-from dagster_adjunct.assets.writing.generation_writer import ARROW, SPARK, GenerationWriter
+from dagster_adjunct.assets.writing.generation_writer import GenerationWriter, Rows_contra
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
     from dagster_adjunct.resources.objects.lake import Lake
 
 # How many keys or records an error names.
@@ -27,7 +24,8 @@ def write_generation(
     attempt: Attempt,
     number: int,
     layout: BucketLayout,
-    rows: DataFrame | pa.Table,
+    rows: Rows_contra,
+    writer: GenerationWriter[Rows_contra],
     *,
     what: str,
     order_by: Sequence[str],
@@ -41,13 +39,10 @@ def write_generation(
     later one of their key superseded, those of them that said something else ("conflicting", left out where there
     are none), and, where tombstones are not kept, the keys that ended deleted. With `refuse_conflicting` rows of one
     key that contradict each other are a SchemaMismatchError, which names keys.
-
-    Rows of a DataFrame are written by Spark's tasks, rows of an Arrow table here: the files are the same.
     """
     empty = attempt.generation(number)
     options = write_options(what, keep_tombstones=keep_tombstones, refuse_conflicting=refuse_conflicting)
-    write: GenerationWriter[Any] = SPARK if hasattr(rows, "sparkSession") else ARROW
-    files = write(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
+    files = writer(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
     return generation_of(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)
 
 

@@ -16,6 +16,7 @@ from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.application.advance_units import Unit, advances_alone
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.first_error import raise_first
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.spark_errors import adjunct_error, first_line
 from dagster_adjunct.resources.times import before
 
@@ -46,15 +47,17 @@ def advance_units(
     starting, telling = threading.Lock(), threading.Lock()
 
     def session() -> SparkSession:
-        with starting:
+        with starting:  # threads ask at the same time, and one session is started
             return runtime.spark()
+
+    spark = IN_PROCESS if runtime.spark is IN_PROCESS else session
 
     def tell(event: StageEvent) -> None:
         with telling:
             on_stage(event)
 
     def advance(unit: Unit) -> list[AdvanceReport]:
-        return advance_together(replace(runtime, spark=session), unit, on_stage=tell)
+        return advance_together(replace(runtime, spark=spark), unit, on_stage=tell)
 
     reports: list[AdvanceReport] = []
     errors: list[Exception] = []

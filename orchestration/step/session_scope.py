@@ -6,13 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS, is_in_process
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @contextmanager
 def session_scope(*, master: str | None = None, lake_url: str | None = None) -> Iterator[Callable[[], SparkSession]]:
-    """Yield a function that returns the session; what never calls it never waits for Spark."""
+    """Yield a function that returns the session; what never calls it never waits for Spark.
+
+    For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever started.
+    """
+    if is_in_process(master):
+        yield IN_PROCESS
+        return
     started: list[SparkSession] = []
 
     def spark() -> SparkSession:

@@ -71,6 +71,30 @@ def files_frame(
     )
 
 
+def files_table(
+    tree: FileTree,
+    files: Sequence[FoundFile],
+    format: FileFormat,
+    schema: Schema,
+    what: str,
+    *,
+    values: bool = True,
+) -> pa.Table:
+    """Return what `files_frame` does without Spark; all of it is held in memory."""
+    import pyarrow as pa
+
+    columns = [*schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
+    parts = [
+        batch.rename_columns([column.name for column in columns])
+        for task in shared_out(files, format)
+        for piece in task
+        for batch in _batches(tree, piece, format, schema, what, values=values)
+    ]
+    rows = pa.Table.from_batches(parts).cast(pa.schema(columns)) if parts else pa.schema(columns).empty_table()
+    rows = rows.append_column(TIMESTAMP, pa.nulls(rows.num_rows, pa.timestamp("us", "UTC")))
+    return rows.append_column(TOMBSTONE, pa.array([False] * rows.num_rows, pa.bool_()))
+
+
 def count_records(
     tree: FileTree,
     files: Sequence[FoundFile],

@@ -1,14 +1,49 @@
-"""A Spark session as users give it: the session itself, or a function that starts or returns it when it is needed."""
+"""A Spark session as users give it: the session itself, a function that starts it when it is needed, or none."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, final
 
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@final
+class InProcess:
+    """Given for a session, says that there is none: rows are worked on in this process, all of them in memory.
+
+    That is for small datasets. What can only be done by Spark calls it like any function that gives a session, and
+    is refused.
+    """
+
+    __slots__ = ()
+
+    def __call__(self) -> SparkSession:
+        """Raise ConfigurationError: this needs a session."""
+        raise ConfigurationError(
+            "this needs a Spark session, and there is none: IN_PROCESS, or the master none, was given.",
+            "Pass a session, or what session_scope() gives for another master than none.",
+        )
+
+    def __repr__(self) -> str:
+        return "IN_PROCESS"
+
+    def __reduce__(self) -> str:
+        return "IN_PROCESS"
+
+
+IN_PROCESS: Final = InProcess()
+# The master that stands for it, in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
+_NO_MASTER = "none"
+
+
+def is_in_process(master: str | None) -> bool:
+    """Whether this master, or where it is None that of the environment, says that there is to be no session."""
+    return (master or os.environ.get("ADJUNCT_SPARK_MASTER")) == _NO_MASTER
 
 
 def session_of(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:

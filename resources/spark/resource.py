@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS, is_in_process
 from dagster_adjunct.resources.spark.session import prepare_environment, session_config
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     That resource imports pyspark where it is defined, and never stops its session; here the import waits for
     the first use, so that loading a code location and ticking sensors stay light, and the session ends with
     the run. One that this process had before the run is used, and left running. `master` takes any Spark
-    master (default: `ADJUNCT_SPARK_MASTER`, else all cores of this machine).
+    master (default: `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are
+    advanced in the run's own process, and what needs Spark is refused.
     """
 
     master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
@@ -29,6 +32,11 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
 
     _session: Any = PrivateAttr(default=None)
     _ours: bool = PrivateAttr(default=False)
+
+    @property
+    def starter(self) -> Callable[[], SparkSession]:
+        """Return a function that returns the run's session; for the master "none", IN_PROCESS."""
+        return IN_PROCESS if is_in_process(self.master) else lambda: self.spark_session
 
     @property
     def spark_session(self) -> SparkSession:

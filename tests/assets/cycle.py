@@ -18,8 +18,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 
 NAME = "planes"
 SCHEMA = Schema.of(k="string", n="int")
@@ -32,7 +32,7 @@ Content = dict[str, int]
 
 def planes_in(lake: Lake) -> World:
     """Return a world whose lake has the dataset's stream."""
-    world = World(lake, no_session)
+    world = World(lake, IN_PROCESS)
     world.stream(NAME, SCHEMA, ["k"], 2)
     return world
 

@@ -40,7 +40,6 @@ from tests.assets.cycle import (
     planes_in,
     reached,
 )
-from tests.assets.plain import build_without_spark
 from tests.assets.versions_model import KEYS, MOST_ROWS, Entries, Model, Partition, Refused
 
 PARTITIONS, IN_FLIGHT, KEEP = 2, 3, 2
@@ -342,7 +341,6 @@ class ToTheEnd(BoundedMachine):
 @pytest.fixture(autouse=True, scope="module")
 def without_spark():
     with pytest.MonkeyPatch.context() as patch:
-        build_without_spark(patch)
         # In one thread no build is going on while anything is discarded, however short ago it died.
         patch.setattr(discard_module, "RUNNING", timedelta(0), raising=False)
         yield

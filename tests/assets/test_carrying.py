@@ -17,12 +17,12 @@ from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from tests.assets.conftest import World
 from tests.assets.cycle import KEYS as PLANE_KEYS
 from tests.assets.cycle import NAME as PLANES_NAME
 from tests.assets.cycle import PLANES, SCHEMA, content, deliver, planes_in, publish, served, whole
-from tests.assets.plain import build_without_spark, no_session
 from tests.assets.unbounded import facts as f
 
 
@@ -31,7 +31,7 @@ def rewrite(world: World, stream: str, partitions: int) -> None:
 
 
 def table(spec: Any = None) -> World:
-    world = f.facts_in(lake_in(InMemoryStore()), no_session)
+    world = f.facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     f.send(world, [("a", 5, 1), ("b", 6, 2), ("c", 7, 3), ("b", 8, None)])
     world.advance(spec or f.table_of())
     return world
@@ -54,33 +54,25 @@ step = st.one_of(
 @given(st.lists(step, min_size=2, max_size=9))
 def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, steps: list) -> None:
     """The last change that was sent wins, or the highest `at`, however offsets began anew in between."""
-    with pytest.MonkeyPatch.context() as patch:
-        f.facts_without_spark(patch)
-        spec = f.table_of(**({"order_by": "at"} if by_position else {}))
-        world, said, partitions, read = f.facts_in(lake_in(InMemoryStore()), no_session), {}, f.PARTITIONS, 0
-        for what, value in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
-            if what == "apply":
-                f.send(world, value)
-                read += len(value)
-                for key, at, n in value:
-                    if not by_position or at >= said.get(key, (0, 0))[0]:
-                        said[key] = (at, n)
-            elif what == "stream" and value != partitions:
-                rewrite(world, f.NAME, value)
-                partitions = value
-            elif what == "compact":
-                compact_dataset(world.lake, f.NAME, no_session, by="test", level=value)
-            world.advance(spec)
-            assert now(world) == {key: n for key, (_, n) in said.items() if n is not None}
-            assert StoredVersions(world.lake, f.NAME).require_manifest().counters["read"] == read
+    spec = f.table_of(**({"order_by": "at"} if by_position else {}))
+    world, said, partitions, read = f.facts_in(lake_in(InMemoryStore()), IN_PROCESS), {}, f.PARTITIONS, 0
+    for what, value in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
+        if what == "apply":
+            f.send(world, value)
+            read += len(value)
+            for key, at, n in value:
+                if not by_position or at >= said.get(key, (0, 0))[0]:
+                    said[key] = (at, n)
+        elif what == "stream" and value != partitions:
+            rewrite(world, f.NAME, value)
+            partitions = value
+        elif what == "compact":
+            compact_dataset(world.lake, f.NAME, IN_PROCESS, by="test", level=value)
+        world.advance(spec)
+        assert now(world) == {key: n for key, (_, n) in said.items() if n is not None}
+        assert StoredVersions(world.lake, f.NAME).require_manifest().counters["read"] == read
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    f.facts_without_spark(monkeypatch)
-
-
-@pytest.mark.usefixtures("quick")
 def test_the_history_says_that_a_table_was_carried_over() -> None:
     world = table()
     before = StoredVersions(world.lake, f.NAME).require_manifest()
@@ -97,7 +89,6 @@ def test_the_history_says_that_a_table_was_carried_over() -> None:
     assert StoredVersions(world.lake, f.NAME).require_manifest() == after
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_table_that_had_not_read_all_is_refused_and_names_the_rewriting() -> None:
     world = table()
     f.send(world, [("d", 9, 4)])
@@ -109,7 +100,6 @@ def test_a_table_that_had_not_read_all_is_refused_and_names_the_rewriting() -> N
     assert now(world) == {"a": 1, "c": 3}
 
 
-@pytest.mark.usefixtures("quick")
 def test_dead_letters_after_the_rewriting_are_not_taken_for_those_of_before() -> None:
     spec = f.table_of(on_bad_change=DeadLetters(f"lake.{f.DEAD}"))
     world = table(spec)
@@ -123,7 +113,6 @@ def test_dead_letters_after_the_rewriting_are_not_taken_for_those_of_before() ->
     assert len(f.letters(world)) == 3
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_crash_while_it_is_carried_over_loses_and_doubles_nothing() -> None:
     for nth in range(1, 100):
         world = table()
@@ -141,8 +130,7 @@ def test_a_crash_while_it_is_carried_over_loses_and_doubles_nothing() -> None:
     raise AssertionError("it never ends")
 
 
-def test_a_bounded_dataset_goes_on_between_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
+def test_a_bounded_dataset_goes_on_between_versions() -> None:
     world = planes_in(lake_in(InMemoryStore()))
     publish(world, 1, 2)
     rewrite(world, PLANES_NAME, 5)
@@ -156,8 +144,7 @@ def test_a_bounded_dataset_goes_on_between_versions(monkeypatch: pytest.MonkeyPa
     assert served(world.lake) == whole(3)
 
 
-def test_a_bounded_dataset_with_a_version_half_delivered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
+def test_a_bounded_dataset_with_a_version_half_delivered_is_refused() -> None:
     world = planes_in(lake_in(InMemoryStore()))
     publish(world, 1)
     world.send(PLANES_NAME, [("a", 2)])
@@ -168,14 +155,13 @@ def test_a_bounded_dataset_with_a_version_half_delivered_is_refused(monkeypatch:
     assert served(world.lake) == whole(1)
 
 
-def test_members_of_a_version_set_go_on_in_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
+def test_members_of_a_version_set_go_on_in_one_commit() -> None:
     world = planes_in(lake_in(InMemoryStore()))
     world.stream("routes", SCHEMA, ["k"], 2)
     both = version_set("both", PLANES, bounded_dataset("routes", input="lake.routes", key="k", partitions=2))
 
     def advance() -> list[str]:
-        return [each.action for each in advance_version_set(world.lake, world.systems, both, no_session, by="test")]
+        return [each.action for each in advance_version_set(world.lake, world.systems, both, IN_PROCESS, by="test")]
 
     deliver(world, 1)
     world.send("routes", [(key, 1) for key in PLANE_KEYS], version="v1")

@@ -15,13 +15,13 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.end_of_dataset_markers import Complete, next_delivery
 from dagster_adjunct.assets.sources.lost_versions import GoesOn, Unknown, go_on, to_count
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World
 from tests.assets.cycle import KEYS, NAME, PLANES, SCHEMA, deliver, served, whole
-from tests.assets.plain import build_without_spark, no_session
 from tests.clocks import on_clock
 
 P0, P1, P2 = (SystemStreamPartition("lake", "planes", p) for p in range(3))
@@ -176,9 +176,8 @@ class Aging(World):
 
 
 @pytest.fixture
-def aging(world: World, monkeypatch: pytest.MonkeyPatch) -> Aging:
-    build_without_spark(monkeypatch)
-    aged = Aging(world.lake, no_session)
+def aging(world: World) -> Aging:
+    aged = Aging(world.lake, IN_PROCESS)
     aged.stream(NAME, SCHEMA, ["k"], 2)
     return aged
 
@@ -381,7 +380,7 @@ def test_a_version_set_goes_on_when_what_one_member_lost_is_abandoned(aging: Agi
             aging.send(name, [(key, number) for key in KEYS], version=f"v{number}")
 
     def advance() -> list[str]:
-        return [each.action for each in advance_version_set(aging.lake, aging.systems, members, no_session, by="test")]
+        return [each.action for each in advance_version_set(aging.lake, aging.systems, members, IN_PROCESS, by="test")]
 
     send(1)
     assert advance() == ["sealed", "sealed"]

@@ -36,6 +36,7 @@ from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import (
     AT_ONCE,
@@ -56,7 +57,6 @@ from tests.assets.cycle import (
     served,
     whole,
 )
-from tests.assets.plain import build_without_spark, no_session
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=30)
@@ -64,15 +64,13 @@ DAY = timedelta(hours=24)
 
 
 @pytest.fixture
-def planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
+def planes(tmp_path: Path) -> World:
     return planes_in(open_lake(tmp_path / "lake"))
 
 
 @pytest.fixture
-def new_planes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], World]:
+def new_planes() -> Callable[[], World]:
     """Make worlds in memory, for tests that repeat a history and need no modification times."""
-    build_without_spark(monkeypatch)
     return lambda: planes_in(lake_in(InMemoryStore()))
 
 
@@ -507,7 +505,7 @@ def copy_of(world: World) -> World:
     for item in world.lake.store.list(""):
         store.put(item.key, world.lake.store.get(item.key).data)
         store._objects[item.key] = replace(store._objects[item.key], modified=item.modified)
-    return World(Lake(store, world.lake.id), no_session, dict(world.sequences))
+    return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
 def test_a_discard_that_dies_at_any_request_is_ended_by_the_next_one(planes: World) -> None:
@@ -593,9 +591,8 @@ SET = version_set("prices", *(bounded_dataset(name, input=f"lake.{name}", key="k
 
 
 @pytest.fixture
-def prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+def prices(tmp_path: Path) -> World:
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     for name in NAMES:
         world.stream(name, Schema.of(k="string", n="int"), ["k"], 2)
     return world
@@ -607,7 +604,7 @@ def publish_set(world: World, *versions: tuple[int, int]) -> None:
         number = world.sequences.get("fares", 0) + 1
         for name, value in (("fares", fares), ("routes", routes)):
             world.send(name, [(key, value) for key in KEYS], version=f"v{number}")
-        advance_version_set(world.lake, world.systems, SET, no_session, by="test")
+        advance_version_set(world.lake, world.systems, SET, IN_PROCESS, by="test")
 
 
 def seen(world: World) -> tuple[int | None, ...]:
@@ -653,7 +650,7 @@ def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(pric
         if end == "discard":
             discard(lake, "routes", AT_ONCE, by="test")
         else:
-            advance_version_set(lake, prices.systems, SET, no_session, by="test")
+            advance_version_set(lake, prices.systems, SET, IN_PROCESS, by="test")
 
     nth = 1
     while True:

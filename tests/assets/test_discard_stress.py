@@ -18,8 +18,8 @@ from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard
 from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 from tests.assets.reading import CODES, DATASET, SCHEMA, WAYS, Seen, read_until
 from tests.servers.s3 import S3Server
 
@@ -47,8 +47,7 @@ def test_eight_readers_meet_whole_versions_on_a_real_s3_server(
 def publish_and_discard_under_readers(
     url: str, env: Mapping[str, str], patch: pytest.MonkeyPatch, *, pause: float, collectors: int
 ) -> None:
-    build_without_spark(patch)
-    world = World(open_lake(url), no_session)
+    world = World(open_lake(url), IN_PROCESS)
     world.stream("rates", SCHEMA, ["code"], 2)
     deliver(world, 1)
     assert world.advance(SPEC).action == "sealed"

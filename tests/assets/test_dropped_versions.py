@@ -17,8 +17,8 @@ from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 
 SCHEMA = Schema.of(k="string", n="int")
 WHY = {"reason": "ticket 7", "by": "ada"}
@@ -44,9 +44,8 @@ SET = version_set("both", of_stream("fares"), of_stream("routes"))
 
 
 @pytest.fixture
-def plain(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    world.spark = no_session
+def plain(world: World) -> World:
+    world.spark = IN_PROCESS
     for name in ("prices", "fares", "routes"):
         world.stream(name, SCHEMA, ["k"], 2)
     return world
@@ -159,7 +158,7 @@ def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
 
 def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
     def advance() -> list[str]:
-        reports = advance_version_set(plain.lake, plain.systems, SET, no_session, by="test")
+        reports = advance_version_set(plain.lake, plain.systems, SET, IN_PROCESS, by="test")
         return [report.action for report in reports]
 
     deliver(plain, "v1", 1, "fares")

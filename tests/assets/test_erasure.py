@@ -42,8 +42,8 @@ from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 from tests.servers.s3 import S3Server
 
 SCHEMA = Schema.of(person="string", seats="int", note="string")
@@ -55,13 +55,12 @@ Entries = dict[str, tuple[int, str]]
 
 
 @pytest.fixture
-def people(monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
+def people() -> World:
     return fresh(SCHEMA)
 
 
 def fresh(schema: Schema, key: Sequence[str] = ("person",)) -> World:
-    world = World(lake_in(InMemoryStore()), no_session)
+    world = World(lake_in(InMemoryStore()), IN_PROCESS)
     world.stream("people", schema, key, 2)
     return world
 
@@ -583,7 +582,7 @@ def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
 def test_an_erasure_on_s3_is_whole_proved_and_finished_later_where_a_reader_holds_it(
     people: World, s3_server: S3Server
 ) -> None:
-    world = World(open_lake(s3_server.url(), settings=s3_server.settings), no_session)
+    world = World(open_lake(s3_server.url(), settings=s3_server.settings), IN_PROCESS)
     world.stream("people", SCHEMA, ["person"], 2)
     for n in (1, 2):
         deliver(world, f"v{n}", entries(n, "ada", "bob", SECRET))

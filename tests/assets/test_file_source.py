@@ -637,7 +637,7 @@ def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
     place.csv("v3", {"N1": 1})
     manifest = source.first_manifest().after(known=("v1", "v2"))
     delivery = source.next(manifest)
-    frame = source.read(delivery, spark)
+    frame = source.read(delivery, lambda: spark)
     place.csv("v3", {"N1": 1, "N2": 2}, done=None)
     layout = BucketLayout(PLANES, ("tailnum",), 2, ("tailnum",))
     with pytest.raises(SourceChangedError, match=r"v3/part-0\.csv was written to"):

@@ -29,21 +29,18 @@ from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole
-from tests.assets.plain import build_without_spark
 
 LEASES = f"datasets/{NAME}/leases/"
 
 
 @pytest.fixture
-def planes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
+def planes(tmp_path) -> World:
     return planes_in(open_lake(tmp_path / "lake"))
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> World:
+def quick() -> World:
     """The same in memory, for tests that repeat a lot and need no modification times."""
-    build_without_spark(monkeypatch)
     return planes_in(lake_in(InMemoryStore()))
 
 

@@ -23,8 +23,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 SCHEMA = Schema.of(tailnum="string", seats="int")
@@ -52,9 +52,8 @@ def planes(sparkling: World) -> World:
 
 
 @pytest.fixture
-def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+def plain(tmp_path: Path) -> World:
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     world.stream("planes", SCHEMA, ["tailnum"], 2)
     return world
 

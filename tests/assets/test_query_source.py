@@ -110,7 +110,7 @@ def test_an_answer_with_other_columns_is_refused_with_the_difference(
 ) -> None:
     source = opened(dataset(sql))
     with pytest.raises(DatasetError, match=re.escape(problem)) as caught:
-        source.read(delivered(source), spark)
+        source.read(delivered(source), lambda: spark)
     assert "dataset 'planes', version" in caught.value.problem
     assert "query fleet" in caught.value.problem
 
@@ -130,4 +130,4 @@ def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(s
     ):
         source = opened(dataset(query))
         with pytest.raises(DatasetError, match=f"'planes'.*query fleet.*{problem}"):
-            source.read(delivered(source), spark)
+            source.read(delivered(source), lambda: spark)

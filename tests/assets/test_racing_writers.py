@@ -29,7 +29,6 @@ from tests.assets.cycle import (
     served,
     whole,
 )
-from tests.assets.plain import build_without_spark
 from tests.servers.s3 import S3Server
 
 ROUNDS, WRITERS = 12, 2
@@ -91,7 +90,6 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
 @pytest.mark.parametrize("delivered", ["whole", "in part", "again"])
 def test_what_operators_do_meanwhile_costs_no_advance_and_is_not_undone(monkeypatch, delivered: str) -> None:
     """Somebody pins the version served just before the nth request of an advance, for every n."""
-    build_without_spark(monkeypatch)
     for nth in range(1, 100):
         world = planes_in(lake_in(InMemoryStore()))
         publish(world, 1)

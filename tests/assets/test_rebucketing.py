@@ -26,6 +26,7 @@ from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyS
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import (
     KEYS,
@@ -42,7 +43,6 @@ from tests.assets.cycle import (
     served,
     whole,
 )
-from tests.assets.plain import build_without_spark, no_session
 
 MORE = bounded_dataset(NAME, input="lake.planes", key="k", partitions=5)
 
@@ -62,13 +62,12 @@ def set_in(lake: Lake) -> World:
     world.stream("routes", SCHEMA, ["k"], 2)
     for number in (1, 2):
         deliver_both(world, number)
-        advance_version_set(lake, world.systems, BOTH, no_session, by="test")
+        advance_version_set(lake, world.systems, BOTH, IN_PROCESS, by="test")
     return world
 
 
 @pytest.fixture
-def planes(monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
+def planes() -> World:
     world = planes_in(lake_in(InMemoryStore()))
     publish(world, 1, 2)
     return world
@@ -117,8 +116,7 @@ def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> 
 
 
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
-def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
+def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str) -> None:
     seen = set()
     for nth in itertools.count(1):
         world = planes_in(lake_in(InMemoryStore()))
@@ -171,8 +169,7 @@ def test_what_can_not_be_rewritten_is_refused(planes: World) -> None:
         repartition_versions(planes.lake, NAME, 3, reason="", by="ada")
 
 
-def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
+def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set() -> None:
     seen = set()
     for nth in itertools.count(1):
         world = set_in(lake_in(InMemoryStore()))
@@ -196,8 +193,8 @@ def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set(monkeyp
     assert data_and_documents(world.lake) == reached(world.lake)
     deliver_both(world, 3)
     with pytest.raises(DatasetError, match="partitions is 2, was 5"):
-        advance_version_set(world.lake, world.systems, BOTH, no_session, by="test")
-    reports = advance_version_set(world.lake, world.systems, version_set("both", MORE, ROUTES), no_session, by="test")
+        advance_version_set(world.lake, world.systems, BOTH, IN_PROCESS, by="test")
+    reports = advance_version_set(world.lake, world.systems, version_set("both", MORE, ROUTES), IN_PROCESS, by="test")
     assert [report.action for report in reports] == ["sealed", "sealed"]
     check(world.lake, 5, 1, 2, 3)
     assert served(world.lake, "routes") == whole(3)
@@ -209,7 +206,7 @@ def test_a_member_is_not_rewritten_under_a_build_of_its_set(planes: World) -> No
     fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(world.lake, NAME, 5, **WHY))
     behind = Lake(FaultyStore(world.lake.store, [fault]), world.lake.id)
     with pytest.raises(CommitConflictError):
-        advance_version_set(behind, world.systems, BOTH, no_session, by="test")
+        advance_version_set(behind, world.systems, BOTH, IN_PROCESS, by="test")
     check(world.lake, 5, 1, 2)
     assert served(world.lake, "routes") == whole(2)
 

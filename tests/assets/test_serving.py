@@ -34,8 +34,8 @@ from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 from tests.servers.s3 import S3Server
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
@@ -48,7 +48,7 @@ class Planes:
     """A dataset whose version number `n` has `n` seats in every plane, in a store that counts requests."""
 
     def __init__(self, lake: Lake, store: FaultyStore) -> None:
-        self.world, self.store = World(lake, no_session), store
+        self.world, self.store = World(lake, IN_PROCESS), store
         self.world.stream("planes", SCHEMA, ["tailnum"], 2)
 
     def publish(self, number: int) -> str:
@@ -90,8 +90,7 @@ class Planes:
 
 
 @pytest.fixture
-def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
-    build_without_spark(monkeypatch)
+def planes() -> Planes:
     store = FaultyStore(InMemoryStore())
     return Planes(lake_in(store), store)
 
@@ -139,8 +138,7 @@ def test_a_first_get_of_a_new_process_is_three_requests_and_a_warm_one_none(plan
 
 
 @pytest.mark.server
-def test_a_first_get_is_three_requests_on_s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
+def test_a_first_get_is_three_requests_on_s3(s3_server: S3Server) -> None:
     store = FaultyStore(open_lake(s3_server.url(), settings=s3_server.settings).store)
     planes = Planes(lake_in(store), store)
     planes.publish(1)

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import InMemoryStore, Lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.checksum import (
     NOTHING,
     checksums_by_partition,
@@ -39,7 +40,6 @@ from dagster_adjunct.resources.streams.interface.stream_system import PARTITION,
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World, no_spark
-from tests.assets.plain import build_without_spark, no_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -146,10 +146,9 @@ def test_an_unknown_system_or_key_is_refused_by_the_datasets_name(world: World) 
 
 @pytest.mark.parametrize("before_seal", [True, False], ids=["before the seal", "after it"])
 def test_a_marker_without_rows_that_comes_again_is_compared_with_what_was_counted(
-    world: World, monkeypatch: pytest.MonkeyPatch, before_seal: bool
+    world: World, before_seal: bool
 ) -> None:
-    build_without_spark(monkeypatch)
-    world.spark = no_session
+    world.spark = IN_PROCESS
     planes(world)
     world.send("planes", [(f"N{i}", i) for i in range(10)], version="v1")
     held = world.streams.upcoming([SystemStreamPartition("lake", "planes", p) for p in range(2)])
@@ -289,7 +288,7 @@ def test_a_schema_that_changed_inside_a_version_is_named_with_dataset_version_an
     sparkling.send("planes", [("N1", 1)], version="v1")
     source = open_source({"lake": _Drifting(sparkling.lake)}, PLANES, sparkling.lake)
     with pytest.raises(SchemaMismatchError) as caught:
-        source.read(delivered(source), sparkling.spark())
+        source.read(delivered(source), sparkling.spark)
     for part in ("'planes'", "'v1'", "lake.planes", "seats is string, expected int"):
         assert part in caught.value.problem
 

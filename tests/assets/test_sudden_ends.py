@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import shutil
 import signal
@@ -11,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.bounded import build_candidate as candidate
@@ -19,11 +17,9 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
-from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
-from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets import writing
 from tests.assets.conftest import World
 from tests.assets.cycle import (
@@ -42,7 +38,6 @@ from tests.assets.cycle import (
     served,
     whole,
 )
-from tests.assets.plain import build_without_spark, no_session
 
 STAGES = ("collect", "build", "unchanged", "validate", "seal", "switch")
 
@@ -50,7 +45,6 @@ STAGES = ("collect", "build", "unchanged", "validate", "seal", "switch")
 @pytest.fixture
 def planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Two versions are published, a third is delivered."""
-    build_without_spark(monkeypatch)
     world = planes_in(open_lake(tmp_path / "lake"))
     publish(world, 1, 2)
     deliver(world, 3)
@@ -59,7 +53,7 @@ def planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def copy_of(world: World, folder: Path) -> World:
     shutil.copytree(world.lake.url, folder)
-    return World(open_lake(folder), no_session, dict(world.sequences))
+    return World(open_lake(folder), IN_PROCESS, dict(world.sequences))
 
 
 def kill(target: Callable[..., None], *args: Any) -> None:
@@ -129,7 +123,6 @@ def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(
     planes: World, tmp_path, monkeypatch
 ) -> None:
     spec = bounded_dataset("files", input=FileSource(str(tmp_path / "in"), "jsonl", SCHEMA), key="k", partitions=2)
-    monkeypatch.setattr(FileVersions, "read", _read_lines)
     builds = count_builds(monkeypatch)
     folder = tmp_path / "in" / "v1"
     folder.mkdir(parents=True)
@@ -146,18 +139,6 @@ def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(
     assert [die_before_the_seal(), die_before_the_seal()] == [2, 2]
     assert planes.advance(spec).action == "sealed"
     assert (len(builds), served(planes.lake, "files")) == (2, {"a": 2})
-
-
-def _read_lines(source: FileVersions, delivery: Delivery, spark: Any) -> pa.Table:
-    files = delivery.content[0].files
-    rows = [json.loads(line) for file in files for line in source._tree.read(file).decode().splitlines()]
-    table = pa.Table.from_pylist(rows, SCHEMA.to_arrow())
-    places = pa.array(range(len(rows)), pa.int64())
-    return (
-        table.append_column(PARTITION, places)
-        .append_column(OFFSET, places)
-        .append_column(TOMBSTONE, pa.array([False] * len(rows)))
-    )
 
 
 def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World, no_spark
-from tests.assets.plain import build_without_spark, no_session
 from tests.assets.sealing import table_of, view_of
 
 SCHEMA = Schema.of(tailnum="string", seats="int", maker="string")
@@ -480,10 +480,9 @@ def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidat
 
 
 @pytest.fixture
-def plain(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def plain(world: World) -> World:
     """A lake with a stream of planes, on which versions are built without Spark."""
-    build_without_spark(monkeypatch)
-    world.spark = no_session
+    world.spark = IN_PROCESS
     world.stream("planes", SCHEMA, ["tailnum"], 1)
     return world
 

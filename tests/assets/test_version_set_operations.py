@@ -23,9 +23,9 @@ from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyS
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import pin_that_has_ended
-from tests.assets.plain import build_without_spark, no_session
 
 WHY = {"reason": "ticket 7", "by": "ada"}
 NAMES = ("fares", "routes")
@@ -53,7 +53,7 @@ Pair = tuple[int, int]
 
 def prices_with(*pairs: Pair) -> World:
     """Return a world that has published `v1`, `v2`, …: what fares and routes hold in each."""
-    world = World(lake_in(InMemoryStore()), no_session)
+    world = World(lake_in(InMemoryStore()), IN_PROCESS)
     for name in NAMES:
         world.stream(name, Schema.of(k="string", n="int"), ["k"], 1)
     publish(world, *pairs)
@@ -65,7 +65,7 @@ def publish(world: World, *pairs: Pair, lake: Lake | None = None) -> None:
         version = f"v{world.sequences.get('fares', 0) + 1}"
         for name, value in zip(NAMES, pair, strict=True):
             world.send(name, [("a", value)], version=version)
-    advance_version_set(lake or world.lake, world.systems, SET, no_session, by="test")
+    advance_version_set(lake or world.lake, world.systems, SET, IN_PROCESS, by="test")
 
 
 def seen(world: World) -> tuple[int | None, ...]:
@@ -78,13 +78,6 @@ def seen(world: World) -> tuple[int | None, ...]:
 
 def store(world: World, name: str) -> StoredVersions:
     return StoredVersions(world.lake, name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_spark():
-    with pytest.MonkeyPatch.context() as patch:
-        build_without_spark(patch)
-        yield
 
 
 def test_a_name_means_the_same_delivery_in_all_members() -> None:

@@ -23,8 +23,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 
 SCHEMA = Schema.of(k="string", n="int")
 WHY = {"reason": "ticket 7", "by": "ada"}
@@ -34,9 +34,8 @@ SET = version_set("prices", *ALONE)
 
 
 @pytest.fixture
-def prices(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    world.spark = no_session
+def prices(world: World) -> World:
+    world.spark = IN_PROCESS
     for name in NAMES:
         world.stream(name, SCHEMA, ["k"], 2)
     return world
@@ -48,7 +47,7 @@ def send(world: World, version: str, number: int, *names: str) -> None:
 
 
 def advance(world: World, lake=None):
-    return advance_version_set(lake or world.lake, world.systems, SET, no_session, by="test")
+    return advance_version_set(lake or world.lake, world.systems, SET, IN_PROCESS, by="test")
 
 
 def seen(world: World) -> dict[str, int | None]:
@@ -126,7 +125,7 @@ def test_a_dataset_with_versions_joins_with_what_it_has(prices: World) -> None:
     with pytest.raises(DatasetError, match="is a member of a version set with routes, and is declared alone"):
         prices.advance(ALONE[0])
     with pytest.raises(DatasetError, match="and routes is not declared in it any more"):
-        advance_version_set(prices.lake, prices.systems, version_set("prices", SET[0], _other()), no_session, by="test")
+        advance_version_set(prices.lake, prices.systems, version_set("prices", SET[0], _other()), IN_PROCESS, by="test")
     with pytest.raises(ConfigurationError, match="its members advance together"):
         prices.advance(SET[0])
 

@@ -16,9 +16,9 @@ from dagster_adjunct.assets.versions.operator_actions import kept_beside
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import pin_that_has_ended
-from tests.assets.plain import build_without_spark, no_session
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
@@ -26,9 +26,8 @@ WHY = {"reason": "ticket 7", "by": "ada"}
 
 
 @pytest.fixture
-def planes(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    world.spark = no_session
+def planes(world: World) -> World:
+    world.spark = IN_PROCESS
     world.stream("planes", SCHEMA, ["tailnum"], 2)
     return world
 

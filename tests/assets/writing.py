@@ -14,7 +14,6 @@ from typing import Any
 
 # What writers import is imported here, once, for all that are forked from a process that has read this module.
 import pyarrow.parquet  # noqa: F401
-import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.retention.discard import discard
@@ -22,9 +21,9 @@ from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, PLANES
-from tests.assets.plain import build_without_spark, no_session
 
 PATIENCE = 60
 
@@ -82,13 +81,12 @@ def discard_until_request(url: str, nth: int) -> None:
 
 def _world(url: str, env: Mapping[str, str]) -> World:
     os.environ.update(env)
-    build_without_spark(pytest.MonkeyPatch())
-    return World(open_lake(url), no_session)
+    return World(open_lake(url), IN_PROCESS)
 
 
 def _advance(world: World, on_stage: Any, lake: Lake | None = None) -> Any:
     lake = lake or world.lake
-    return advance_dataset(lake, world.systems, PLANES, no_session, by=str(os.getpid()), on_stage=on_stage)
+    return advance_dataset(lake, world.systems, PLANES, IN_PROCESS, by=str(os.getpid()), on_stage=on_stage)
 
 
 def _deadly(url: str, nth: int) -> Lake:

@@ -19,8 +19,8 @@ from dagster_adjunct.orchestration.step.run_application import run_application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 
 SCHEMA = Schema.of(item="string", price="int")
 ITEMS = bounded_dataset("items", input="lake.items", key="item", partitions=2)
@@ -36,9 +36,8 @@ DAILY = bounded_dataset(
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+def world(tmp_path: Path) -> World:
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     for name in ("orders", "items", "prices"):
         world.stream(name, SCHEMA, ["item"], 2)
     return world
@@ -61,7 +60,7 @@ def test_a_run_publishes_a_version_set_in_one_commit_and_leaves_alone_what_is_ma
         world.lake,
         systems_for(app, world.lake),
         app,
-        no_session,
+        IN_PROCESS,
         run="r1",
         on_event=lambda e: heard.append(e.summary()),
     )

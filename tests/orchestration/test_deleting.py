@@ -36,7 +36,6 @@ from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import forget_reader, read_new
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, planes_in, publish, served, whole
-from tests.assets.plain import build_without_spark
 
 WHY = {"reason": "ticket 7", "by": "ada"}
 SCHEMA = Schema.of(k="string", v="bigint")
@@ -62,8 +61,7 @@ def lake() -> Lake:
 
 
 @pytest.fixture
-def planes(monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
+def planes() -> World:
     world = planes_in(lake_in(InMemoryStore()))
     publish(world, 1, 2)
     return world
@@ -270,10 +268,7 @@ def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: Wor
 
 
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
-def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_without_spark(monkeypatch)
+def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(kind: str) -> None:
     for nth in itertools.count(1):
         world = planes_in(lake_in(InMemoryStore()))
         publish(world, 1)
@@ -293,8 +288,7 @@ def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(
         assert served(world.lake) == whole(1)
 
 
-def test_a_build_that_began_after_the_deletion_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
+def test_a_build_that_began_after_the_deletion_is_left_alone() -> None:
     for nth in itertools.count(1):
         world = planes_in(lake_in(InMemoryStore()))
         publish(world, 1)

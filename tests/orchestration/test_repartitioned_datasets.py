@@ -16,14 +16,8 @@ from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, deliver, planes_in, publish, served, whole
-from tests.assets.plain import build_without_spark
 
 WHY = {"reason": "more machines", "by": "ada"}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_without_spark(monkeypatch)
 
 
 def published() -> World:

@@ -26,14 +26,12 @@ from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.upkeep import DiscardReport, discard, discard_all
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole
-from tests.assets.plain import build_without_spark
 
 AT_ONCE = {NAME: replace(PLANES, discard=DiscardPolicy(keep=1, grace=timedelta(0)))}
 
 
 @pytest.fixture
-def planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
+def planes(tmp_path: Path) -> World:
     return planes_in(open_lake(tmp_path / "lake"))
 
 

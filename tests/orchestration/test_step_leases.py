@@ -38,8 +38,8 @@ from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 NAMES = ("planes", "fares")
@@ -87,7 +87,7 @@ class Trips:
         for name in NAMES:
             self.world.send(name, [(key, number) for key in KEYS], version=f"v{number}")
         if self.datasets is TOGETHER:
-            advance_version_set(self.world.lake, self.world.systems, TOGETHER, no_session, by="test")
+            advance_version_set(self.world.lake, self.world.systems, TOGETHER, IN_PROCESS, by="test")
         else:
             for dataset in self.datasets:
                 self.world.advance(dataset)
@@ -106,7 +106,7 @@ class Trips:
         def heard(event: StepEvent) -> None:
             self.events.append(event.what)
 
-        runtime = Runtime(lake or self.world.lake, self.world.systems, no_session, by="me")
+        runtime = Runtime(lake or self.world.lake, self.world.systems, IN_PROCESS, by="me")
         context = StepContext(runtime, app, planned, hand_out(runtime, app, planned), heard)
         return run_step(dataclasses.replace(context, still_ours=still_ours))
 
@@ -121,10 +121,8 @@ class Trips:
 
 @pytest.fixture
 def new_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trips]:
-    build_without_spark(monkeypatch)
-
     def make(datasets: tuple[AdjunctDataset, ...] = ALONE) -> Trips:
-        world = World(lake_in(InMemoryStore()), no_session)
+        world = World(lake_in(InMemoryStore()), IN_PROCESS)
         world.stream("trips", Schema.of(k="string", trip="int"), ["k"], 1)
         for name in NAMES:
             world.stream(name, Schema.of(k="string", n="int"), ["k"], 1)

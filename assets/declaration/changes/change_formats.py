@@ -10,6 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from dagster_adjunct.assets.declaration.changes.problem_texts import (
+    TRUNCATE,
+    shown,
+    shown_text,
+    unknown_operation,
+    unknown_operation_text,
+)
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.quoted_columns import column
@@ -17,10 +24,10 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 PROBLEM = "__problem"
-_BEGINS, _ENDS = "\x02", "\x03"  # around a value in a reason, until `telling`
 ORDER = "__order"
 _WRITE = ("c", "i", "r", "u", "create", "insert", "read", "update", "upsert")
 
@@ -68,6 +75,15 @@ class ChangeFormat(Protocol):
         ...
 
 
+@runtime_checkable
+class ArrowChangeFormat(ChangeFormat, Protocol):
+    """A change format that can be read without Spark too: with the same changes as `decode` makes."""
+
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        """Return changes as `decode` does, of records in Arrow."""
+        ...
+
+
 class _RecordIsRow:
     """What holds where a record is a row itself, with all its columns."""
 
@@ -100,6 +116,11 @@ class Upserts(_RecordIsRow):
         from pyspark.sql import functions as F
 
         return records.withColumn(PROBLEM, F.lit(None).cast("string"))
+
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        import pyarrow as pa
+
+        return records.append_column(PROBLEM, pa.nulls(records.num_rows, pa.string()))
 
     def describe(self) -> str:
         return "upserts"
@@ -157,6 +178,17 @@ class OperationColumn(_RecordIsRow):
         tombstone = F.col(TOMBSTONE) | F.coalesce(said.isin(*self.delete), F.lit(False))
         return changed(records, schema, tombstone, problem)
 
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        texts, marks = (records.column(name).to_pylist() for name in (self.column, TOMBSTONE))
+        words = [None if text is None else text.lower() for text in texts]
+        problems = [
+            None if mark or word in (*self.delete, *self.write) else unknown_operation_text(text)
+            for text, word, mark in zip(texts, words, marks, strict=True)
+        ]
+        tombstones = [mark or word in self.delete for word, mark in zip(words, marks, strict=True)]
+        kept = [mark or word is None or word not in self.ignore for word, mark in zip(words, marks, strict=True)]
+        return changed_rows(records, schema, tombstones, problems).filter(kept)
+
     def describe(self) -> str:
         ignored = f", {'/'.join(self.ignore)} ignored" if self.ignore else ""
         return f"operation in {self.column}: {'/'.join(self.delete)} delete{ignored}"
@@ -210,54 +242,26 @@ class DebeziumUnwrapped(_RecordIsRow):
             deleted = deleted | F.coalesce(op == "d", F.lit(False))
         return changed(records, schema, mark | F.coalesce(deleted, F.lit(False)), problem)
 
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        marks, deleted = (records.column(name).to_pylist() for name in (TOMBSTONE, self.deleted))
+        texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
+        operations = records.column(self.op).to_pylist() if self.op is not None else [None] * records.num_rows
+        rows = list(zip(marks, texts, operations, strict=True))
+        tombstones = [mark or (text or "").lower() == "true" or (op or "").lower() == "d" for mark, text, op in rows]
+        return changed_rows(records, schema, tombstones, [self._problem(*row) for row in rows])
+
+    def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
+        """Return what is wrong with a record that says this, None for nothing."""
+        if not mark and (text or "").lower() not in ("true", "false"):
+            return f"column {self.deleted!r} is {shown_text(text)}: expected true or false"
+        if self.op is None:
+            return None
+        if (op or "").lower() == "t":
+            return TRUNCATE
+        return None if mark or (op or "").lower() in ("c", "r", "u", "d") else unknown_operation_text(op)
+
     def describe(self) -> str:
         return f"Debezium, unwrapped ({self.deleted}{f', {self.op}' if self.op else ''})"
-
-
-TRUNCATE = "a truncate deletes all rows at once, and a change is of one row: build the dataset anew"
-
-
-def shown(value: Column) -> Column:
-    """Return a text as reasons show it: quoted, its first 100 characters, or null."""
-    from pyspark.sql import functions as F
-
-    quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
-    return F.coalesce(a_value(quoted), F.lit("null"))
-
-
-def a_value(text: Column) -> Column:
-    """Return a part of a reason that is a record's own; `telling` decides whether it is told."""
-    from pyspark.sql import functions as F
-
-    return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
-
-
-def telling(reason: Column, *, values: bool) -> Column:
-    """Return a reason with the values that stand in it (`shown`), or with a word in their places."""
-    from pyspark.sql import functions as F
-
-    if values:
-        return F.translate(reason, _BEGINS + _ENDS, "")
-    return F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", "a value that is not told")
-
-
-YEARS = "years are 1 to 9999"
-_DAYS = (-719_162, 2_932_896)  # from 0001-01-01 to 9999-12-31
-_MICROS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
-
-
-def outside_years(value: Column, kind: str) -> Column:
-    """Whether a date or timestamp is of a year that Python, and so a reader by key, has no value for."""
-    from pyspark.sql import functions as F
-
-    return ~(F.unix_date(value).between(*_DAYS) if kind == "date" else F.unix_micros(value).between(*_MICROS))
-
-
-def unknown_operation(value: Column) -> Column:
-    """Return the reason for an operation that is not declared."""
-    from pyspark.sql import functions as F
-
-    return F.concat(F.lit("unknown operation "), shown(value))
 
 
 def changed(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
@@ -270,6 +274,19 @@ def changed(records: DataFrame, schema: Schema, tombstone: Column, problem: Colu
         *rest,
         tombstone.alias(TOMBSTONE),
         problem.cast("string").alias(PROBLEM),
+    )
+
+
+def changed_rows(
+    records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
+) -> pa.Table:
+    """Return what `changed` does, of records in Arrow."""
+    import pyarrow as pa
+
+    rest = [name for name in records.column_names if name.startswith("__") and name != TOMBSTONE]
+    rows = records.select([*schema.names, *rest])
+    return rows.append_column(TOMBSTONE, pa.array(tombstones, pa.bool_())).append_column(
+        PROBLEM, pa.array(problems, pa.string())
     )
 
 

@@ -12,15 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import (
-    ORDER,
-    PROBLEM,
-    TRUNCATE,
-    YEARS,
-    a_value,
-    shown,
-    unknown_operation,
-)
+from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.changes.json_values import (
     DATED,
     dated,
@@ -28,6 +20,13 @@ from dagster_adjunct.assets.declaration.changes.json_values import (
     raw_form,
     text_of,
     value_of,
+)
+from dagster_adjunct.assets.declaration.changes.problem_texts import (
+    TRUNCATE,
+    YEARS,
+    a_value,
+    shown,
+    unknown_operation,
 )
 from dagster_adjunct.assets.declaration.extractors.extractor import companions
 from dagster_adjunct.resources.schemas.quoted_columns import column

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.changes.change_formats import outside_years
+from dagster_adjunct.assets.declaration.changes.problem_texts import outside_years
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 
 if TYPE_CHECKING:

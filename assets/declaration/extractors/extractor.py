@@ -27,6 +27,7 @@ from dagster_adjunct.resources.spark.spark_errors import first_line
 from dagster_adjunct.resources.streams.interface.stream_system import TOMBSTONE
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -129,6 +130,20 @@ class Projection:
             records = records.withColumn(TOMBSTONE, mark).where(F.col(TOMBSTONE).isNotNull())
         return self._entries(records, schema, what)
 
+    @property
+    def needs_spark(self) -> bool:
+        """Whether it has expressions, which only Spark reads."""
+        return bool(self.select) or self.where is not None
+
+    def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
+        """Return what `apply` does, of records in Arrow; for a projection without expressions."""
+        import pyarrow as pa
+
+        wanted = schema.to_arrow()
+        columns = {name: records.column(name).cast(wanted.field(name).type) for name in schema.names}
+        marks = {name: records.column(name) for name in records.column_names if name.startswith("__")}
+        return pa.table({**columns, **marks})
+
     def _passes(self, records: DataFrame, where: str, what: str) -> Column:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
@@ -223,6 +238,21 @@ class PythonExtractor:
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
         """Return what `apply` does, and a tombstone for each record that makes no entry and has a key."""
         return self._entries(records, schema, what, tuple(key))
+
+    @property
+    def needs_spark(self) -> bool:
+        """Never: the function is called in this process as well."""
+        return False
+
+    def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
+        """Return what `apply` does, of records in Arrow.
+
+        A record that makes no entry becomes a tombstone where it has all columns of the key `deleting`.
+        """
+        from dagster_adjunct.assets.declaration.extractors.python_extractor import extracted_arrow
+
+        entries = extracted_arrow(records, self, Schema.from_ddl(self.columns, what), what, deleting)
+        return entries.select([*schema.names, *(name for name in entries.column_names if name.startswith("__"))])
 
     def _entries(self, records: DataFrame, schema: Schema, what: str, key: tuple[str, ...]) -> DataFrame:
         from dagster_adjunct.assets.declaration.extractors.python_extractor import extracted

@@ -30,6 +30,7 @@ _CLASSES: dict[str, tuple[type, ...]] = {
     "timestamp": (dt.datetime,),
     "binary": (bytes, bytearray),
 }
+_BATCH = 65_536
 _DECIMAL, _INTEGER = (Decimal, int), (int,)
 
 
@@ -51,6 +52,20 @@ def extracted(
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
     frame = by_position.mapInArrow(_task(extractor, names, schema, what, deleting), ddl)
     return frame.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate(given)])
+
+
+def extracted_arrow(
+    records: pa.Table, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+) -> pa.Table:
+    """Return what `extracted` does, of records in Arrow."""
+    import pyarrow as pa
+
+    names = records.column_names
+    batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
+        pa.RecordBatch.from_pylist([], schema=records.schema)
+    ]
+    made = list(_entries(iter(batches), extractor, names, schema, what, deleting))
+    return pa.Table.from_batches(made).rename_columns([*schema.names, *_marks(names)])
 
 
 def load(extractor: PythonExtractor, what: str) -> Function:

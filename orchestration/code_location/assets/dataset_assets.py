@@ -126,7 +126,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
             if context.selected_asset_keys:
                 observe(context, lake, systems, {name: key for member in unit for name, key in member.streams.items()})
                 with unfinished_reported(context, lake, systems, [(member.dataset, member.key) for member in unit]):
-                    runtime = Runtime(lake, systems, lambda: adjunct_spark.spark_session, by=context.run.run_id)
+                    runtime = Runtime(lake, systems, adjunct_spark.starter, by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
                             replace(runtime, systems=systems_for(app, lake)),

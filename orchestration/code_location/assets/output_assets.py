@@ -44,8 +44,6 @@ from dagster_adjunct.orchestration.operators.column_lineage import Node
 from dagster_adjunct.resources.spark.resource import SparkResource
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
     from dagster_adjunct.orchestration.step.step_report import StepEvent
@@ -108,9 +106,6 @@ def outputs_asset(
 
         run, say = context.run.run_id, context.log.info
 
-        def spark() -> "SparkSession":
-            return adjunct_spark.spark_session
-
         def report_datasets(lake: "Lake") -> None:
             for dataset in app.datasets:
                 if dataset.versions is None:
@@ -129,7 +124,7 @@ def outputs_asset(
             waiting = tell_left_out(context, lake, systems, app)
             observe(context, lake, systems, inputs)
             report_datasets(lake)
-            runtime = Runtime(lake, systems, spark, by=run)
+            runtime = Runtime(lake, systems, adjunct_spark.starter, by=run)
             follow = partial(follow_meanwhile, runtime, app.datasets, on_report=lambda done: say(done.summary()))
             claim = Claim(
                 wait=checked_wait(config.wait_seconds),

@@ -206,7 +206,7 @@ class _Build:
             self.lake,
             self.systems,
             self.member.dataset,
-            lambda: self.spark.spark_session,
+            self.spark.starter,
             by=self.context.run.run_id,
             partition=partition,
             make_current=self.config.make_current,

@@ -58,7 +58,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             report = compact_dataset(
                 lake,
                 member.dataset.name,
-                lambda: adjunct_spark.spark_session,
+                adjunct_spark.starter,
                 by=context.run.run_id,
                 level=_LEVELS[config.level],
                 policy=member.dataset.following.compaction,

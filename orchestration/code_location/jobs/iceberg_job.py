@@ -31,9 +31,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
         def publish_one(lake: "Lake", member: DatasetAsset) -> Acted | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
-                snapshot = publish_to_iceberg(
-                    lake, dataset, table, lambda: adjunct_spark.spark_session, by=context.run.run_id
-                )
+                snapshot = publish_to_iceberg(lake, dataset, table, adjunct_spark.starter, by=context.run.run_id)
             except NoSealedVersionError as error:
                 context.log.info(str(error))
                 return None

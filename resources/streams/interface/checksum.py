@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.bucketing.row_digest import row_digests
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.schemas.quoted_columns import column, row_hash
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.stream_system import PARTITION
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.resources.schemas.schema import Schema
@@ -38,6 +40,20 @@ def checksums_by_partition(df: DataFrame, schema: Schema) -> dict[int, str]:
     with unwrapped():
         rows = df.groupBy(PARTITION).agg(*_halves(schema)).collect()
     return {row[0]: _told(row[1], row[2]) for row in rows}
+
+
+def checksums_in_arrow(table: pa.Table, schema: Schema) -> dict[int, str]:
+    """Return what `checksums_by_partition` does, of records in Arrow."""
+    sums: dict[int, int] = {}
+    digests = row_digests(table, schema).to_pylist()
+    for partition, digest in zip(table.column(PARTITION).to_pylist(), digests, strict=True):
+        sums[partition] = sums.get(partition, 0) + digest
+    return {partition: f"r2-{total % 2**64:016x}" for partition, total in sums.items()}
+
+
+def checksum_in_arrow(table: pa.Table, schema: Schema) -> str:
+    """Return what `records_checksum` does, of records in Arrow."""
+    return f"r2-{sum(row_digests(table, schema).to_pylist()) % 2**64:016x}"
 
 
 def promised_checksum(text: str | None, what: str) -> str | None:

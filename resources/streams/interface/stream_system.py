@@ -150,6 +150,8 @@ class StreamSystem(ABC):
     keeps_positions = False
     # Whether `records_between` answers without reading the records.
     counts_unread: bool = False
+    # Whether `read_arrow` gives records without Spark.
+    reads_arrow: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
     unsupported_startpoints: Collection[str] = ()
 
@@ -205,6 +207,10 @@ class StreamSystem(ABC):
         `__epoch` is 0 where the producer gave none, never null.
         Raises OffsetOutOfRangeError for a range that the stream does not hold whole.
         """
+
+    def read_arrow(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> pa.Table:
+        """Return what `read` does without Spark, ordered by partition and offset; all of it is held in memory."""
+        raise self._unable("be read without Spark", "Pass a Spark session.")
 
     def append(
         self,

@@ -63,6 +63,7 @@ class LakeStreams(LakeReads):
     appends_alone = True
     counts_unread = True
     keeps_positions = True
+    reads_arrow = True
 
     # -- declaring
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.opened_stream import Source
+from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 
@@ -59,19 +60,25 @@ def as_record(value: Any) -> tuple[Any, ...]:
     return (value if isinstance(value, str) else json.dumps(value), False)
 
 
-def frame_of(world: World, spec: AdjunctDataset) -> Any:
-    """Return the changes that the whole stream holds, as Spark has them."""
-    source = Source.of(world.systems, spec)
+def changes_of(world: World, spec: AdjunctDataset) -> Any:
+    """Return the changes that the whole stream holds, as the world's engine has them."""
+    source, decoder = Source.of(world.systems, spec), engine_of(world.spark).decoder
+    decoder.check(source)
     ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
-    return source.read_changes(world.spark(), ranges)
+    return decoder.read_changes(source, ranges)
+
+
+def rows_of(rows: Any) -> list[dict[str, Any]]:
+    """Return rows of either engine as dicts."""
+    return rows.to_pylist() if isinstance(rows, pa.Table) else [row.asDict() for row in rows.collect()]
 
 
 def decoded(world: World, spec: AdjunctDataset) -> list[Change]:
     """Return the changes that the whole stream holds, by offset."""
     columns = len(Source.of(world.systems, spec).schema.names)
     found = [
-        Change(row["__offset"], tuple(row)[:columns], row["__tombstone"], row["__position"], row["__problem"])
-        for row in frame_of(world, spec).collect()
+        Change(row["__offset"], tuple(row.values())[:columns], row["__tombstone"], row["__position"], row["__problem"])
+        for row in rows_of(changes_of(world, spec))
     ]
     return sorted(found, key=lambda change: (change.offset, not change.deleted, repr(change.row)))
 

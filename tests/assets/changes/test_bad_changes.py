@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from typing import Any
 
 import pytest
 
 from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
-from dagster_adjunct.assets.sources.dead_letters import (
-    DEAD_LETTERS,
-    problems_of,
-    send_dead_letters,
-    without_problems,
-)
-from dagster_adjunct.assets.sources.decode_changes import refuse_problems
+from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS, send_dead_letters
+from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from tests.assets.changes.changing import VALUES, dataset, frame_of, send, stream
+from tests.assets.changes.changing import VALUES, changes_of, dataset, rows_of, send, stream
 from tests.assets.conftest import World
 
 RECORDS = Schema.of(id="bigint", op="string", data="binary")
 DEAD = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("lake.dead"))
 
 
-def test_a_bad_change_fails_the_job_and_is_named(sparkling: World) -> None:
-    stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
-    changes = refuse_problems(frame_of(sparkling, dataset(changes=OperationColumn())), "table")
-    assert "__problem" not in changes.columns
+def split(world: World, spec: AdjunctDataset) -> tuple[Any, Any]:
+    """Return the changes of the stream that can be applied, and the dead letters of the others."""
+    return engine_of(world.spark).decoder.split_problems(changes_of(world, spec), spec)
+
+
+def test_a_bad_change_fails_the_job_and_is_named(either: World) -> None:
+    stream(either, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
+    changes = changes_of(either, dataset(changes=OperationColumn()))
     with pytest.raises(BadChangeError) as caught, unwrapped():
-        changes.write.format("noop").mode("overwrite").save()
+        rows_of(engine_of(either.spark).decoder.refuse_problems(changes, "table"))
     assert caught.value.problem == (
         "dataset 'table': the change at offset 1 of partition 0 can't be applied: unknown operation 'x'."
     )
@@ -54,7 +55,7 @@ def test_no_reason_tells_a_value_where_a_column_is_sensitive(sparkling: World) -
     texts = ['{"op":"c","after":{"id":"ada@x.org"}}', "ada@x.org", '{"op":"ada@x.org","after":{"id":1}}']
     stream(sparkling, VALUES, [(text,) for text in texts])
     hidden = dataset(changes=DebeziumEnvelope("id BIGINT"), on_bad_change=DeadLetters("lake.dead"), sensitive=["id"])
-    reasons = [row["reason"] for row in problems_of(frame_of(sparkling, hidden)).orderBy("offset").collect()]
+    reasons = [row["reason"] for row in split(sparkling, hidden)[1].orderBy("offset").collect()]
     assert reasons == [
         "column 'id' is a value that is not told, declared bigint",
         "not JSON: a value that is not told",
@@ -62,15 +63,14 @@ def test_no_reason_tells_a_value_where_a_column_is_sensitive(sparkling: World) -
     ]
 
 
-def test_dead_letters_have_the_place_the_reason_and_the_record(sparkling: World) -> None:
-    stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (None, "c", None)])
-    changes = frame_of(sparkling, DEAD)
-    bad = problems_of(changes)
-    assert [row["id"] for row in without_problems(changes).collect()] == [1]
-    sent = send_dead_letters(sparkling.systems, DEAD, bad, producer="dead-table", sequence=3)
+def test_dead_letters_have_the_place_the_reason_and_the_record(either: World) -> None:
+    stream(either, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (None, "c", None)])
+    good, bad = split(either, DEAD)
+    assert [row["id"] for row in rows_of(good)] == [1]
+    sent = send_dead_letters(either.systems, DEAD, bad, producer="dead-table", sequence=3)
     assert sent == 2
-    assert sparkling.streams.info("dead").schema == DEAD_LETTERS
-    letters = sparkling.streams.read_arrow(sparkling.streams.whole("dead"), DEAD_LETTERS.names).to_pylist()
+    assert either.streams.info("dead").schema == DEAD_LETTERS
+    letters = either.streams.read_arrow(either.streams.whole("dead"), DEAD_LETTERS.names).to_pylist()
     told = [{name: letter[name] for name in DEAD_LETTERS.names if name not in ("value", "at")} for letter in letters]
     assert told == [
         {"dataset": "table", "stream": "lake.changes", "partition": 0, "offset": 1, "reason": "unknown operation 'x'"},
@@ -83,17 +83,15 @@ def test_dead_letters_have_the_place_the_reason_and_the_record(sparkling: World)
     assert all(dt.datetime.now(dt.UTC) - letter["at"] < dt.timedelta(minutes=5) for letter in letters)
 
 
-def test_dead_letters_are_sent_once_however_often_they_are_sent(sparkling: World) -> None:
-    stream(sparkling, RECORDS, [(1, "x", None)])
+def test_dead_letters_are_sent_once_however_often_they_are_sent(either: World) -> None:
+    stream(either, RECORDS, [(1, "x", None)])
     for _ in range(2):
-        bad = problems_of(frame_of(sparkling, DEAD))
-        assert send_dead_letters(sparkling.systems, DEAD, bad, producer="dead-table", sequence=3) == 1
-    assert sparkling.streams.read_arrow(sparkling.streams.whole("dead")).num_rows == 1
-    send(sparkling, [(2, "x", None)])
+        _, bad = split(either, DEAD)
+        assert send_dead_letters(either.systems, DEAD, bad, producer="dead-table", sequence=3) == 1
+    assert either.streams.read_arrow(either.streams.whole("dead")).num_rows == 1
+    send(either, [(2, "x", None)])
     with pytest.raises(ProducerConflictError):
-        send_dead_letters(
-            sparkling.systems, DEAD, problems_of(frame_of(sparkling, DEAD)), producer="dead-table", sequence=3
-        )
+        send_dead_letters(either.systems, DEAD, split(either, DEAD)[1], producer="dead-table", sequence=3)
 
 
 def test_a_record_is_one_dead_letter_whatever_number_of_its_changes_is_bad(sparkling: World) -> None:
@@ -101,28 +99,27 @@ def test_a_record_is_one_dead_letter_whatever_number_of_its_changes_is_bad(spark
     stream(sparkling, VALUES, [(json.dumps(moved),)])
     form = DebeziumEnvelope("id BIGINT, n BIGINT")
     spec = dataset(key=["id", "n"], changes=form, on_bad_change=DeadLetters("lake.dead"))
-    changes = frame_of(sparkling, spec)
-    assert changes.count() == 2
-    assert [row["reason"] for row in problems_of(changes).collect()] == ["null key column 'id'"]
+    assert changes_of(sparkling, spec).count() == 2
+    assert [row["reason"] for row in rows_of(split(sparkling, spec)[1])] == ["null key column 'id'"]
 
 
-def test_a_stream_that_is_something_else_takes_no_dead_letters(sparkling: World) -> None:
-    stream(sparkling, RECORDS, [(1, "x", None)])
-    sparkling.streams.create("dead", schema=VALUES, partitions=1)
-    bad = problems_of(frame_of(sparkling, DEAD))
+def test_a_stream_that_is_something_else_takes_no_dead_letters(either: World) -> None:
+    stream(either, RECORDS, [(1, "x", None)])
+    either.streams.create("dead", schema=VALUES, partitions=1)
+    _, bad = split(either, DEAD)
     with pytest.raises(DatasetError, match=r"lake\.dead, which is no stream of dead letters: dataset is missing"):
-        send_dead_letters(sparkling.systems, DEAD, bad, producer="dead-table", sequence=3)
+        send_dead_letters(either.systems, DEAD, bad, producer="dead-table", sequence=3)
     elsewhere = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("other.dead"))
     with pytest.raises(DatasetError, match="no stream system 'other'"):
-        send_dead_letters(sparkling.systems, elsewhere, bad, producer="dead-table", sequence=3)
+        send_dead_letters(either.systems, elsewhere, bad, producer="dead-table", sequence=3)
 
 
-def test_an_advance_sets_bad_changes_aside_and_counts_them(sparkling: World) -> None:
-    stream(sparkling, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02")])
-    report = sparkling.advance(DEAD)
+def test_an_advance_sets_bad_changes_aside_and_counts_them(either: World) -> None:
+    stream(either, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02")])
+    report = either.advance(DEAD)
     assert report.counters["quarantined"] == 1
-    assert sparkling.view(DEAD).get(1) == {"id": 1, "data": b"\x01"}
-    send(sparkling, [(2, "c", b"\x03"), (None, "c", None)])
-    assert sparkling.advance(DEAD).counters["quarantined"] == 1
-    assert sparkling.view(DEAD).get(2) == {"id": 2, "data": b"\x03"}
-    assert sparkling.streams.read_arrow(sparkling.streams.whole("dead")).num_rows == 2
+    assert either.view(DEAD).get(1) == {"id": 1, "data": b"\x01"}
+    send(either, [(2, "c", b"\x03"), (None, "c", None)])
+    assert either.advance(DEAD).counters["quarantined"] == 1
+    assert either.view(DEAD).get(2) == {"id": 2, "data": b"\x03"}
+    assert either.streams.read_arrow(either.streams.whole("dead")).num_rows == 2

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection, 
 from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.assets.changes.changing import Change, dataset, decoded, frame_of, problems, send, stream
+from tests.assets.changes.changing import Change, changes_of, dataset, decoded, problems, rows_of, send, stream
 from tests.assets.conftest import World
 
 ROWS = Schema.of(id="bigint", name="string")
@@ -47,9 +47,9 @@ def test_formats_are_values(make: Any) -> None:
     assert "0x" not in one.describe()
 
 
-def test_an_upsert_is_the_row_and_a_tombstone_deletes_it(sparkling: World) -> None:
-    stream(sparkling, ROWS, [(1, "a"), (1, "b"), (1, None, True), (None, "c"), (None, None, True)])
-    assert decoded(sparkling, dataset()) == [
+def test_an_upsert_is_the_row_and_a_tombstone_deletes_it(either: World) -> None:
+    stream(either, ROWS, [(1, "a"), (1, "b"), (1, None, True), (None, "c"), (None, None, True)])
+    assert decoded(either, dataset()) == [
         Change(0, (1, "a"), False, 0, None),
         Change(1, (1, "b"), False, 1, None),
         Change(2, (1, None), True, 2, None),
@@ -58,12 +58,12 @@ def test_an_upsert_is_the_row_and_a_tombstone_deletes_it(sparkling: World) -> No
     ]
 
 
-def test_a_column_says_what_happened_and_is_not_stored(sparkling: World) -> None:
+def test_a_column_says_what_happened_and_is_not_stored(either: World) -> None:
     rows = [(1, "I", "a"), (1, "update", "b"), (1, "D", None), (2, "noop", "x"), (3, "t", "x"), (4, None, "x")]
-    stream(sparkling, OPERATIONS, [*rows, (5, None, None, True)])
+    stream(either, OPERATIONS, [*rows, (5, None, None, True)])
     spec = dataset(changes=OperationColumn(ignore=("noop",)))
-    assert Source.of(sparkling.systems, spec).schema == ROWS
-    assert decoded(sparkling, spec) == [
+    assert Source.of(either.systems, spec).schema == ROWS
+    assert decoded(either, spec) == [
         Change(0, (1, "a"), False, 0, None),
         Change(1, (1, "b"), False, 1, None),
         Change(2, (1, None), True, 2, None),
@@ -73,7 +73,7 @@ def test_a_column_says_what_happened_and_is_not_stored(sparkling: World) -> None
     ]
 
 
-def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(sparkling: World) -> None:
+def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(either: World) -> None:
     rows = [
         (1, "a", "false", "r"),
         (1, "b", "false", "u"),
@@ -84,10 +84,10 @@ def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(sparkling: Wor
         (4, "e", "false", "x"),
         (5, "f", "false", "t"),
     ]
-    stream(sparkling, UNWRAPPED, rows)
+    stream(either, UNWRAPPED, rows)
     spec = dataset(changes=DebeziumUnwrapped("deleted", "op"))
-    assert Source.of(sparkling.systems, spec).schema == ROWS
-    found = decoded(sparkling, spec)
+    assert Source.of(either.systems, spec).schema == ROWS
+    found = decoded(either, spec)
     assert found[:4] == [
         Change(0, (1, "a"), False, 0, None),
         Change(1, (1, "b"), False, 1, None),
@@ -102,9 +102,9 @@ def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(sparkling: Wor
     assert "a truncate deletes all rows at once" in str(found[7].problem)
 
 
-def test_whether_a_row_was_deleted_may_be_a_boolean(sparkling: World) -> None:
-    stream(sparkling, Schema.of(id="bigint", gone="boolean"), [(1, False), (1, True)])
-    assert [change.deleted for change in decoded(sparkling, dataset(changes=DebeziumUnwrapped("gone")))] == [
+def test_whether_a_row_was_deleted_may_be_a_boolean(either: World) -> None:
+    stream(either, Schema.of(id="bigint", gone="boolean"), [(1, False), (1, True)])
+    assert [change.deleted for change in decoded(either, dataset(changes=DebeziumUnwrapped("gone")))] == [
         False,
         True,
     ]
@@ -118,23 +118,21 @@ def test_whether_a_row_was_deleted_may_be_a_boolean(sparkling: World) -> None:
         ("timestamp", dt.datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=dt.UTC), 1_000_005),
     ],
 )
-def test_positions_are_the_values_of_the_ordering_column(
-    sparkling: World, kind: str, value: Any, position: int
-) -> None:
-    stream(sparkling, Schema.of(id="bigint", version=kind), [(1, value), (2, None)])
-    found = decoded(sparkling, dataset(order_by="version"))
+def test_positions_are_the_values_of_the_ordering_column(either: World, kind: str, value: Any, position: int) -> None:
+    stream(either, Schema.of(id="bigint", version=kind), [(1, value), (2, None)])
+    found = decoded(either, dataset(order_by="version"))
     assert found[0].position == position
     assert found[1].problem == "no value to order by: 'version' is null"
 
 
-def test_an_extractor_makes_none_one_or_several_entries_of_a_change(sparkling: World) -> None:
+def test_an_extractor_makes_none_one_or_several_entries_of_a_change(either: World) -> None:
     records = Schema.of(id="bigint", tailnum="string", seats="int", op="string")
     rows = [(1, "N1", 2, "c"), (2, "N2", 0, "c"), (3, "N1", 1, "x"), (4, None, 1, "c"), (5, "N3", 1, "d")]
-    stream(sparkling, records, rows)
+    stream(either, records, rows)
     by_seat = PythonExtractor("tests.assets.extractors:by_seat", "tailnum STRING, seat INT", ("tailnum",))
     spec = dataset(key=["tailnum", "seat"], changes=OperationColumn(), extractor=by_seat, order_by="id")
     told = "a deletion, and nothing says of which entry: the key is computed by the extractor"
-    assert decoded(sparkling, spec) == [
+    assert decoded(either, spec) == [
         Change(0, ("N1", 0), False, 1, None),
         Change(0, ("N1", 1), False, 1, None),
         Change(2, ("N1", None), True, 3, "unknown operation 'x'"),
@@ -184,14 +182,14 @@ DAYS = Schema.of(id="bigint", day="date", at="timestamp")
 _LAST_MICRO = 253_402_300_799_999_999
 
 
-def test_dates_and_times_that_python_has_not_are_problems_whatever_the_format(sparkling: World) -> None:
+def test_dates_and_times_that_python_has_not_are_problems_whatever_the_format(either: World) -> None:
     edges = [(1, -719_162, -62_135_596_800_000_000), (2, 2_932_896, _LAST_MICRO), (3, None, None)]
     beyond = [(4, -719_163, 0), (5, 2_932_897, 0), (6, 0, -62_135_596_800_000_001), (7, 0, _LAST_MICRO + 1)]
-    stream(sparkling, DAYS, edges + beyond)
+    stream(either, DAYS, edges + beyond)
     functions = PythonExtractor("tests.assets.extractors:same", "id BIGINT, day DATE, at TIMESTAMP", ("id",))
     for extractor in (None, functions):
-        changes = frame_of(sparkling, dataset(extractor=extractor))
-        found = {row["__offset"]: row["__problem"] for row in changes.select("__offset", "__problem").collect()}
+        changes = changes_of(either, dataset(extractor=extractor)).select(["__offset", "__problem"])
+        found = {row["__offset"]: row["__problem"] for row in rows_of(changes)}
         assert [found[offset] for offset in range(3)] == [None] * 3
         assert found[3] == "column 'day' is '0000-12-31', declared date: years are 1 to 9999"
         assert found[4] == "column 'day' is '+10000-01-01', declared date: years are 1 to 9999"
@@ -267,9 +265,9 @@ def test_bounded_datasets_take_their_records_as_they_are(world: World) -> None:
     )
 
 
-def test_a_key_that_is_null_is_a_problem_whatever_the_format(sparkling: World) -> None:
-    stream(sparkling, OPERATIONS, [(None, "c", "a"), (None, "d", "a")])
-    assert problems(sparkling, dataset(changes=OperationColumn())) == {
+def test_a_key_that_is_null_is_a_problem_whatever_the_format(either: World) -> None:
+    stream(either, OPERATIONS, [(None, "c", "a"), (None, "d", "a")])
+    assert problems(either, dataset(changes=OperationColumn())) == {
         0: "null key column 'id'",
         1: "null key column 'id'",
     }

@@ -21,10 +21,10 @@ from tests.assets.changes.changing import (
     Change,
     applied,
     as_record,
+    changes_of,
     dataset,
     decoded,
     envelopes,
-    frame_of,
     problems,
     send,
     stream,
@@ -312,7 +312,7 @@ def test_numbers_are_finite_and_dates_are_numbers_or_texts_of_years_that_python_
     form = DebeziumEnvelope(
         "id BIGINT, small FLOAT, large DOUBLE, day DATE, at TIMESTAMP, note STRING", timestamps="millis"
     )
-    changes = frame_of(sparkling, dataset(changes=form)).select("__offset", "__problem", "id")
+    changes = changes_of(sparkling, dataset(changes=form)).select("__offset", "__problem", "id")
     found = {row["__offset"]: row["__problem"] for row in changes.collect()}
     assert [told[:10] if told and told.startswith("not JSON: ") else told for _, told in sorted(found.items())] == [
         told for _, told in WIDE
@@ -472,7 +472,7 @@ def test_envelopes_are_parsed_once(sparkling: World) -> None:
     counts = []
     for width in (2, 40):
         form = DebeziumEnvelope("id BIGINT, " + ", ".join(f"c{index} STRING" for index in range(width)))
-        frame = frame_of(sparkling, dataset(changes=form, order_by="source.lsn")).where("__problem is null")
+        frame = changes_of(sparkling, dataset(changes=form, order_by="source.lsn")).where("__problem is null")
         plan = frame._jdf.queryExecution().executedPlan().toString()
         assert plan.count("AS __parsed") == 1
         counts.append(plan.count("from_json("))

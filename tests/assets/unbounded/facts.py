@@ -1,39 +1,27 @@
-"""Tables that follow a stream of facts (k, at, n), what a dictionary says of them, and the cycle without Spark.
+"""Tables that follow a stream of facts (k, at, n), and what a dictionary says of them.
 
-What is replaced of Spark: reading, decoding, dead letters, and the merge of a compaction. What a table has to hold is
-worked out from the facts that were sent and the offsets of the version alone.
+What a table has to hold is worked out from the facts that were sent and the offsets of the version alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import PythonExtractor
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources import dead_letters
-from dagster_adjunct.assets.sources import order_by_column as ordering
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
-from dagster_adjunct.assets.sources.opened_stream import Source
-from dagster_adjunct.assets.unbounded import merge_generations, write_changes
-from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
-from dagster_adjunct.resources.errors import BadChangeError, StreamNotFoundError
-from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
-from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
-from tests.assets.unbounded.following_plain import records_of
-from tests.assets.unbounded.tables import without_spark
 
 NAME, DEAD = "facts", "facts-dead"
 SCHEMA = Schema.of(k="string", at="bigint", n="int")
@@ -43,6 +31,8 @@ BY_HAND = DeltaCompaction(inside_commit=False)
 PROBLEM = "__problem"
 Fact = tuple[str | None, int, int | None]  # (key, position, value); no value deletes, no key is a bad change
 Content = dict[str, int]
+# A declaration that is corrected: n counts ten times as much.
+TENFOLD = PythonExtractor("tests.assets.unbounded.facts:tenfold", "k STRING, at BIGINT, n INT", unchanged=("k", "at"))
 Ends = Mapping[int, int]
 
 
@@ -57,6 +47,11 @@ def table_of(**options: Any) -> AdjunctDataset:
     """Declare the table; nothing is compacted unless it is asked for."""
     declared = {"compaction": BY_HAND, **({} if options.get("broadcast") else {"partitions": 2}), **options}
     return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", **declared)
+
+
+def tenfold() -> Callable[[dict[str, Any]], list[dict[str, Any]]]:
+    """Return an extractor's function by which n counts ten times as much."""
+    return lambda fact: [{**fact, "n": None if fact["n"] is None else 10 * fact["n"]}]
 
 
 def send(world: World, facts: Sequence[Fact]) -> None:
@@ -159,96 +154,3 @@ def spans_of(view: VersionReader) -> tuple[Ends, Ends]:
 
 def ends_of(offsets: Mapping[str, str]) -> dict[int, int]:
     return {int(ssp.rpartition(".")[2]): int(offset) for ssp, offset in offsets.items()}
-
-
-# -- the cycle without Spark
-
-
-def facts_without_spark(patch: pytest.MonkeyPatch) -> None:
-    """Replace Spark in advances and compactions until the patch is undone, by offset and by `at`, with dead letters."""
-    without_spark(patch)
-    patch.setattr(Source, "read_changes", read_changes)
-    patch.setattr(write_changes, "refuse_problems", _refuse)
-    patch.setattr(ordering, "without_late", _without_late)
-    patch.setattr(dead_letters, "split_problems", lambda rows: (_without_problems(rows), _Bad(_with_problems(rows))))
-    patch.setattr(dead_letters, "send_dead_letters", _send_dead_letters)
-    patch.setattr(merge_generations, "positions_of", _positions_of)
-    patch.setattr(merge_generations, "without_forgotten", _without_forgotten)
-
-
-def read_changes(source: Source, spark: Any, ranges: Any, *, positions_from: int = 0) -> pa.Table:
-    """Do in Arrow what Source.read_changes does by Spark, of facts."""
-    records, (name,) = records_of(source, ranges), source.spec.key
-    problems = pa.array([f"null key column {name!r}" if key is None else None for key in records[name].to_pylist()])
-    by_offset = source.spec.following.order_by is None
-    position = pc.add(records[OFFSET], positions_from) if by_offset else records["at"].cast(pa.int64())
-    return records.append_column(POSITION, position).append_column(PROBLEM, problems.cast(pa.string()))
-
-
-def _with_problems(changes: pa.Table) -> pa.Table:
-    return changes.filter(pc.is_valid(changes[PROBLEM]))
-
-
-def _without_problems(changes: pa.Table) -> pa.Table:
-    return changes.filter(pc.is_null(changes[PROBLEM])).drop_columns([PROBLEM])
-
-
-def _refuse(changes: pa.Table, dataset: str) -> pa.Table:
-    for reason in _with_problems(changes)[PROBLEM].to_pylist():
-        raise BadChangeError(f"dataset {dataset!r}: {reason}.", "Nothing was committed.", dataset=dataset)
-    return _without_problems(changes)
-
-
-def _without_late(changes: pa.Table, horizon: int | None, on_bad_change: object) -> tuple[pa.Table, Any]:
-    if horizon is None:
-        return changes, None
-    late = pc.less_equal(changes[POSITION], horizon)
-    if on_bad_change == "fail":
-        return changes.filter(pc.invert(late)), lambda: sum(late.to_pylist())
-    told = pc.coalesce(changes[PROBLEM], pc.if_else(late, "it comes too late", pa.scalar(None, pa.string())))
-    return changes.set_column(changes.column_names.index(PROBLEM), PROBLEM, told), None
-
-
-@dataclass
-class _Bad:
-    rows: pa.Table
-
-    def isEmpty(self) -> bool:
-        return self.rows.num_rows == 0
-
-
-def _send_dead_letters(
-    systems: Mapping[str, Any], spec: AdjunctDataset, bad: _Bad, *, producer: str, sequence: int
-) -> int:
-    system, stream = systems["lake"], split_stream_name(spec.following.on_bad_change.stream)[1]  # type: ignore[union-attr]
-    assert isinstance(system, LakeStreams)
-    if stream not in system.list_streams():
-        system.create(stream, schema=DEAD_LETTERS, partitions=1)
-    rows = bad.rows.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
-    columns = {
-        "dataset": pa.array([spec.name] * rows.num_rows),
-        "stream": pa.array([str(spec.input)] * rows.num_rows),
-        "partition": rows[PARTITION].cast(pa.int32()),
-        "offset": rows[OFFSET].cast(pa.int64()),
-        "reason": rows[PROBLEM],
-        "value": pa.array([None] * rows.num_rows, pa.string()),
-        "at": rows[TIMESTAMP],
-    }
-    return int(system.append(stream, pa.table(columns), producer=producer, sequence=sequence).rows)
-
-
-def _positions_of(rows: pa.Table) -> tuple[int | None, int | None]:
-    return pc.min(rows[POSITION]).as_py(), pc.max(rows[POSITION]).as_py()
-
-
-def _without_forgotten(rows: pa.Table, key: tuple[str, ...], horizon: int | None) -> tuple[pa.Table, Any]:
-    places: dict[Any, tuple[int, int, int]] = {}
-    for index, row in enumerate(rows.to_pylist()):
-        place = (row[POSITION], row["__gen"], index)
-        places[row["k"]] = max(place, places.get(row["k"], place))
-    winners = rows.take(sorted(index for _, _, index in places.values()))
-    deleted = winners[TOMBSTONE].to_pylist()
-    places_of = zip(deleted, winners[POSITION].to_pylist(), strict=True)
-    gone = [each and horizon is not None and at <= horizon for each, at in places_of]
-    counts = {"keys": len(places), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
-    return winners.filter(pa.array([not each for each in gone], pa.bool_())), lambda: counts

@@ -1,7 +1,4 @@
-"""A table that follows a change stream through the real advance without Spark: its files are written in Arrow.
-
-Only decoding is replaced (each record is the new row of its key), so this is for what surrounds it: recovery, commits.
-"""
+"""One table that follows a change stream in process, for what surrounds decoding and writing: recovery, commits."""
 
 from __future__ import annotations
 
@@ -10,48 +7,25 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
-import pytest
-
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.opened_stream import Source
-from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport, OnStage, ignore
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, OffsetRange, StreamInfo
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.clocks import on_clock
 
 NAME = "accounts"
 COLUMNS = Schema.of(k="string", n="int")
 BEGAN = datetime.now(UTC)
 Content = dict[str, int]
-
-
-def follow_without_spark(patch: pytest.MonkeyPatch) -> None:
-    """Replace Spark in an advance until the patch is undone."""
-    patch.setattr(Source, "read_changes", _read_changes)
-    patch.setattr(write_changes, "refuse_problems", lambda changes, *_, **__: changes)
-
-
-def records_of(source: Source, ranges: Any) -> pa.Table:
-    """Return the records of these ranges."""
-    assert isinstance(source.system, LakeStreams)
-    return source.system.read_arrow({ssp: OffsetRange(*span) for ssp, span in ranges.items()})
-
-
-def _read_changes(source: Source, spark: Any, ranges: Any, **_: Any) -> pa.Table:
-    records = records_of(source, ranges)
-    return records.append_column(POSITION, records.column(OFFSET))
 
 
 @dataclass
@@ -97,15 +71,16 @@ class Table:
         *,
         later: timedelta = timedelta(0),
         spec: AdjunctDataset | None = None,
-        spark: Any = no_session,
+        spark: Any = IN_PROCESS,
         lake: Lake | None = None,
         rebuild: str | None = None,
+        on_stage: OnStage = ignore,
     ) -> AdvanceReport:
         """Advance, at a time that is `later` than now."""
         context = WriteContext(
             on_clock(lake or self.world.lake, lambda: datetime.now(UTC) + later), {"lake": self.streams}, spark, "test"
         )
-        return advance_unbounded(context, spec or self.spec, rebuild=rebuild)
+        return advance_unbounded(context, spec or self.spec, rebuild=rebuild, on_stage=on_stage)
 
     def drop_the_front(self, keep: int = 1) -> None:
         """Let retention drop all segments of the stream but the newest `keep`."""

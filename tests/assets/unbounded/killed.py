@@ -11,29 +11,27 @@ from typing import Any
 
 # What these import is imported here, once, for all that are forked from a process that has read this module.
 import pyarrow.parquet  # noqa: F401
-import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
-from tests.assets.unbounded.facts import NAME, facts_without_spark, table_of
+from tests.assets.unbounded.facts import NAME, table_of
 
 PATIENCE = 60
 
 
 def act_until_request(url: str, options: Mapping[str, Any], what: str, nth: int) -> None:
     """Advance or compact, and be killed before the nth request."""
-    facts_without_spark(pytest.MonkeyPatch())
     lake = open_lake(url)
     deadly = Lake(FaultyStore(lake.store, [Fault("*", nth, "meanwhile", _die)]), lake.id)
     if what == "advance":
-        World(lake, no_session).advance(table_of(**options), lake=deadly)
+        World(lake, IN_PROCESS).advance(table_of(**options), lake=deadly)
     else:
-        compact_dataset(deadly, NAME, no_session, by="killed", level=what)  # type: ignore[arg-type]
+        compact_dataset(deadly, NAME, IN_PROCESS, by="killed", level=what)  # type: ignore[arg-type]
 
 
 def advance_beside(
@@ -41,12 +39,11 @@ def advance_beside(
 ) -> None:
     """Advance once a round, at the same time as others; tell how it ended, and how many records were read."""
     os.environ.update(env)
-    facts_without_spark(pytest.MonkeyPatch())
-    world = World(open_lake(url), no_session)
+    world = World(open_lake(url), IN_PROCESS)
     for _ in range(rounds):
         start.wait(PATIENCE)
         try:
-            report = advance_dataset(world.lake, world.systems, table_of(), no_session, by=str(os.getpid()))
+            report = advance_dataset(world.lake, world.systems, table_of(), IN_PROCESS, by=str(os.getpid()))
             told.put((report.action, report.counters.get("read", 0), ""))
         except CommitConflictError as conflict:
             told.put(("conflict", 0, str(conflict)))

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import merge_generations
 from dagster_adjunct.assets.versions.build_attempts import attempts
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion
-from dagster_adjunct.assets.writing.write_context import WriteContext
-from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
-from tests.assets.unbounded.following_plain import follow_without_spark
 
 COLUMNS = Schema.of(k="string", n="int")
 BY_HAND = DeltaCompaction(inside_commit=False)
@@ -58,7 +49,7 @@ def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> C
     view = store.require_current() if version is None else store.version(version)
     found = content(view)
     assert view.rows in (None, len(found))
-    if world.spark is not no_session:
+    if world.spark is not IN_PROCESS:
         rows = [(row.k, row.n) for row in view.frame(world.spark()).collect()]
         assert len(dict(rows)) == len(rows), "a key stands twice in the frame"
         assert dict(rows) == found
@@ -77,22 +68,6 @@ def content(view: Any) -> Content:
     found = {key: entry["n"] for key, entry in view.items()}
     assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == found
     return found
-
-
-def without_spark(patch: pytest.MonkeyPatch) -> None:
-    """Replace Spark in advances and in compactions by offset: the same files, written by the same writer."""
-    follow_without_spark(patch)
-    patch.setattr(merge_generations, "stored_rows", _rows)
-
-
-def _rows(context: WriteContext, version: SealedVersion, generations: Sequence[Generation], what: str) -> pa.Table:
-    tables = []
-    for generation in generations:
-        for file in generation.files:
-            data = context.lake.store.get(f"{generation.folder}/{file.name}").data
-            rows = pq.read_table(pa.BufferReader(data))
-            tables.append(rows.append_column("__gen", pa.array([generation.id] * rows.num_rows, pa.int32())))
-    return pa.concat_tables(tables)
 
 
 def copy_of(world: World, folder: Path) -> World:

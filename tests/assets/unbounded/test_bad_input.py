@@ -18,14 +18,14 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.segment_index import all_segments
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.assets.unbounded import facts
-from tests.assets.unbounded.facts import BY_HAND, NAME, SCHEMA, content, facts_without_spark, faulty, table_of
+from tests.assets.unbounded.facts import BY_HAND, NAME, SCHEMA, content, faulty, table_of
 
 ROWS = Schema.of(id="bigint", op="string", n="int")
 STRICT = dataset(changes=OperationColumn(), compaction=BY_HAND)
@@ -33,9 +33,8 @@ LENIENT = dataset(changes=OperationColumn(), compaction=BY_HAND, on_bad_change=D
 
 
 @pytest.fixture
-def quick(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    facts_without_spark(monkeypatch)
-    world.spark = no_session
+def quick(world: World) -> World:
+    world.spark = IN_PROCESS
     world.stream(NAME, SCHEMA, ["k"], 2)
     return world
 

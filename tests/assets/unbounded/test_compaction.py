@@ -24,19 +24,18 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
-from tests.assets.unbounded.tables import entries, faulty, left_over, send, stored, table, without_spark
+from tests.assets.unbounded.tables import entries, faulty, left_over, send, stored, table
 
 POLICY = DeltaCompaction()
 COLUMNS = Schema.of(k="string", n="int")
 
 
 @pytest.fixture
-def quick(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def quick(world: World) -> World:
     """A lake in which nothing needs Spark."""
-    without_spark(monkeypatch)
-    world.spark = no_session
+    world.spark = IN_PROCESS
     return world
 
 

@@ -27,9 +27,9 @@ from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older
-from tests.assets.plain import no_session
 from tests.assets.unbounded import killed
 from tests.assets.unbounded.facts import (
     DEAD,
@@ -37,7 +37,6 @@ from tests.assets.unbounded.facts import (
     Fact,
     content,
     facts_in,
-    facts_without_spark,
     faulty,
     letters,
     send,
@@ -90,13 +89,8 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts_without_spark(monkeypatch)
-
-
 def prepared(case: Case, lake: Lake) -> World:
-    world = facts_in(lake, no_session)
+    world = facts_in(lake, IN_PROCESS)
     for facts in case.before:
         send(world, facts)
         settle(world, case.spec)
@@ -117,7 +111,7 @@ def copy_of(world: World) -> World:
     """Return a copy, in memory, of a lake in memory."""
     copy = InMemoryStore()
     copy._objects.update(world.lake.store._objects)  # type: ignore[attr-defined]
-    return World(Lake(copy, world.lake.id), no_session, dict(world.sequences))
+    return World(Lake(copy, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
 def an_hour_later(lake: Lake) -> None:
@@ -132,7 +126,7 @@ def act(world: World, case: Case, lake: Lake | None = None) -> None:
     if case.act == "advance":
         world.advance(case.spec, lake=lake)
     else:
-        compact_dataset(lake or world.lake, NAME, no_session, by="test", level=case.act)  # type: ignore[arg-type]
+        compact_dataset(lake or world.lake, NAME, IN_PROCESS, by="test", level=case.act)  # type: ignore[arg-type]
 
 
 def states(world: World) -> list[dict[str, int]]:
@@ -235,7 +229,7 @@ def test_what_is_killed_is_taken_up(name: str, part: float, tmp_path: Path) -> N
     case = CASES[name]
     begin = prepared(case, open_lake(tmp_path / "begin"))
     shutil.copytree(begin.lake.url, tmp_path / "whole")
-    whole = World(open_lake(tmp_path / "whole"), no_session, dict(begin.sequences))
+    whole = World(open_lake(tmp_path / "whole"), IN_PROCESS, dict(begin.sequences))
     counted = faulty(whole)
     act(whole, case, counted)
     allowed = states(whole)

@@ -29,10 +29,10 @@ from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.assets.test_erasure import traces
-from tests.assets.unbounded.tables import BY_HAND, content, entries, faulty, send, table, without_spark
+from tests.assets.unbounded.tables import BY_HAND, content, entries, faulty, send, table
 
 NAME = "table"
 WHY = {"reason": "request 4711", "by": "ada"}
@@ -40,9 +40,8 @@ SECRET = "zz-grace.hopper@example"
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> World:
-    without_spark(monkeypatch)
-    return World(lake_in(InMemoryStore()), no_session)
+def quick() -> World:
+    return World(lake_in(InMemoryStore()), IN_PROCESS)
 
 
 def manifest(world: World) -> DatasetManifest:
@@ -195,7 +194,7 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     crash = Fault("put_if_match", 4, "crash-before")
     with pytest.raises(Crash):
         advance_unbounded(
-            WriteContext(faulty(quick, crash), systems, no_session, "test"), spec, rebuild=f"{SECRET} asked"
+            WriteContext(faulty(quick, crash), systems, IN_PROCESS, "test"), spec, rebuild=f"{SECRET} asked"
         )
     building = manifest(quick).bootstrap.building  # type: ignore[union-attr]
     assert len(building) >= 2
@@ -264,7 +263,7 @@ def test_a_rebuild_brings_a_key_back_unless_a_tombstone_was_sent(quick: World) -
     spec = grown(quick)
     forget(quick.lake, NAME, [SECRET], **WHY)
     again = advance_unbounded(
-        WriteContext(quick.lake, {"lake": quick.streams}, no_session, "test"), spec, rebuild="to see"
+        WriteContext(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see"
     )
     assert again.action == "bootstrapped"
     assert content(current(quick)) == LEFT, "the last change on the stream is a tombstone"
@@ -378,7 +377,7 @@ def test_an_advance_that_meets_an_erasure_loses_nothing(quick: World) -> None:
 def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) -> None:
     grown(quick)
     lake = meanwhile(quick, lambda: forget(quick.lake, NAME, [SECRET], **WHY))
-    assert compact_dataset(lake, NAME, no_session, by="test", level="major").action == "superseded"
+    assert compact_dataset(lake, NAME, IN_PROCESS, by="test", level="major").action == "superseded"
     assert content(current(quick)) == LEFT
     assert forget(quick.lake, NAME, [SECRET], **WHY).complete, "the compaction has let go of what it read"
     assert traces(quick.lake.store, SECRET) == []

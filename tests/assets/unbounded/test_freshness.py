@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +20,6 @@ from tests.assets.unbounded.following_plain import (
     COLUMNS,
     NAME,
     Table,
-    follow_without_spark,
     keys_of,
     partition,
     table_in,
@@ -30,13 +28,6 @@ from tests.clocks import on_clock
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-
-
-@pytest.fixture(autouse=True)
-def _no_spark() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        follow_without_spark(patch)
-        yield
 
 
 def send_at(table: Table, moment: datetime, **rows: int) -> None:

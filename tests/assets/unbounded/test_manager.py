@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,21 +24,12 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
-from tests.assets.unbounded.following_plain import COLUMNS, NAME, follow_without_spark, table_in
+from tests.assets.unbounded.following_plain import COLUMNS, NAME, table_in
 
 FEED = f"lake.{NAME}"
-
-
-@pytest.fixture(autouse=True)
-def _no_spark(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if "spark" not in request.fixturenames:
-            follow_without_spark(patch)
-            build_without_spark(patch)
-        yield
 
 
 def following(name: str, **options: object) -> AdjunctDataset:
@@ -88,16 +78,16 @@ def test_what_a_dataset_takes_is_not_delivered_unless_the_application_reads_the_
 def test_a_batch_of_a_stream_goes_into_all_its_datasets_each_with_its_own_progress(feed: World) -> None:
     one, two = following("one"), following("two")
     feed.send(NAME, [("a", 1)])
-    assert manager(feed, one).process(FEED, no_session, "test")["one"].action == "bootstrapped"
+    assert manager(feed, one).process(FEED, IN_PROCESS, "test")["one"].action == "bootstrapped"
     feed.send(NAME, [("a", 2), ("b", 3)])
     both = manager(feed, one, two)
-    reports = both.process(SystemStreamPartition("lake", NAME, 0), no_session, by="test")
+    reports = both.process(SystemStreamPartition("lake", NAME, 0), IN_PROCESS, by="test")
     assert {name: (report.action, report.counters["read"]) for name, report in reports.items()} == {
         "one": ("applied", 2),
         "two": ("bootstrapped", 3),
     }
     assert content(feed, "one") == content(feed, "two") == {"a": 2, "b": 3}
-    assert both.process("lake.main", no_session, "test") == {}, "nobody takes it: it is the application's"
+    assert both.process("lake.main", IN_PROCESS, "test") == {}, "nobody takes it: it is the application's"
 
 
 def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
@@ -110,8 +100,8 @@ def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
     feed.send(NAME, [("a", 1)], version="v1")
     found = manager(feed, plain, left, right)
     with pytest.raises(DatasetNotFoundError, match="there is no dataset 'plain'"):
-        found.frame("plain", no_session)
-    reports = found.process(FEED, no_session, "test")
+        found.frame("plain", IN_PROCESS)
+    reports = found.process(FEED, IN_PROCESS, "test")
     assert {name: report.action for name, report in reports.items()} == dict.fromkeys(
         ("plain", "left", "right"), "sealed"
     )
@@ -121,7 +111,7 @@ def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
 
 def test_an_unknown_dataset_is_named(feed: World) -> None:
     with pytest.raises(ConfigurationError, match="there is no dataset 'three' here: there are one"):
-        manager(feed, following("one")).frame("three", no_session)
+        manager(feed, following("one")).frame("three", IN_PROCESS)
 
 
 # -- what is reset at start
@@ -143,7 +133,7 @@ def test_stored_tables_are_reset_at_start_where_a_bootstrap_is_decided(feed: Wor
     found = manager(feed, one)
     assert found.reset_at_start() == partitions(), "no store was found"
     assert StoredVersions(feed.lake, one).manifest() is None, "it only looks"
-    found.process(FEED, no_session, "test")
+    found.process(FEED, IN_PROCESS, "test")
     assert found.reset_at_start() == set(), "it is valid"
     version = StoredVersions(feed.lake, one).require_manifest().version
     assert version is not None

@@ -44,8 +44,8 @@ from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import (
     BY_HAND,
     DEAD,
@@ -58,7 +58,6 @@ from tests.assets.unbounded.facts import (
     content,
     ends_of,
     facts_in,
-    facts_without_spark,
     faulty,
     letters,
     send,
@@ -325,7 +324,7 @@ class FactsMachine(RuleBasedStateMachine):
 
     def read_by_spark(self) -> None:
         view = StoredVersions(self.world.lake, self.spec).require_current()
-        if self.world.spark is not no_session:
+        if self.world.spark is not IN_PROCESS:
             assert by_spark(self.world, view) == self.held[view.version][1]
 
     @invariant()
@@ -397,14 +396,9 @@ def histories(default: int, steps: int) -> settings:
     )
 
 
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts_without_spark(monkeypatch)
-
-
-def test_any_history_is_what_a_dictionary_says(plain: None) -> None:
+def test_any_history_is_what_a_dictionary_says() -> None:
     class Plain(ToTheEnd):
-        make = staticmethod(lambda: facts_in(lake_in(InMemoryStore()), no_session))
+        make = staticmethod(lambda: facts_in(lake_in(InMemoryStore()), IN_PROCESS))
 
     run_state_machine_as_test(Plain, settings=histories(8, 20))
 

@@ -18,14 +18,13 @@ from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.assets.unbounded.facts import (
     DEAD,
     NAME,
     content,
     facts_in,
-    facts_without_spark,
     faulty,
     letters,
     send,
@@ -43,8 +42,7 @@ SPEC = table_of(chunk=2, on_bad_change=DeadLetters(f"lake.{DEAD}"))
 def world(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> World:
     for variable, value in versitygw.env.items():
         monkeypatch.setenv(variable, value)
-    facts_without_spark(monkeypatch)
-    return facts_in(open_lake(versitygw.url()), no_session)
+    return facts_in(open_lake(versitygw.url()), IN_PROCESS)
 
 
 def now(world: World) -> dict[str, int]:
@@ -53,7 +51,7 @@ def now(world: World) -> dict[str, int]:
 
 
 def compact(world: World) -> str:
-    return compact_dataset(world.lake, NAME, no_session, by="test", level="major").action
+    return compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major").action
 
 
 def test_bootstrap_follow_compact_discard(world: World) -> None:

@@ -15,15 +15,12 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.versions.sealed_version import POSITION
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
-from tests.assets.unbounded.following_plain import follow_without_spark, records_of
 
 SCHEMA = Schema.of(k="string", at="bigint", n="int")
 KEYS = ["a", "b", "c", "d", "e"]
@@ -81,17 +78,12 @@ def by_spark(world: World) -> dict[str, int]:
 
 @pytest.fixture
 def plain_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], World]:
-    return lambda: facts_in(World(open_lake(tmp_path_factory.mktemp("lake")), no_session))
+    return lambda: facts_in(World(open_lake(tmp_path_factory.mktemp("lake")), IN_PROCESS))
 
 
 FACTS = st.lists(
     st.tuples(st.sampled_from(KEYS), st.integers(-3, 12), st.none() | st.integers(0, 99)), min_size=1, max_size=8
 )
-
-
-def read_by_at(source: Source, spark: Any, ranges: Any, **_: Any) -> pa.Table:
-    records = records_of(source, ranges)
-    return records.append_column(POSITION, records["at"])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -100,17 +92,14 @@ def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
     plain_world: Callable[[], World], batches: list[list[Fact]], replays: set[int]
 ) -> None:
     world, oracle = plain_world(), Oracle()
-    with pytest.MonkeyPatch.context() as patch:
-        follow_without_spark(patch)
-        patch.setattr(Source, "read_changes", read_by_at)
-        for number, facts in enumerate(batches):
-            sent = [*facts, *batches[0]] if number in replays and number else facts
-            if number in replays and number:  # what was sent first comes again: it changes nothing that is newer
-                sent = [fact for fact in sent if fact not in batches[0] or fact[1] < oracle.newest[fact[0]][0]] or facts
-            send(world, sent)
-            wanted = oracle.apply(sent)
-            world.advance(ordered())
-            assert by_key(world) == wanted
+    for number, facts in enumerate(batches):
+        sent = [*facts, *batches[0]] if number in replays and number else facts
+        if number in replays and number:  # what was sent first comes again: it changes nothing that is newer
+            sent = [fact for fact in sent if fact not in batches[0] or fact[1] < oracle.newest[fact[0]][0]] or facts
+        send(world, sent)
+        wanted = oracle.apply(sent)
+        world.advance(ordered())
+        assert by_key(world) == wanted
 
 
 @pytest.mark.spark

@@ -22,9 +22,9 @@ from dagster_adjunct.resources.objects import Lake, open_lake
 from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets import reading
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.assets.reading import CODES, DATASET
 from tests.assets.unbounded import killed
 from tests.assets.unbounded.facts import (
@@ -33,7 +33,6 @@ from tests.assets.unbounded.facts import (
     Fact,
     content,
     facts_in,
-    facts_without_spark,
     faulty,
     send,
     table_of,
@@ -48,13 +47,8 @@ THIRD: list[Fact] = [("a", 7, 7), ("d", 8, None)]
 ROUNDS, READERS, COMMITS = 6, 3, 24
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts_without_spark(monkeypatch)
-
-
 def table_with(*commits: list[Fact], unread: list[Fact] | None = None, spec: Any = SPEC) -> World:
-    world = facts_in(lake_in(InMemoryStore()), no_session)
+    world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     for facts in commits:
         send(world, facts)
         world.advance(spec)
@@ -68,7 +62,7 @@ def now(world: World) -> dict[str, int]:
 
 
 def compact(world: World, level: Any = "major", lake: Lake | None = None) -> Any:
-    return compact_dataset(lake or world.lake, NAME, no_session, by="test", level=level)
+    return compact_dataset(lake or world.lake, NAME, IN_PROCESS, by="test", level=level)
 
 
 def read_in_all(world: World) -> int:
@@ -160,7 +154,7 @@ def test_a_late_change_at_any_moment_of_a_compaction_that_forgets_brings_nothing
 
 def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
     url = str(tmp_path / "lake")
-    world = facts_in(open_lake(url), no_session)
+    world = facts_in(open_lake(url), IN_PROCESS)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.assets.reading", "tests.assets.unbounded.killed"])
     start, told = context.Barrier(3), context.Queue()
@@ -193,7 +187,7 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
 def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_path: Path) -> None:
     """Each commit sets every key to its number, so a mix, a missing key and an older state are all seen."""
     url = str(tmp_path / "lake")
-    world = World(open_lake(url), no_session)
+    world = World(open_lake(url), IN_PROCESS)
     world.stream(DATASET, reading.SCHEMA, ["code"], 2)
     spec = unbounded_dataset(DATASET, input=f"lake.{DATASET}", key="code", partitions=2, compaction=BY_HAND)
     commit(world, spec, 1)
@@ -203,7 +197,7 @@ def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_p
             commit(world, spec, number)
             if number % 3 == 0:
                 level: Any = "minor" if number % 2 else "major"
-                compacted += compact_dataset(world.lake, DATASET, no_session, by="test", level=level).changed
+                compacted += compact_dataset(world.lake, DATASET, IN_PROCESS, by="test", level=level).changed
     assert [seen.problem for seen in met] == [""] * READERS
     assert discards["problem"] == ""
     assert compacted > 4

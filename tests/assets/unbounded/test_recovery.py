@@ -8,7 +8,6 @@ not marked                  create, last offset       re-create, last offset    
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_d
 from dagster_adjunct.assets.retention.dataset_deletion import delete
 from dagster_adjunct.assets.sources.opened_stream import by_partition
 from dagster_adjunct.assets.unbounded.rebuild import rebuild_dataset
-from dagster_adjunct.assets.versions.advance_report import AdvanceReport
+from dagster_adjunct.assets.versions.advance_report import AdvanceReport, StageEvent
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
 from dagster_adjunct.resources.errors import (
@@ -31,15 +30,14 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import faulty
-from tests.assets.plain import no_session
 from tests.assets.unbounded.following_plain import (
     NAME,
     Shape,
     Table,
-    follow_without_spark,
     keys_of,
     partition,
     table_in,
@@ -47,13 +45,6 @@ from tests.assets.unbounded.following_plain import (
 
 DAY = timedelta(days=1)
 COMPACTED = Shape(compacted=True, tombstones_kept=DAY)
-
-
-@pytest.fixture(autouse=True)
-def _no_spark() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        follow_without_spark(patch)
-        yield
 
 
 def lose_an_object(table: Table) -> str:
@@ -374,16 +365,15 @@ class Stop(BaseException):
 
 def stop_after_chunks(table: Table, chunks: int, **advance: object) -> None:
     """Advance until this many chunks are committed, and end as a killed process does."""
-    asked = 0
+    done: list[StageEvent] = []
 
-    def spark() -> None:
-        nonlocal asked
-        asked += 1
-        if asked > chunks:
+    def count(event: StageEvent) -> None:
+        done.extend([event] if event.stage == "bootstrap" else [])
+        if len(done) == chunks:
             raise Stop
 
     with pytest.raises(Stop):
-        table.advance(spark=spark, **advance)  # type: ignore[arg-type]
+        table.advance(on_stage=count, **advance)  # type: ignore[arg-type]
 
 
 def test_a_rebuild_is_built_beside_the_served_table_in_chunks_and_goes_on_after_a_crash(world: World) -> None:
@@ -416,7 +406,7 @@ def test_a_rebuild_has_a_reason_and_is_of_an_unbounded_dataset(world: World) -> 
     table.send(a=1)
 
     def rebuild(spec: AdjunctDataset, reason: str) -> AdvanceReport:
-        return rebuild_dataset(world.lake, {"lake": table.streams}, spec, no_session, reason=reason, by="ada")
+        return rebuild_dataset(world.lake, {"lake": table.streams}, spec, IN_PROCESS, reason=reason, by="ada")
 
     with pytest.raises(ConfigurationError, match="reason"):
         rebuild(table.spec, "")

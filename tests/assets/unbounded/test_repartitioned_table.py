@@ -33,8 +33,8 @@ from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.assets.unbounded import tables
 from tests.assets.unbounded.facts import (
     BY_HAND,
@@ -44,7 +44,6 @@ from tests.assets.unbounded.facts import (
     Log,
     content,
     facts_in,
-    facts_without_spark,
     faulty,
     send,
     spans_of,
@@ -59,14 +58,8 @@ SECOND: list[Fact] = [("a", 4, None), ("b", 5, 5), ("d", 6, 6)]
 THIRD: list[Fact] = [("a", 7, 7), ("d", 8, None)]
 
 
-@pytest.fixture(autouse=True)
-def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "spark" not in request.fixturenames:
-        facts_without_spark(monkeypatch)
-
-
 def table_with(*commits: list[Fact], spec: AdjunctDataset = SPEC) -> World:
-    world = facts_in(lake_in(InMemoryStore()), no_session)
+    world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     for facts in commits:
         send(world, facts)
         world.advance(spec)
@@ -118,7 +111,7 @@ def test_base_and_deltas_are_the_same_in_the_new_partitions_and_changes_go_on() 
     assert world.advance(MORE).action == "applied"
     assert check(world, log_of(FIRST, SECOND, THIRD)) == 5
     assert store.require_manifest().counters["read"] == 8
-    assert compact_dataset(world.lake, NAME, no_session, by="test", level="major").changed
+    assert compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major").changed
     assert check(world, log_of(FIRST, SECOND, THIRD)) == 5
     assert world.advance(MORE).action == "up-to-date"
 
@@ -157,7 +150,7 @@ step = st.one_of(
 def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: bool, steps: list) -> None:
     """By a column, deletions are kept: what comes late must lose against tombstones in a base that was rewritten."""
     options = {"order_by": "at"} if by_position else {}
-    world, log, partitions = facts_in(lake_in(InMemoryStore()), no_session), Log(by_position), 2
+    world, log, partitions = facts_in(lake_in(InMemoryStore()), IN_PROCESS), Log(by_position), 2
     for what, said in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
         spec = table_of(partitions=partitions, **options)
         if what == "apply" and said:
@@ -165,7 +158,7 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
             log.add(said)
             world.advance(spec)
         elif what in ("minor", "major"):
-            compact_dataset(world.lake, NAME, no_session, by="test", level=what)
+            compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level=what)
         elif what == "rewrite" and said != partitions:
             rewrite(world, said)
             partitions = said
@@ -199,7 +192,7 @@ def test_what_is_committed_meanwhile_is_rewritten_too() -> None:
         world.advance(SPEC)
 
     def compacted(world: World) -> None:
-        assert compact_dataset(world.lake, NAME, no_session, by="test", level="major").changed
+        assert compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major").changed
 
     for doing, log in ((more, log_of(FIRST, SECOND, THIRD)), (compacted, log_of(FIRST, SECOND))):
         world = table_with(FIRST, SECOND)
@@ -233,7 +226,7 @@ def test_an_advance_that_read_the_old_table_loses_and_one_of_now_goes_on() -> No
 def test_a_compaction_that_read_the_old_table_leaves_nothing_behind() -> None:
     world = table_with(FIRST, SECOND)
     fault = Fault("put_if_match", 1, "meanwhile", lambda: rewrite(world))
-    report = compact_dataset(faulty(world, fault), NAME, no_session, by="test", level="major")
+    report = compact_dataset(faulty(world, fault), NAME, IN_PROCESS, by="test", level="major")
     assert report.action == "superseded"
     assert check(world, log_of(FIRST, SECOND)) == 5
     assert left_over(world, MORE) == set()
@@ -257,7 +250,7 @@ def test_what_can_not_be_rewritten_is_refused_and_a_dry_run_changes_nothing() ->
         rewrite(world, reason=" ")
     assert StoredVersions(world.lake, NAME).read()[0] == commit
     assert left_over(world, SPEC) == set()
-    whole = facts_in(lake_in(InMemoryStore()), no_session)
+    whole = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     send(whole, FIRST)
     whole.advance(table_of(broadcast=True))
     with pytest.raises(ConfigurationError, match="is broadcast"):
@@ -266,7 +259,7 @@ def test_what_can_not_be_rewritten_is_refused_and_a_dry_run_changes_nothing() ->
 
 def test_a_table_that_is_being_built_is_built_first() -> None:
     chunked = table_of(chunk=1)
-    world = facts_in(lake_in(InMemoryStore()), no_session)
+    world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     send(world, FIRST)
     with pytest.raises(Crash):
         world.advance(chunked, lake=faulty(world, Fault("put_if_match", 2, "crash-before")))

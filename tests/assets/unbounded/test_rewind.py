@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.changes.change_formats import OperationColumn
@@ -18,14 +18,9 @@ from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.sources.opened_stream import Source
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
-from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind, rewind_dataset
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.assets.versions.sealed_version import POSITION
-from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -39,6 +34,7 @@ from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultKi
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -48,9 +44,8 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
 from tests.assets.unbounded import facts
-from tests.assets.unbounded.facts import DEAD, NAME, Fact, content, facts_in, facts_without_spark, letters, table_of
+from tests.assets.unbounded.facts import DEAD, NAME, TENFOLD, Fact, content, facts_in, letters, table_of
 from tests.assets.unbounded.following_plain import table_in
 from tests.assets.unbounded.tables import BY_HAND, left_over, stored
 
@@ -85,7 +80,7 @@ def served(world: World, spec: AdjunctDataset) -> dict[str, int]:
     """Return what is served, by key and, where there is a session, by Spark."""
     view = world.view(spec)
     found = {key: entry["n"] for key, entry in view.items()}
-    if world.spark is not no_session:
+    if world.spark is not IN_PROCESS:
         rows = view.frame(world.spark()).collect()
         assert len({row.k for row in rows}) == len(rows), "a key stands twice in the frame"
         assert {row.k: row.n for row in rows} == found
@@ -248,40 +243,6 @@ def test_entries_whose_key_is_computed_are_rewound_only_by_force_and_stay(sparkl
 # -- without Spark: what is decided, committed and refused
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts_without_spark(monkeypatch)
-    monkeypatch.setattr(Rewinding, "onto", _onto)
-
-
-def _onto(
-    self: Rewinding, changes: pa.Table, context: WriteContext, spec: Any, manifest: DatasetManifest
-) -> tuple[pa.Table, None]:
-    """Do by offset what Rewinding does by Spark: a change takes the position of what the table holds of its key."""
-    held: dict[str, int] = {}
-    assert manifest.version is not None
-    for generation in manifest.version.generations:
-        for file in generation.files:
-            data = context.lake.store.get(f"{generation.folder}/{file.name}").data
-            rows = pa.parquet.read_table(pa.BufferReader(data))
-            for key, position in zip(rows["k"].to_pylist(), rows[POSITION].to_pylist(), strict=True):
-                held[key] = max(position, held.get(key, position))
-    pairs = zip(changes["k"].to_pylist(), changes[POSITION].to_pylist(), strict=True)
-    placed = [max(position, held.get(key, position)) for key, position in pairs]
-    return changes.set_column(changes.column_names.index(POSITION), POSITION, pa.array(placed, pa.int64())), None
-
-
-def corrected(patch: pytest.MonkeyPatch) -> None:
-    """From now on n is decoded ten times as large."""
-
-    def tenfold(*given: Any, **named: Any) -> pa.Table:
-        rows = facts.read_changes(*given, **named)
-        n = pa.array([None if each is None else 10 * each for each in rows["n"].to_pylist()], pa.int32())
-        return rows.set_column(rows.column_names.index("n"), "n", n)
-
-    patch.setattr(Source, "read_changes", tenfold)
-
-
 def told(world: World) -> Any:
     return StoredVersions(world.lake, NAME).require_manifest()
 
@@ -291,7 +252,7 @@ def now(world: World) -> dict[str, int]:
 
 
 def table_with(*commits: list[Fact], **options: Any) -> World:
-    world = facts_in(lake_in(InMemoryStore()), no_session)
+    world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     for each in commits:
         facts.send(world, each)
         world.advance(table_of(**options))
@@ -308,7 +269,6 @@ def tenfold(world: World, starts: Mapping[int, int]) -> dict[str, int]:
     return after
 
 
-@pytest.mark.usefixtures("quick")
 def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     world = table_with(FIRST, SECOND)
     facts.send(world, [("a", 30, 30)])
@@ -343,31 +303,28 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
         plan({part(0): at(99)})
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> None:
     world = table_with(FIRST, SECOND)
     wanted = tenfold(world, {0: 1})
-    corrected(monkeypatch)
     asked: dict[SystemStreamPartition, Startpoint] = {part(0): at(1)}
-    first = rewind(world, table_of(), asked)
+    first = rewind(world, table_of(extractor=TENFOLD), asked)
     assert first.note == f"{int(told(world).offsets[str(part(0))]) - 1} offsets of 1 partition(s) applied again"
     assert now(world) == wanted
     manifest = told(world)
     assert manifest.applied == {str(part(0)): (asked[part(0)].id,)}
     assert (manifest.change.action, manifest.change.reason) == ("rewind", "the filter was wrong")
-    again = rewind(world, table_of(), asked)
+    again = rewind(world, table_of(extractor=TENFOLD), asked)
     assert (again.action, again.note) == ("up-to-date", "its startpoints were applied already")
     assert told(world) == manifest
     more = {**asked, part(1): StartpointOldest()}
-    rewind(world, table_of(), more)
+    rewind(world, table_of(extractor=TENFOLD), more)
     assert [each.start for each in plan_rewind(
-        world.lake, world.systems, table_of(), positions={**more, part(0): at(2)}
+        world.lake, world.systems, table_of(extractor=TENFOLD), positions={**more, part(0): at(2)}
     ).partitions] == ["2"], "only the new one counts"  # fmt: skip
     entry = StoredVersions(world.lake, NAME).history(limit=1)[0]
     assert (entry.action, entry.by, entry.reason) == ("rewind", "ada", "the filter was wrong")
 
 
-@pytest.mark.usefixtures("quick")
 def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     world = table_with(FIRST)
     spec = table_of()
@@ -401,9 +358,8 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     assert told(world).offsets == {str(ssp): end for ssp, end in upcoming.items()}
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_rebuild_from_a_stream_that_lost_its_front_keeps_only_what_is_left_by_force(world: World) -> None:
-    world.spark = no_session
+    world.spark = IN_PROCESS
     table = table_in(world, partitions=1)
     table.send(a=1)
     table.advance()
@@ -423,9 +379,8 @@ def test_a_rebuild_from_a_stream_that_lost_its_front_keeps_only_what_is_left_by_
     assert rewind(world, table.spec, oldest, force=True).action == "up-to-date"
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_table_is_built_from_the_oldest_offset_also_where_it_is_not_marked_for_bootstrap() -> None:
-    world = facts_in(lake_in(InMemoryStore()), no_session)
+    world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     world.streams.configure(NAME, retention=None, compaction=None)
     facts.send(world, FIRST)
     spec = table_of(bootstrap=False)
@@ -436,9 +391,8 @@ def test_a_table_is_built_from_the_oldest_offset_also_where_it_is_not_marked_for
     assert now(world) == {"a": 4, "c": 3, "d": 5}
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = facts_in(lake_in(InMemoryStore()), no_session)
+def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again() -> None:
+    world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     facts.send(world, FIRST + SECOND)
     spec = table_of(chunk=4)
     with pytest.raises(Crash):
@@ -446,7 +400,7 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again(mo
     assert told(world).bootstrap.state == "running"
     (planned,) = plan_rewind(world.lake, world.systems, spec, positions={part(0): at(0)}).partitions
     assert planned.taken == told(world).bootstrap.target[str(part(0))], "what the bootstrap will have taken in"
-    corrected(monkeypatch)
+    spec = replace(spec, extractor=TENFOLD)
     report = rewind(world, spec, {part(0): at(0)})
     assert report.action == "rewound"
     assert told(world).bootstrap.state == "done"
@@ -461,7 +415,6 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again(mo
     }
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> None:
     world = table_with(FIRST)
     file = told(world).version.generations[0].files[0]
@@ -482,7 +435,6 @@ def test_bounded_datasets_and_tables_of_one_run_say_what_to_do_instead(world: Wo
         rewind(world, passing, {part(0): at(0)}, force=True)
 
 
-@pytest.mark.usefixtures("quick")
 def test_another_order_than_the_tables_is_refused_even_by_force() -> None:
     world = table_with(FIRST)
     with pytest.raises(DatasetError, match="is ordered by offset, and declared to be ordered by at"):
@@ -498,11 +450,8 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", CASES)
-def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) -> None:
     options, anew = CASES[name]
     bad: list[Fact] = [(None, 11, 1), ("e", 12, 12)] if options else []
     begin = table_with(FIRST, SECOND + bad, **options)
@@ -512,7 +461,7 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(
     positions: dict[SystemStreamPartition, Startpoint] = {
         part(p): StartpointOldest() if anew else at(start) for p, start in starts.items()
     }
-    corrected(monkeypatch)
+    spec = replace(spec, extractor=TENFOLD)
     sent = letters(begin)
     probe = _copy(begin)
     counted = FaultyStore(probe.lake.store)
@@ -540,21 +489,25 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(
     assert applied == {True, False}
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("anew", [False, True], ids=["rewind", "rebuild"])
-def test_of_two_at_once_one_wins_and_the_other_does_nothing(anew: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_at_once_one_wins_and_the_other_does_nothing(anew: bool) -> None:
     world = table_with(FIRST, SECOND)
     positions: dict[SystemStreamPartition, Startpoint] = {
         part(p): StartpointOldest() if anew else at(0) for p in (0, 1)
     }
     wanted = tenfold(world, {0: 0, 1: 0})
-    corrected(monkeypatch)
 
     def other() -> None:
-        assert rewind(world, table_of(), positions, by="the other").action in ("rewound", "bootstrapped")
+        assert rewind(world, table_of(extractor=TENFOLD), positions, by="the other").action in (
+            "rewound",
+            "bootstrapped",
+        )
 
     report = rewind(
-        world, table_of(), positions, lake=facts.faulty(world, Fault("put_if_match", 1, "meanwhile", other))
+        world,
+        table_of(extractor=TENFOLD),
+        positions,
+        lake=facts.faulty(world, Fault("put_if_match", 1, "meanwhile", other)),
     )
     assert report.action == "up-to-date"
     assert now(world) == wanted
@@ -562,60 +515,58 @@ def test_of_two_at_once_one_wins_and_the_other_does_nothing(anew: bool, monkeypa
     assert "ada" not in {by for action, by in history if action in ("rewind", "bootstrap")}
 
 
-@pytest.mark.usefixtures("quick")
-def test_an_advance_that_comes_first_is_never_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_advance_that_comes_first_is_never_undone() -> None:
     world = table_with(FIRST)
     facts.send(world, SECOND)
-    corrected(monkeypatch)
     positions: dict[SystemStreamPartition, Startpoint] = {part(p): at(0) for p in (0, 1)}
-    meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: world.advance(table_of()))
+    meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: world.advance(table_of(extractor=TENFOLD)))
     with pytest.raises(CommitConflictError):
-        rewind(world, table_of(), positions, lake=facts.faulty(world, meanwhile))
-    assert left_over(world, table_of()) == set()
+        rewind(world, table_of(extractor=TENFOLD), positions, lake=facts.faulty(world, meanwhile))
+    assert left_over(world, table_of(extractor=TENFOLD)) == set()
     assert not told(world).applied
-    rewind(world, table_of(), positions)
+    rewind(world, table_of(extractor=TENFOLD), positions)
     log = facts.Log()
     log.add(FIRST + SECOND)
     assert now(world) == {key: 10 * n for key, n in log.table(log.ends).items()}
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_compaction_meanwhile_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_meanwhile_is_no_conflict() -> None:
     world = table_with(FIRST, SECOND)
     wanted = tenfold(world, {0: 0})
-    corrected(monkeypatch)
 
     def compact() -> object:
-        return compact_dataset(world.lake, NAME, no_session, by="test", level="major")
+        return compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
 
     rewind(
-        world, table_of(), {part(0): at(0)}, lake=facts.faulty(world, Fault("put_if_match", 1, "meanwhile", compact))
+        world,
+        table_of(extractor=TENFOLD),
+        {part(0): at(0)},
+        lake=facts.faulty(world, Fault("put_if_match", 1, "meanwhile", compact)),
     )
     assert now(world) == wanted
 
 
-@pytest.mark.usefixtures("quick")
-def test_files_that_are_read_again_outlive_a_compaction_and_a_discard_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_files_that_are_read_again_outlive_a_compaction_and_a_discard_meanwhile() -> None:
     world = table_with(FIRST, SECOND)
     wanted = tenfold(world, {0: 0})
-    corrected(monkeypatch)
     at_once = DiscardPolicy(keep=1, grace=timedelta(0))
     deleted: list[int] = []
 
-    def onto_after(*given: Any) -> tuple[pa.Table, None]:
-        compact_dataset(world.lake, NAME, no_session, by="test", level="major")
+    def discarded() -> None:
+        compact_dataset(world.lake, NAME, IN_PROCESS, by="test", level="major")
         deleted.append(discard(world.lake, NAME, at_once, by="test").objects)
-        return _onto(*given)
 
-    monkeypatch.setattr(Rewinding, "onto", onto_after)
-    rewind(world, table_of(), {part(0): at(0)})
+    probe = _copy(world)
+    counted = FaultyStore(probe.lake.store)
+    rewind(probe, table_of(extractor=TENFOLD), {part(0): at(0)}, lake=Lake(counted, probe.lake.id))
+    gets = [key for request, key in counted.requests if request == "get"]
+    first_read = 1 + next(nth for nth, key in enumerate(gets) if "/data/" in key)
+    lake = facts.faulty(world, Fault("get", first_read, "meanwhile", discarded))
+    rewind(world, table_of(extractor=TENFOLD), {part(0): at(0)}, lake=lake)
     assert deleted == [0]
     assert now(world) == wanted
 
 
-@pytest.mark.usefixtures("quick")
 def test_where_there_is_nothing_to_apply_again_only_the_startpoint_is_recorded_once() -> None:
     world = table_with(FIRST)
     end = StartpointSpecific(offset=told(world).offsets[str(part(0))])
@@ -626,9 +577,8 @@ def test_where_there_is_nothing_to_apply_again_only_the_startpoint_is_recorded_o
     assert StoredVersions(world.lake, NAME).require_current().version == before
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_table_without_bootstrap_can_go_back_to_before_it_began() -> None:
-    world = facts_in(lake_in(InMemoryStore()), no_session)
+    world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     spec = table_of(bootstrap=False)
     facts.send(world, FIRST)
     world.advance(spec)
@@ -646,4 +596,4 @@ def test_a_table_without_bootstrap_can_go_back_to_before_it_began() -> None:
 def _copy(world: World) -> World:
     copy = InMemoryStore()
     copy._objects.update(world.lake.store._objects)  # type: ignore[attr-defined]
-    return World(Lake(copy, world.lake.id), no_session, dict(world.sequences))
+    return World(Lake(copy, world.lake.id), IN_PROCESS, dict(world.sequences))

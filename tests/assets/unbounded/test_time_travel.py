@@ -22,18 +22,17 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
-from tests.assets.unbounded.tables import COLUMNS, content, entries, faulty, send, table, without_spark
+from tests.assets.unbounded.tables import COLUMNS, content, entries, faulty, send, table
 
 TICK = timedelta(microseconds=1)
 
 
 @pytest.fixture
-def quick(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def quick(world: World) -> World:
     """A lake in which nothing needs Spark."""
-    without_spark(monkeypatch)
-    world.spark = no_session
+    world.spark = IN_PROCESS
     return world
 
 
@@ -49,7 +48,7 @@ def commits(world: World, name: str) -> dict[str, Commit]:
 def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: World) -> None:
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(5)]
-    report = compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
+    report = compact_dataset(quick.lake, spec.name, IN_PROCESS, by="test", level="major")
     history.append((str(report.version), history[-1][1]))
     store, made = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)
     for place, (version, held) in enumerate(history):
@@ -116,7 +115,7 @@ def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(3)]
     made = commits(quick, spec.name)
-    report = compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
+    report = compact_dataset(quick.lake, spec.name, IN_PROCESS, by="test", level="major")
     discard(quick.lake, spec.name, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     store, oldest = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
     left = rf"has been discarded; the oldest that can be read was committed at .* UTC, as number {oldest.number}\."
@@ -159,10 +158,7 @@ def test_a_commit_among_many_is_found_by_few_requests(quick: World) -> None:
     assert len(counting.requests) < 15
 
 
-def test_what_a_bounded_dataset_served_at_a_time_is_found_as_well(
-    quick: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_without_spark(monkeypatch)
+def test_what_a_bounded_dataset_served_at_a_time_is_found_as_well(quick: World) -> None:
     spec = bounded_dataset("planes", input="lake.planes", key="k", partitions=2)
     quick.stream("planes", COLUMNS, ["k"], 2)
     ids = []
@@ -186,7 +182,7 @@ def test_a_commit_of_changes_that_was_decided_twice_is_found_by_its_id(quick: Wo
     quick.send(spec.name, [("a", 3)])
 
     def compact() -> object:
-        return compact_dataset(quick.lake, spec.name, no_session, by="test", level="major")
+        return compact_dataset(quick.lake, spec.name, IN_PROCESS, by="test", level="major")
 
     compaction = Fault("put_if_match", 1, "meanwhile", compact)
     report = quick.advance(spec, lake=faulty(quick, compaction))

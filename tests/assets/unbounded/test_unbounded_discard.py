@@ -25,20 +25,19 @@ from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Retired
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older, objects
-from tests.assets.plain import no_session
-from tests.assets.unbounded.tables import content, copy_of, entries, faulty, left_over, send, table, without_spark
+from tests.assets.unbounded.tables import content, copy_of, entries, faulty, left_over, send, table
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 @pytest.fixture
-def quick(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def quick(world: World) -> World:
     """A lake in which nothing needs Spark."""
-    without_spark(monkeypatch)
-    world.spark = no_session
+    world.spark = IN_PROCESS
     return world
 
 

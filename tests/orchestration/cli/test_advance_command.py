@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -13,21 +13,26 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import Computation, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
-from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
 from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 from tests.orchestration.cli.commands import invoke, printed, refused
 
 SCHEMA = Schema.of(item="string", price="int")
+
+
+def answer(spark: Any, asked: Computation) -> pa.Table:
+    """Return what a query says of its day."""
+    return pa.table({"item": ["a"], "price": pa.array([int(asked.version[-2:])], pa.int32())})
+
+
 ITEMS, FEES = version_set(
     "catalogue",
     bounded_dataset("items", input="lake.items", key="item", partitions=2),
@@ -37,7 +42,7 @@ STOCK = bounded_dataset("stock", input="lake.stock", key="item", partitions=2)
 RATES = unbounded_dataset("rates", input="lake.rates", key="item", partitions=2)
 DAILY = bounded_dataset(
     "daily",
-    input=QuerySource("SELECT …", SCHEMA),
+    input=QuerySource(answer, SCHEMA),
     key="item",
     broadcast=True,
     versions=VersionPartitions("day", start="2026-01-01"),
@@ -46,15 +51,11 @@ DAILY = bounded_dataset(
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    monkeypatch.setattr(QueryVersions, "read", answer)
-    monkeypatch.setattr(
-        "dagster_adjunct.resources.spark.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None)
-    )
+    monkeypatch.setenv("ADJUNCT_SPARK_MASTER", "none")
     module = ModuleType("shop")
     module.full, module.alone = application(), application("alone", only=True)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop", module)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     for name in ("orders", "items", "fees", "stock", "rates"):
         world.stream(name, SCHEMA, ["item"], 2)
     return world
@@ -69,10 +70,6 @@ def application(name: str = "full", *, only: bool = False) -> Application:
     return app
 
 
-def answer(source: QueryVersions, delivery: Delivery, spark: Any) -> pa.Table:
-    """Give what a query says of its day."""
-    day = int(delivery.version[-2:])
-    return pa.table({"item": ["a"], "price": pa.array([day], pa.int32()), "__tombstone": [False]})
 
 
 def served(world: World, name: str) -> str | None:
@@ -169,12 +166,12 @@ def test_a_refused_version_has_an_exit_code_of_its_own_and_never_a_switch_in_its
 
     events: list[StageEvent] = []
     world.send("stock", [("c", 1)], version="v6")
-    advance_dataset(world.lake, world.systems, judged, no_session, by="ada", on_stage=events.append)
+    advance_dataset(world.lake, world.systems, judged, IN_PROCESS, by="ada", on_stage=events.append)
     told = {event.stage: event.summary() for event in events if event.version == "v6"}
     assert "rejected and kept aside" in told["reject"]
     assert "min_rows: 1 rows, expected 2 or more" in told["reject"]
     assert not {"seal", "switch"} & told.keys()
     world.send("stock", [("c", 3), ("b", 2), ("a", 1)], version="v7")
     events.clear()
-    advance_dataset(world.lake, world.systems, judged, no_session, by="ada", on_stage=events.append)
+    advance_dataset(world.lake, world.systems, judged, IN_PROCESS, by="ada", on_stage=events.append)
     assert "switch" not in {event.stage for event in events}, "it equals the one served"

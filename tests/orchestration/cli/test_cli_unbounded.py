@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,10 +17,9 @@ from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
-from tests.assets.unbounded.following_plain import follow_without_spark
 from tests.orchestration.cli.commands import printed, refused
 
 SCHEMA = Schema.of(k="string", n="int")
@@ -31,17 +30,13 @@ SHORT = unbounded_dataset("short", input="lake.short", key="k", partitions=2, pe
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    follow_without_spark(monkeypatch)
-    monkeypatch.setattr(
-        "dagster_adjunct.resources.spark.session.new_session", lambda **_: SimpleNamespace(stop=lambda: None)
-    )
+    monkeypatch.setenv("ADJUNCT_SPARK_MASTER", "none")
     module = ModuleType("shop")
     module.app = Application("shop")  # type: ignore[attr-defined]
     for dataset in (RATES, STOCK, SHORT):
         module.app.table(dataset)
     monkeypatch.setitem(sys.modules, "shop", module)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     for name in ("rates", "stock", "short"):
         world.stream(name, SCHEMA, ["k"], 2)
     world.send("rates", [("a", 1), ("b", 2), ("c", 3), ("d", 4)])

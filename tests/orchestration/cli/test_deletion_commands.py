@@ -13,14 +13,12 @@ from dagster_adjunct.resources.errors import StillReadError
 from dagster_adjunct.resources.objects import open_lake
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, planes_in, publish
-from tests.assets.plain import build_without_spark
 
 WHY = ["--reason", "ticket 7", "--by", "ada"]
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
+def world(tmp_path: Path) -> World:
     world = planes_in(open_lake(tmp_path / "lake"))
     publish(world, 1)
     return world

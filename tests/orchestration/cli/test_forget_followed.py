@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
-from tests.assets.unbounded.tables import entries, send, table, without_spark
+from tests.assets.unbounded.tables import entries, send, table
 
 
-def test_a_key_is_erased_from_every_generation_after_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_spark(monkeypatch)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+def test_a_key_is_erased_from_every_generation_after_asking(tmp_path: Path) -> None:
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     spec = table(world, "table")
     send(world, spec, {"a": 1, "b": 2})
     send(world, spec, {"a": 3})

@@ -16,17 +16,16 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.table_layout import in_minutes, shortened
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 from tests.orchestration.cli.test_version_commands import PLANES, SCHEMA
 
 REASON = "the April delivery has the wrong seats in it, ticket 4711, see the wiki"
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    build_without_spark(monkeypatch)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+def world(tmp_path: Path) -> World:
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     world.stream("planes", SCHEMA, ["tailnum"], 2)
     for version, rows in (("2013-01-01", [("N1", 1), ("N2", 2)]), ("2013-02-01", [("N1", 1)])):
         world.send("planes", rows, version=version)

@@ -16,8 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.faulty_store import Crash
-from tests.assets.plain import no_session
-from tests.assets.unbounded.following_plain import follow_without_spark
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.orchestration.cli.commands import document, invoke, printed, refused
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp
 
@@ -260,14 +259,13 @@ def test_a_batch_is_abandoned_after_its_meaning_was_explained(
 
 
 @pytest.fixture
-def rates(world: OffsetsWorld, app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+def rates(world: OffsetsWorld, app: Application) -> None:
     """Dataset rates, of stream lake.rates with 2 partitions, has taken in 8 changes."""
     dataset = unbounded_dataset("rates", input="lake.rates", key="k", partitions=2)
     app.table(dataset)
     world.stream("rates", 2)
     world.send("rates", *range(8))
-    follow_without_spark(monkeypatch)
-    advance_dataset(world.lake, world.systems(), dataset, no_session, by="test")
+    advance_dataset(world.lake, world.systems(), dataset, IN_PROCESS, by="test")
 
 
 @pytest.mark.usefixtures("rates")

@@ -20,8 +20,8 @@ from dagster_adjunct.orchestration.cli.output import guarded
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.plain import build_without_spark, no_session
 from tests.orchestration.cli import commands
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
@@ -30,10 +30,9 @@ WHY = ["--reason", "ticket 7", "--by", "ada"]
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path) -> World:
     """Three versions, of which the last was rejected: v1, v2 (served), v3."""
-    build_without_spark(monkeypatch)
-    world = World(open_lake(tmp_path / "lake"), no_session)
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
     world.stream("planes", SCHEMA, ["tailnum"], 2)
     for version, rows in (
         ("v1", [("N1", 1), ("N2", 2)]),
@@ -119,7 +118,7 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
         world.stream(name, SCHEMA, ["tailnum"], 2)
         for number in (1, 2):
             world.send(name, [("N1", number)], version=f"v{number}")
-    advance_version_set(world.lake, world.systems, [seats, crews], no_session, by="test")
+    advance_version_set(world.lake, world.systems, [seats, crews], IN_PROCESS, by="test")
     assert "crews moved with it" in printed(world, "rollback", "seats", *WHY)
     assert document(world, "show", "crews")["version"]["name"] == "v1"
     assert document(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]

@@ -23,19 +23,13 @@ from dagster_adjunct import (
     open_lake,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from tests.assets.plain import build_without_spark
 
 SCHEMA = Schema.of(item="string", label="string", price="int")
 Row = tuple[str, str, int]
 APPLES: list[Row] = [("a", "Apple", 1), ("b", "Bread", 2)]
 
 
-class NoSpark(SparkResource):
-    """A session that nothing needs: versions are built by the same writer, in this process."""
-
-    @property
-    def spark_session(self) -> Any:
-        return None
+NO_SPARK = SparkResource(master="none")
 
 
 @dataclass
@@ -77,7 +71,7 @@ class Lab:
             """Something of the user's own, made from the dataset."""
 
         return Definitions.merge(
-            build_definitions(app, lake=self.lake.url, spark=NoSpark()), Definitions(assets=[report])
+            build_definitions(app, lake=self.lake.url, spark=NO_SPARK), Definitions(assets=[report])
         )
 
     def run(self, defs: Definitions, *keys: AssetKey, **options: Any) -> Said:
@@ -189,6 +183,5 @@ def version_of(materialization: Any) -> str | None:
 
 @contextmanager
 def running_lab(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    build_without_spark(patch)
     with DagsterInstance.ephemeral() as instance:
         yield Lab(open_lake(folder / "lake"), instance)

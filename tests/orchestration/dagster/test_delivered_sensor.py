@@ -18,7 +18,7 @@ from dagster_adjunct import (
     version_set,
 )
 from dagster_adjunct.sources import FileSource, QuerySource
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab
 from tests.orchestration.dagster.ticking import Ticker
 
 items = bounded_dataset("items", input="lake.items", key="item", partitions=2)
@@ -39,7 +39,7 @@ def shop(*datasets: AdjunctDataset) -> Application:
 
 
 def sensor_of(lab: Lab, name: str, *datasets: AdjunctDataset) -> Ticker:
-    return Ticker(lab.lake, shop(*datasets), lab.instance, name, spark=NoSpark())
+    return Ticker(lab.lake, shop(*datasets), lab.instance, name, spark=NO_SPARK)
 
 
 def test_a_version_launches_its_dataset_alone_once_every_partition_has_its_marker(lab: Lab) -> None:

@@ -14,9 +14,8 @@ from dagster_adjunct import AdjunctDataset, Application, build_definitions, unbo
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.resources.errors import ConfigurationError
-from tests.assets.unbounded.tables import without_spark
 from tests.assets.unbounded.test_unbounded_handover import configured
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, Said, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, Said, running_lab
 
 duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("pyiceberg.catalog.sql")
@@ -30,7 +29,6 @@ TABLES = {"prices": IcebergTable("reference.prices", catalog="lakehouse")}
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     with running_lab(tmp_path, monkeypatch) as lab:
-        without_spark(monkeypatch)
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
         yield lab
 
@@ -52,7 +50,7 @@ def definitions(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTa
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     for dataset in datasets:
         app.table(dataset)
-    return build_definitions(app, lake=lab.lake.url, spark=NoSpark(), iceberg=tables)
+    return build_definitions(app, lake=lab.lake.url, spark=NO_SPARK, iceberg=tables)
 
 
 def hand_over(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTable] = TABLES) -> Said:

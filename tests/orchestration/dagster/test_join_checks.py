@@ -21,7 +21,7 @@ from dagster_adjunct.assets.validation.validators import (
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, Said, key_of, plain, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, Said, key_of, plain, running_lab
 
 ITEMS = bounded_dataset(
     "items",
@@ -63,7 +63,7 @@ def run(lab: Lab, patch: pytest.MonkeyPatch, counters: dict[str, dict[str, int]]
     for name in ("items", "other"):
         lab.deliver(name, APPLES, f"v{len(counters)}")
     return lab.run(
-        build_definitions(application(), lake=lab.lake.url, spark=NoSpark()), COPY, AssetKey(["lake", "late"])
+        build_definitions(application(), lake=lab.lake.url, spark=NO_SPARK), COPY, AssetKey(["lake", "late"])
     )
 
 
@@ -94,7 +94,7 @@ def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batc
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(lab, monkeypatch, {"join-2-items": {"rows": 2, "unmatched": 0}}).success
-    job = build_definitions(application(), lake=lab.lake.url, spark=NoSpark()).resolve_implicit_global_asset_job_def()
+    job = build_definitions(application(), lake=lab.lake.url, spark=NO_SPARK).resolve_implicit_global_asset_job_def()
     bare = job.get_subset(asset_selection={COPY}, asset_check_selection=set())
     said = Said(bare.execute_in_process(instance=lab.instance), lab.instance)
     assert (said.success, said.checks) == (True, {})

@@ -19,10 +19,8 @@ from dagster import (
 )
 
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
-from dagster_adjunct.assets.declaration.dataset_inputs import QuerySource
+from dagster_adjunct.assets.declaration.dataset_inputs import Computation, QuerySource
 from dagster_adjunct.assets.declaration.discard_policy import VersionPartitions
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
-from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.step_report import StepReport
@@ -37,22 +35,27 @@ class Answers:
     """What the query gives for each day: rows, or an error."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
         self.rows: dict[str, list[tuple[str, str, int]]] = {day: [*APPLES, ("c", day, 3)] for day in DAYS}
         self.asked: list[str] = []
 
-    def read(self, source: QueryVersions, delivery: Delivery, spark: Any) -> pa.Table:
-        self.asked.append(delivery.version)
-        if delivery.version not in self.rows:
-            raise StoreUnavailableError(f"nothing answers for {delivery.version}.", "Wait.")
-        rows = self.rows[delivery.version]
-        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA.to_arrow())
-        return table.append_column("__tombstone", pa.array([False] * len(rows), pa.bool_()))
+    def read(self, spark: Any, asked: Computation) -> pa.Table:
+        self.asked.append(asked.version)
+        if asked.version not in self.rows:
+            raise StoreUnavailableError(f"nothing answers for {asked.version}.", "Wait.")
+        rows = self.rows[asked.version]
+        return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA.to_arrow())
+
+
+ANSWERS = Answers()
 
 
 def by_day(**more: Any) -> AdjunctDataset:
     return bounded_dataset(
         "items",
-        input=QuerySource("SELECT …", SCHEMA),
+        input=QuerySource(ANSWERS.read, SCHEMA),
         key="item",
         partitions=2,
         validators=[min_rows(2)],
@@ -66,10 +69,9 @@ ITEMS = by_day()
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    answers = Answers()
-    monkeypatch.setattr(QueryVersions, "read", lambda source, delivery, spark: answers.read(source, delivery, spark))
+    ANSWERS.begin()
     monkeypatch.setattr("dagster_adjunct.orchestration.code_location.shared.failures._SECONDS", 0.01)
-    return answers
+    return ANSWERS
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.step.step_report import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, NoSpark, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab
 
 ITEMS = bounded_dataset(
     "items",
@@ -118,7 +118,7 @@ def run(lab: Lab, folder: Path, patch: pytest.MonkeyPatch, **options: Any) -> di
     table = pa.table(rows)
     lab.streams.create("copy", schema=Schema.from_arrow(table.schema), key=["item"], partitions=2)
     lab.streams.append("copy", table, producer="shop", sequence=1)
-    defs = build_definitions(application(folder), lake=lab.lake.url, spark=NoSpark(), **options)
+    defs = build_definitions(application(folder), lake=lab.lake.url, spark=NO_SPARK, **options)
     said = lab.run(defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"]))
     found = [event.step_materialization_data.materialization for event in said.events if event.is_step_materialization]
     return {each.asset_key.path[-1]: each.metadata for each in found}

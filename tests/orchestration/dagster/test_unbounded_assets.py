@@ -27,7 +27,6 @@ from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
-from tests.assets.unbounded.following_plain import follow_without_spark
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab
 
 PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, chunk=2)
@@ -38,7 +37,6 @@ COPY = AssetKey(["lake", "copy"])
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     with running_lab(tmp_path, monkeypatch) as lab:
-        follow_without_spark(monkeypatch)
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
         yield lab
 

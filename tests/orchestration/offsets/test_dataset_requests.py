@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.reapply_changes import Rewinding
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.runtime import Runtime
@@ -30,6 +30,7 @@ from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -38,8 +39,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.plain import no_session
-from tests.assets.unbounded.facts import SCHEMA, Fact, facts_without_spark
+from tests.assets.unbounded.facts import SCHEMA, TENFOLD, Fact
 
 FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4), ("e", 5, 5)]
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
@@ -53,33 +53,29 @@ def ssp(stream: str, number: int) -> SystemStreamPartition:
     return SystemStreamPartition("lake", stream, number)
 
 
+def followed_on(dataset: AdjunctDataset) -> bool:
+    return dataset.kind == "unbounded" and dataset.following.persistent
+
+
 def app_of(*datasets: AdjunctDataset, inputs: tuple[str, ...] = ("lake.main",)) -> Application:
     app = Application("app")
     for name in inputs:
         app.input_stream(name)
     for dataset in datasets:
-        app.table(dataset)
+        app.table(replace(dataset, extractor=TENFOLD) if followed_on(dataset) else dataset)
     return app
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world() -> World:
     """Two tables, one and two, that have taken in what their streams hold; read again, n is ten times as large."""
-    facts_without_spark(monkeypatch)
-    monkeypatch.setattr(Rewinding, "onto", _tenfold)
-    world = World(lake_in(InMemoryStore()), no_session)
+    world = World(lake_in(InMemoryStore()), IN_PROCESS)
     for name in ("one", "two", "main"):
         world.stream(name, SCHEMA, ["k"], 2)
         world.send(name, FIRST)  # type: ignore[arg-type]
     for name in ("one", "two"):
         world.advance(followed(name))
     return world
-
-
-def _tenfold(self: Rewinding, changes: Any, *_: Any) -> tuple[Any, None]:
-    import pyarrow.compute as pc
-
-    return changes.set_column(changes.column_names.index("n"), "n", pc.multiply(changes["n"], 10).cast("int32")), None
 
 
 def manager(world: World, *faults: Fault) -> StartpointManager:
@@ -100,7 +96,7 @@ def apply(
     world: World, app: Application, startpoints: StartpointManager, *, lake: Lake | None = None, **options: Any
 ) -> DatasetOutcome:
     return apply_dataset_startpoints(
-        Runtime(lake or world.lake, world.systems, no_session, by="run 1"),
+        Runtime(lake or world.lake, world.systems, IN_PROCESS, by="run 1"),
         app,
         startpoints,
         FanOut(startpoints.get_fan_outs()),
@@ -282,7 +278,7 @@ def test_a_dataset_that_was_handed_what_can_not_be_read_fails_alone_and_stays_as
     startpoints = manager(world)
     startpoints.write_startpoints([request("two", 0, StartpointSpecific(offset="0"))])
     handed = startpoints.fan_out(dataset_tasks(app, world.systems), named_only=named_only(app))
-    runtime = Runtime(world.lake, world.systems, no_session, by="run 1")
+    runtime = Runtime(world.lake, world.systems, IN_PROCESS, by="run 1")
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed)
     assert [report.dataset for report in outcome.reports] == ["two"]
     with pytest.raises(MalformedDocumentError, match=r"dataset 'one' was handed a startpoint .*version 2"):

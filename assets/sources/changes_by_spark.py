@@ -1,0 +1,42 @@
+"""Changes decoded by Spark: of any format, and as many as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.sources.dead_letters import letters_of, without_problems
+from dagster_adjunct.assets.sources.decode_changes import refuse_problems
+from dagster_adjunct.assets.sources.order_by_column import without_late
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+
+
+@dataclass(frozen=True, slots=True)
+class SparkDecoder:
+    """A ChangeDecoder over frames; the session is started by the first read."""
+
+    session: Callable[[], SparkSession]
+
+    def check(self, source: Source) -> None:
+        return
+
+    def read_changes(self, source: Source, ranges: Ranges, *, positions_from: int = 0) -> DataFrame:
+        return source.read_changes(self.session(), ranges, positions_from=positions_from)
+
+    def without_late(
+        self, changes: DataFrame, horizon: int | None, on_bad_change: object
+    ) -> tuple[DataFrame, Callable[[], int] | None]:
+        return without_late(changes, horizon, on_bad_change)
+
+    def refuse_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
+        return refuse_problems(changes, dataset)
+
+    def split_problems(self, changes: DataFrame, spec: AdjunctDataset) -> tuple[DataFrame, DataFrame | None]:
+        letters = letters_of(changes, spec)
+        return without_problems(changes), None if letters.isEmpty() else letters

@@ -1,0 +1,198 @@
+"""Changes decoded in this process, from records in Arrow: the same ones that Spark makes, without a session.
+
+records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.changes.change_formats import ORDER, PROBLEM, ArrowChangeFormat
+from dagster_adjunct.assets.declaration.changes.problem_texts import YEARS, dates_outside_years, shown_text, told
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor, hiding
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
+from dagster_adjunct.assets.sources.decode_changes import DELETION_OF_NOTHING, RAW, bad_change, schema_of_rows
+from dagster_adjunct.assets.sources.json_of_records import has_json, json_of_records
+from dagster_adjunct.assets.sources.order_by_column import too_late
+from dagster_adjunct.assets.sources.records_in_process import refuse_in_process, what_needs_spark
+from dagster_adjunct.assets.versions.sealed_version import POSITION
+from dagster_adjunct.resources.streams.interface.stream_system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+    from dagster_adjunct.assets.sources.opened_stream import Ranges, Source
+    from dagster_adjunct.resources.schemas.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowDecoder:
+    """A ChangeDecoder over Arrow tables, for changes that fit in memory.
+
+    It reads what `records_in_process` says, in the formats that are ArrowChangeFormats. Dead letters hold records as
+    JSON, and of records with fractions or decimals only Spark writes that.
+    """
+
+    def check(self, source: Source) -> None:
+        spec, needed = source.spec, what_needs_spark(source)
+        if not isinstance(spec.following.changes, ArrowChangeFormat):
+            needed.append(f"the form of its changes ({spec.following.changes.describe()})")
+        assert source.info.schema is not None, "raw records are refused when the input is opened"
+        plain = all(has_json(field.type) for field in source.info.schema.fields)
+        if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
+            needed.append("dead letters of records with fractions or decimals")
+        if spec.following.initial is not None:
+            needed.append(f"its bulk snapshot ({spec.following.initial.describe()})")
+        refuse_in_process(spec, needed)
+
+    def read_changes(self, source: Source, ranges: Ranges, *, positions_from: int = 0) -> pa.Table:
+        return decode_in_arrow(source, source.read_arrow(ranges), positions_from)
+
+    def without_late(
+        self, changes: pa.Table, horizon: int | None, on_bad_change: object
+    ) -> tuple[pa.Table, Callable[[], int] | None]:
+        import pyarrow.compute as pc
+
+        if horizon is None:
+            return changes, None
+        late = pc.fill_null(pc.less_equal(changes.column(POSITION), horizon), False)
+        if isinstance(on_bad_change, DeadLetters):
+            reasons = [too_late(horizon) if is_late else None for is_late in late.to_pylist()]
+            return with_problems(changes, reasons), None
+        count = int(pc.sum(late).as_py() or 0)
+        return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
+
+    def refuse_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
+        import pyarrow.compute as pc
+
+        bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
+        if bad.num_rows:
+            place, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PROBLEM))
+            raise bad_change(dataset, place, bad.column(PARTITION)[0].as_py(), reason)
+        return _without_marks(changes)
+
+    def split_problems(self, changes: pa.Table, spec: AdjunctDataset) -> tuple[pa.Table, pa.Table | None]:
+        import pyarrow.compute as pc
+
+        bad = pc.is_valid(changes.column(PROBLEM))
+        letters = _letters(changes.filter(bad), spec)
+        return _without_marks(changes.filter(pc.invert(bad))), letters if letters.num_rows else None
+
+
+def decode_in_arrow(source: Source, records: pa.Table, positions_from: int = 0) -> pa.Table:
+    """Return what `decode_changes` does, of records in Arrow."""
+    spec, schema, following = source.spec, source.schema, source.spec.following
+    what = f"dataset {spec.name!r} (input {spec.input})"
+    assert source.info.schema is not None, "raw records are refused when the input is opened"
+    assert isinstance(following.changes, ArrowChangeFormat), "other formats are refused"
+    columns = schema_of_rows(spec, source.info.schema)
+    if following.on_bad_change != "fail":
+        records = _with(records, RAW, json_of_records(records, source.info.schema))
+    rows = _within_years(following.changes.decode_arrow(records, columns), columns)
+    order = following.order_by
+    if order is not None:
+        rows = _with(rows, ORDER, position_in_arrow(rows, order, columns))
+        unordered = rows.column(ORDER).is_null().to_pylist()
+        rows = with_problems(rows, [f"no value to order by: {order!r} is null" if none else None for none in unordered])
+    if spec.extractor is not None:
+        rows = _within_years(_extracted(spec, rows, schema, what), schema)
+    for name in spec.key:
+        nulls = rows.column(name).is_null().to_pylist()
+        rows = with_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
+    return _as_changes(spec, rows, schema, positions_from)
+
+
+def position_in_arrow(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
+    """Return the position that each value of the ordering column stands for: microseconds, days, or the number."""
+    values = rows.column(name)
+    return values.cast("int32").cast("int64") if schema.field(name).type == "date" else values.cast("int64")
+
+
+def with_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
+    """Return the changes with what is wrong with them, where nothing was before."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return _with(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
+
+
+def _as_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_from: int) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    by_offset = spec.following.order_by is None
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    reasons = [told(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
+    columns = {name: rows.column(name) for name in (*schema.names, *META)}
+    columns[POSITION] = pc.add(rows.column(OFFSET), positions_from) if by_offset else rows.column(ORDER)
+    columns[PROBLEM] = pa.array(reasons, pa.string())
+    if RAW in rows.column_names:
+        columns[RAW] = rows.column(RAW)
+    return pa.table(columns)
+
+
+def _extracted(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
+    """Return the entries that the extractor makes of rows; deletions and problems go around it."""
+    import pyarrow.compute as pc
+
+    assert spec.extractor is not None
+    extractor = hiding(spec.extractor, spec.sensitive)
+    assert isinstance(extractor, Projection | PythonExtractor), "others are refused"
+    kept = extractor.keeps(spec.key)
+    around = _with(rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM))))
+    entries = extractor.apply_arrow(around, schema, what, spec.key if kept else ())
+    if kept:
+        return entries
+    deleted = entries.column(TOMBSTONE).to_pylist()
+    return with_problems(entries, [DELETION_OF_NOTHING if mark else None for mark in deleted])
+
+
+def _within_years(changes: pa.Table, schema: Schema) -> pa.Table:
+    """Return the changes with a problem, and no value, where a date or timestamp is of a year that Python has not."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for field in (field for field in schema.fields if field.type in ("date", "timestamp")):
+        values = changes.column(field.name)
+        if outside := dates_outside_years(values, field.type):
+            reasons = {
+                row: f"column {field.name!r} is {shown_text(text)}, declared {field.type}: {YEARS}"
+                for row, text in outside.items()
+            }
+            changes = with_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
+            kept = pa.array([row not in outside for row in range(changes.num_rows)])
+            changes = _with(changes, field.name, pc.if_else(kept, values, pa.scalar(None, values.type)))
+    return changes
+
+
+def _letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
+    """Return the dead letters of these changes, one a record, in the order of partition and offset."""
+    import pyarrow as pa
+
+    if not bad.num_rows:
+        return DEAD_LETTERS.to_arrow().empty_table()
+    names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", RAW: "value", TIMESTAMP: "at"}
+    rows = bad.select(list(names)).rename_columns(list(names.values()))
+    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
+    first: dict[tuple[int, int], int] = {}
+    for row, place in enumerate(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)):
+        first.setdefault(place, row)
+    rows = rows.take(list(first.values()))
+    whose = {"dataset": spec.name, "stream": str(spec.input)}
+    columns = {name: pa.array([text] * rows.num_rows, pa.string()) for name, text in whose.items()}
+    columns |= {name: rows.column(name) for name in names.values()}
+    return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
+
+
+def _without_marks(changes: pa.Table) -> pa.Table:
+    return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
+
+
+def _with(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    if name not in table.column_names:
+        return table.append_column(name, values)
+    return table.set_column(table.column_names.index(name), name, values)

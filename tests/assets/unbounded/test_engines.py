@@ -1,0 +1,104 @@
+"""Spark and this process make the same table of the same stream: rows, counters, positions, dead letters, refusals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.assets.conftest import World
+from tests.assets.unbounded.facts import DEAD, KEYS, NAME, PARTITIONS, TENFOLD, Fact, facts_in, send, table_of
+
+CASES: dict[str, dict[str, Any]] = {
+    "by offset": {},
+    "by a column, late changes counted": {"order_by": "at", "keep_tombstones": 4},
+    "dead letters": {"order_by": "at", "keep_tombstones": 4, "on_bad_change": DeadLetters(f"lake.{DEAD}")},
+}
+
+LETTERS = ["dataset", "stream", "partition", "offset", "reason", "value"]
+
+
+def some_facts(chance: random.Random, *, bad: bool) -> list[Fact]:
+    return [
+        (
+            None if bad and chance.random() < 0.1 else chance.choice(KEYS),
+            chance.randrange(30),
+            None if chance.random() < 0.3 else chance.randrange(100),
+        )
+        for _ in range(8)
+    ]
+
+
+def rewound(world: World, spec: Any, starts: Sequence[int]) -> Any:
+    """Apply changes again from these offsets on; what refuses that is told instead."""
+    positions = {
+        SystemStreamPartition("lake", NAME, number): StartpointSpecific(offset=str(start), id=f"s{number}-{start}")
+        for number, start in enumerate(starts)
+    }
+    try:
+        return rewind_dataset(
+            world.lake, world.systems, spec, world.spark, positions=positions, reason="again", by="test"
+        ).action
+    except AdjunctError as error:
+        return str(error)
+
+
+def state(world: World) -> dict[str, Any]:
+    """Return all that a table holds and says of itself, but for times and ids."""
+    manifest = StoredVersions(world.lake, NAME).require_manifest()
+    assert manifest.version is not None
+    files = [
+        (generation.id, file.bucket, file.rows, file.digest, file.min_key, file.max_key, file.stats)
+        for generation in manifest.version.generations
+        for file in generation.files
+    ]
+    letters: list[Any] = []
+    if DEAD in world.streams.list_streams():
+        found = world.streams.read_arrow(world.streams.whole(DEAD), LETTERS).to_pylist()
+        letters = [[letter[name] for name in LETTERS] for letter in found]
+    return {
+        "entries": dict(StoredVersions(world.lake, NAME).require_current().items()),
+        "files": files,
+        "counters": manifest.counters,
+        "rows": manifest.version.rows,
+        "horizon": manifest.horizon,
+        "offsets": manifest.offsets,
+        "letters": letters,
+    }
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_any_history_makes_the_same_table_by_both(tmp_path: Path, spark: Any, name: str, seed: int) -> None:
+    options, chance = CASES[name], random.Random(f"{name} {seed}")
+    bad = "on_bad_change" in options
+    worlds = [
+        facts_in(open_lake(tmp_path / "spark"), lambda: spark),
+        facts_in(open_lake(tmp_path / "process"), IN_PROCESS),
+    ]
+    told: list[list[Any]] = [[], []]
+    for step in range(4):
+        new, starts = some_facts(chance, bad=bad), [chance.randrange(2) for _ in range(PARTITIONS)]
+        level = chance.choice(["major", "minor"])
+        for world, said in zip(worlds, told, strict=True):
+            send(world, new)
+            report = world.advance(table_of(**options))
+            said += [report.action, report.counters, state(world)]
+            if step % 2:
+                compacted = compact_dataset(world.lake, NAME, world.spark, by="test", level=level)
+                said += [compacted.action, compacted.counters, compacted.rows, state(world)]
+                said += [rewound(world, table_of(extractor=TENFOLD, **options), starts), state(world)]
+        assert told[0] == told[1]
