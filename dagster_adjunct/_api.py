@@ -34,11 +34,13 @@ from dagster_adjunct.orchestration.step.session_scope import session_scope
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.objects import Lake, LakeSettings, open_lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.tables import UpdateContract
 
 __all__ = [
+    "IN_PROCESS",
     "AdjunctDataset",
     "AdjunctDatasetManager",
     "AdvanceReport",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.declaration.changes.change_formats import (
+    ArrowChangeFormat,
     ChangeFormat,
     DebeziumUnwrapped,
     OperationColumn,
@@ -20,6 +21,7 @@ from dagster_adjunct.assets.declaration.following_changes import DeadLetters, De
 
 __all__ = [
     "BY_OFFSET",
+    "ArrowChangeFormat",
     "ChangeFormat",
     "DeadLetters",
     "DebeziumEnvelope",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +10,24 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.declaration.initial_load import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.orchestration.step.session_scope import session_scope
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from dagster_adjunct.resources.spark.resource import SparkResource
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import DEAD, KEYS, NAME, PARTITIONS, TENFOLD, Fact, facts_in, send, table_of
 
@@ -102,3 +112,50 @@ def test_any_history_makes_the_same_table_by_both(tmp_path: Path, spark: Any, na
                 said += [compacted.action, compacted.counters, compacted.rows, state(world)]
                 said += [rewound(world, table_of(extractor=TENFOLD, **options), starts), state(world)]
         assert told[0] == told[1]
+
+
+COLUMNS = "k STRING, at BIGINT, n INT"
+NEEDING_SPARK: dict[str, tuple[dict[str, Any], str]] = {
+    "an expression": ({"extractor": Projection(COLUMNS, {"n": "n + 1"})}, r"the extractor \(projection"),
+    "a condition": ({"extractor": Projection(COLUMNS, where="n > 0")}, r"the extractor \(projection"),
+    "a form": ({"changes": DebeziumEnvelope("k STRING", value="k")}, "the form of its changes"),
+    "a snapshot": ({"initial": ParquetSnapshot("nowhere")}, "its bulk snapshot"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDING_SPARK)
+def test_what_only_spark_can_do_is_refused_before_anything_is_written(name: str, world: World) -> None:
+    options, problem = NEEDING_SPARK[name]
+    world = facts_in(world.lake, IN_PROCESS)
+    send(world, [("a", 1, 1)])
+    with pytest.raises(ConfigurationError, match=f"can't be made without Spark: {problem}"):
+        world.advance(table_of(**options))
+    assert StoredVersions(world.lake, NAME).read()[0] is None
+
+
+def test_dead_letters_of_fractions_and_streams_of_other_systems_need_spark(world: World) -> None:
+    world.spark = IN_PROCESS
+    world.stream("floats", Schema.of(k="string", x="double"), ["k"], 2)
+    dead = unbounded_dataset(
+        "floats", input="lake.floats", key="k", partitions=2, on_bad_change=DeadLetters(f"lake.{DEAD}")
+    )
+    with pytest.raises(ConfigurationError, match="dead letters of records with fractions or decimals"):
+        world.advance(dead)
+    system = LakeStreams(world.lake)
+    system.reads_arrow = False
+    plain = unbounded_dataset("floats", input="lake.floats", key="k", partitions=2)
+    with pytest.raises(ConfigurationError, match="stream system 'lake', whose records only Spark reads"):
+        advance_dataset(world.lake, {"lake": system}, plain, IN_PROCESS, by="test")
+
+
+def test_in_process_stands_for_a_session_that_nothing_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with session_scope(master="none") as spark:
+        assert spark is IN_PROCESS
+    assert SparkResource(master="none").starter is IN_PROCESS
+    monkeypatch.setenv("ADJUNCT_SPARK_MASTER", "none")
+    with session_scope() as spark:
+        assert spark is IN_PROCESS
+    assert SparkResource(master="local[2]").starter is not IN_PROCESS
+    assert pickle.loads(pickle.dumps(IN_PROCESS)) is IN_PROCESS
+    with pytest.raises(ConfigurationError, match=r"this needs a Spark session, and there is none"):
+        IN_PROCESS()
