@@ -70,8 +70,6 @@ def application(name: str = "full", *, only: bool = False) -> Application:
     return app
 
 
-
-
 def served(world: World, name: str) -> str | None:
     manifest = StoredVersions(world.lake, name).manifest()
     return None if manifest is None or manifest.version is None else manifest.version.name
