@@ -7,12 +7,13 @@ buffers, so nothing is converted that is not asked for.
 from __future__ import annotations
 
 import datetime as dt
-import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.resources.bucketing.files_before_evolution import as_laid_out
+from dagster_adjunct.resources.objects.object_file import RangedFile
 from dagster_adjunct.resources.schemas.plain_values import Plain, to_plain
 
 if TYPE_CHECKING:
@@ -92,41 +93,17 @@ def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: Buc
 
     start, _ = range_of_group(metadata, group)
     # Only the group's own range is read through the window, whose end is where pyarrow expects the file's.
-    source = pa.PythonFile(_Window(data, start), mode="r")
+    source = pa.PythonFile(RangedFile(start + len(data), partial(_within, memoryview(data), start)), mode="r")
     file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
     table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
     return RowGroup(as_laid_out(table, layout).combine_chunks(), layout)
 
 
-class _Window(io.RawIOBase):
-    """The bytes of a file from `start` on, at their places in the file."""
-
-    def __init__(self, data: bytes, start: int) -> None:
-        self._data, self._start = memoryview(data), start
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        end = self._start + len(self._data)
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: end}[whence] + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        begin = self._at - self._start
-        if begin < 0:
-            raise OSError(f"bytes at {self._at} are asked for, before the row group at {self._start}")
-        found = self._data[begin : begin + len(buffer)]
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+def _within(data: memoryview, start: int, at: int, count: int) -> memoryview:
+    """Return bytes of a file of which only `data` is there, from `start` on."""
+    if at < start:
+        raise OSError(f"bytes at {at} are asked for, before the row group at {start}")
+    return data[at - start : at - start + count]
 
 
 class _Bytes(Sequence[bytes]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile
@@ -28,7 +29,6 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.discard import Roots
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
     from dagster_adjunct.resources.objects.lake import Lake
 
-_ROUNDS = 10
 _LEFT_OUT = "deleted"
 
 
@@ -73,14 +72,7 @@ class _Rewriting:
 
     def run(self, dry_run: bool) -> RebucketReport:
         try:
-            return retry_conflicts(lambda: lambda: self._rewrite_once(dry_run), attempts=_ROUNDS)
-        except CommitConflictError as conflict:
-            self._drop_others(None)
-            raise CommitConflictError(
-                f"dataset {self.log.name!r}: commits are made faster than its table can be rewritten.",
-                "Repeat it when the dataset is quiet.",
-                dataset=self.log.name,
-            ) from conflict
+            return self.log.rewrite(partial(self._rewrite_once, dry_run), slower="its table can be rewritten")
         except Exception:
             if not self.asked:  # else it may be committed: what is not is garbage for discarding
                 self._drop_others(None)

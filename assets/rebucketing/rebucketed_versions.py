@@ -20,19 +20,15 @@ from dagster_adjunct.assets.versions.leases import store_now
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.assets.versions.sealed_version import VersionRef, layout_of
 from dagster_adjunct.resources.errors import (
-    CommitConflictError,
     ConfigurationError,
     DatasetNotFoundError,
     ManifestMismatchError,
 )
-from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.discard import Roots
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
-
-_ROUNDS = 10
 
 
 def repartition_versions(
@@ -67,13 +63,7 @@ def repartition_versions(
     if dry_run:
         return _planned(log, partitions, reason, roots)
     try:
-        before, after = retry_conflicts(lambda: rewrite_once, attempts=_ROUNDS)
-    except CommitConflictError as conflict:
-        raise CommitConflictError(
-            f"dataset {dataset!r}: versions are published faster than they can be rewritten.",
-            "Repeat it when the dataset is quiet.",
-            dataset=dataset,
-        ) from conflict
+        before, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:
         for new in made.values():
             if new.attempt is not None:

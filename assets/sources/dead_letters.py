@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.changes.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.sources.decode_changes import RAW
+from dagster_adjunct.assets.sources.opened_stream import system_given
 from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
-from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP
 
@@ -68,15 +68,8 @@ def send_dead_letters(
     """
     policy = spec.following.on_bad_change
     assert isinstance(policy, DeadLetters)
-    name, stream = split_stream_name(policy.stream)
-    if name not in systems:
-        raise DatasetError(
-            f"dataset {spec.name!r} sends bad changes to {policy.stream}, and no stream system {name!r} is given: "
-            f"there are {', '.join(sorted(systems)) or 'none'}.",
-            "Pass it in systems, as open_system(name, lake) gives it.",
-            dataset=spec.name,
-        )
-    system = systems[name]
+    what = f"dataset {spec.name!r} sends bad changes to {policy.stream}"
+    system, stream = system_given(systems, policy.stream, what, dataset=spec.name)
     try:
         columns = system.info(stream).schema
     except StreamNotFoundError:

@@ -51,15 +51,9 @@ class Source:
 
         `at_once` looks at the stream once: its ends and markers then are those of that moment.
         """
-        name, stream = split_stream_name(str(spec.input))
-        if name not in systems:
-            raise DatasetError(
-                f"dataset {spec.name!r} has the input {spec.input}, and no stream system {name!r} is given: there "
-                f"are {', '.join(sorted(systems)) or 'none'}.",
-                "Pass it in systems, as open_system(name, lake) gives it.",
-                dataset=spec.name,
-            )
-        system = systems[name].snapshot(stream) if at_once else systems[name]
+        what = f"dataset {spec.name!r} has the input {spec.input}"
+        system, stream = system_given(systems, str(spec.input), what, dataset=spec.name)
+        system = system.snapshot(stream) if at_once else system
         info = system.info(stream)
         if info.schema is None:
             raise DatasetError(
@@ -170,3 +164,20 @@ def by_partition(offsets: Mapping[str, str]) -> dict[SystemStreamPartition, str]
 def as_stored(offsets: Mapping[SystemStreamPartition, str]) -> dict[str, str]:
     """Return offsets as a manifest stores them."""
     return {str(ssp): offsets[ssp] for ssp in sorted(offsets)}
+
+
+def system_given(
+    systems: Mapping[str, StreamSystem], name: str, what: str, *, dataset: str | None = None
+) -> tuple[StreamSystem, str]:
+    """Return the system and the stream of a name such as "lake.planes". Raises DatasetError where it is not given.
+
+    `what` says in the error what the stream is for.
+    """
+    system, stream = split_stream_name(name)
+    if system not in systems:
+        raise DatasetError(
+            f"{what}, and no stream system {system!r} is given: there are {', '.join(sorted(systems)) or 'none'}.",
+            "Pass it in systems, as open_system(name, lake) gives it.",
+            dataset=dataset,
+        )
+    return systems[system], stream

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.changes.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.changes.envelope import transactions_of
+from dagster_adjunct.assets.sources.opened_stream import system_given
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import (
     OFFSET,
@@ -197,14 +197,10 @@ def ends_of(
     What it says stands near the changes as a rule. Only where nothing is found there, the rest of it is read too.
     """
     assert declared.transactions is not None
-    name, stream = split_stream_name(declared.transactions)
-    if name not in systems:
-        raise DatasetError(
-            f"{what}: its transactions are on {declared.transactions}, and no stream system {name!r} is given: there "
-            f"are {', '.join(sorted(systems)) or 'none'}.",
-            "Pass it in systems, as open_system(name, lake) gives it.",
-        )
-    system = systems[name].snapshot(stream)
+    system, stream = system_given(
+        systems, declared.transactions, f"{what}: its transactions are on {declared.transactions}"
+    )
+    system = system.snapshot(stream)
     _check_stream(system.info(stream).schema, declared.transactions, what)
     ssps = system.partitions(stream)
     oldest, ends = system.oldest(ssps), system.upcoming(ssps)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.sources.opened_stream import by_partition
-from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
-from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.assets.sources.opened_stream import by_partition, system_given
+from dagster_adjunct.resources.errors import StaleDatasetError
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.times import before
 
@@ -124,15 +123,10 @@ class _Positions:
     @classmethod
     def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> _Positions:
         """Look at the stream. While a table is built anew, what is served is the one before it."""
-        name, stream = split_stream_name(manifest.declaration.input)
-        if name not in systems:
-            raise DatasetError(
-                f"dataset {manifest.name!r} follows {manifest.declaration.input}, and no stream system {name!r} is "
-                f"given: there are {', '.join(sorted(systems)) or 'none'}.",
-                "Pass it in systems, as open_system(name, lake) gives it.",
-                dataset=manifest.name,
-            )
-        system = systems[name].snapshot(stream)
+        followed = manifest.declaration.input
+        what = f"dataset {manifest.name!r} follows {followed}"
+        system, stream = system_given(systems, followed, what, dataset=manifest.name)
+        system = system.snapshot(stream)
         ssps = system.partitions(stream)
         oldest = system.oldest(ssps)
         known = by_partition(manifest.offsets)

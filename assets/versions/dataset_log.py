@@ -10,7 +10,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NAMES = "datasets/_names"
 SETS = "version-sets"
 SET_KIND = "version-set"
+T = TypeVar("T")
 _TRIES = 20
 
 Manifests = Mapping[str, DatasetManifest]
@@ -221,6 +222,21 @@ class DatasetLog:
             raise CommitConflictError(
                 f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
                 "Nothing of this attempt is visible. Advance again: it goes on from what the other one did.",
+                dataset=self.name,
+            ) from conflict
+
+    def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
+        """Return what `commit_once` gives: it reads what is current, and commits it rewritten.
+
+        Where others commit meanwhile it does so again, with what it has rewritten by then. Raises CommitConflictError
+        where they do not stop, faster than what `slower` says.
+        """
+        try:
+            return retry_conflicts(lambda: commit_once, attempts=_TRIES)
+        except CommitConflictError as conflict:
+            raise CommitConflictError(
+                f"dataset {self.name!r}: commits are made faster than {slower}.",
+                "Repeat it when the dataset is quiet.",
                 dataset=self.name,
             ) from conflict
 

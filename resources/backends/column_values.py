@@ -17,14 +17,14 @@ None is null in all of them. "float" is Spark's, 32 bits wide; "timestamp" is Sp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 
 
 class Kind(Enum):
@@ -87,6 +87,25 @@ def declared_column(name: str, declared: str) -> Column:
             "Use one of these.",
         )
     return column
+
+
+def check_declared(table: str, names: Sequence[str], declared: Iterable[Column]) -> None:
+    """Refuse declared columns that a table, of which `names` are the columns, does not have."""
+    for column in declared:
+        if column.name not in names:
+            raise SchemaMismatchError(
+                f"{table} has no column {column.name!r}, which is declared; it has {', '.join(names)}.",
+                "Correct the declaration, or add the column.",
+                column=column.name,
+            )
+
+
+def not_unique(table: str, key: Sequence[str]) -> SchemaMismatchError:
+    """Return the error for a table whose records the key does not tell apart."""
+    return SchemaMismatchError(
+        f"{table} has no primary key or unique index on {', '.join(key)}, so records can't be told apart.",
+        "Add one, or correct the key.",
+    )
 
 
 def check_identifier(what: str, name: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
-from dagster_adjunct.resources.errors import SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
+from dagster_adjunct.resources.errors import TableAccessError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -84,13 +84,7 @@ async def read_shape(
             table=label,
         )
     names = [name for name, _, _ in rows]
-    for column in declared:
-        if column.name not in names:
-            raise SchemaMismatchError(
-                f"{label} at {place} has no column {column.name!r}, which is declared; it has {', '.join(names)}.",
-                "Correct the declaration, or add the column.",
-                column=column.name,
-            )
+    check_declared(f"{label} at {place}", names, declared)
     cursor = await connection.execute(
         """SELECT array_agg(a.attname::text)
            FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -100,11 +94,7 @@ async def read_shape(
         (schema, table),
     )
     if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
-        raise SchemaMismatchError(
-            f"{label} at {place} has no primary key or unique index on {', '.join(key)}, so records can't "
-            "be told apart.",
-            "Add one, or correct the key.",
-        )
+        raise not_unique(f"{label} at {place}", key)
     wanted = {column.name for column in declared} or set(names)
     return TableShape(
         tuple(column_of(name, type_) for name, type_, _ in rows if name in wanted),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind, column_of
-from dagster_adjunct.resources.errors import SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
+from dagster_adjunct.resources.errors import TableAccessError
 
 _TYPES = {
     Kind.STRING: "TEXT",
@@ -48,13 +48,7 @@ def read_columns(
             f"{label}: the file has no such table.", "Correct the name, or declare it with create=True.", table=label
         )
     names = [name for name, _, _ in info]
-    for column in declared:
-        if column.name not in names:
-            raise SchemaMismatchError(
-                f"{label} has no column {column.name!r}, which is declared; it has {', '.join(names)}.",
-                "Correct the declaration, or add the column.",
-                column=column.name,
-            )
+    check_declared(label, names, declared)
     unique = [{name for name, _, primary in info if primary}]
     indexes = connection.execute(
         'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (table,)
@@ -62,10 +56,7 @@ def read_columns(
     for (index,) in indexes:
         unique.append({n for (n,) in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))})
     if set(key) not in unique:
-        raise SchemaMismatchError(
-            f"{label} has no primary key or unique index on {', '.join(key)}, so records can't be told apart.",
-            "Add one, or correct the key.",
-        )
+        raise not_unique(label, key)
     return tuple(column_of(name, type_) for name, type_, _ in info)
 
 

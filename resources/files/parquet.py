@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.files.file_misfits import check_columns, damaged
+from dagster_adjunct.resources.objects.object_file import RangedFile
 from dagster_adjunct.resources.schemas.schema import Schema, conform
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def _open(tree: FileTree, file: FoundFile, schema: Schema, where: str) -> tuple[
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    source = _Ranges(tree, file)
+    source = _ranged(tree, file)
     try:
         parquet = pq.ParquetFile(
             pa.PythonFile(io.BufferedReader(source, _BUFFER), mode="r"),
@@ -105,35 +107,9 @@ def _begins(column: Any) -> int:
     return min(offset for offset in pages if offset)
 
 
-class _Ranges(io.RawIOBase):
-    """A listed file that can be sought in: fetched whole while it is small, else by ranges."""
-
-    def __init__(self, tree: FileTree, file: FoundFile) -> None:
-        self._tree, self._file, self._at = tree, file, 0
-        self._whole = tree.read(file) if file.size <= _WHOLE else None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        wanted: int = min(len(buffer), self._file.size - self._at)
-        if wanted <= 0:
-            return 0
-        if self._whole is not None:
-            data = self._whole[self._at : self._at + wanted]
-        else:
-            data = self._tree.read_range(self._file, self._at, wanted)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+def _ranged(tree: FileTree, file: FoundFile) -> RangedFile:
+    """Return a listed file that can be sought in: fetched whole while it is small, else by ranges."""
+    if file.size > _WHOLE:
+        return RangedFile(file.size, partial(tree.read_range, file))
+    whole = memoryview(tree.read(file))
+    return RangedFile(file.size, lambda at, count: whole[at : at + count])

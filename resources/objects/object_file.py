@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    Buffer = bytes | memoryview
+
     from dagster_adjunct.resources.objects.object_store import ObjectStore
 
 _WHOLE = 4 * 1024 * 1024
 
 
-class ObjectFile(io.RawIOBase):
-    """Reads ranges of one object, whose size (bytes) the manifest tells."""
+class RangedFile(io.RawIOBase):
+    """A file of `size` bytes of which only what is asked for is fetched: `read` gives so many bytes from a place on."""
 
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._store, self._key, self._size = store, key, size
+    def __init__(self, size: int, read: Callable[[int, int], Buffer]) -> None:
+        self._size, self._read = size, read
         self._at = 0
 
     def readable(self) -> bool:
@@ -36,7 +40,7 @@ class ObjectFile(io.RawIOBase):
         wanted = min(len(buffer), self._size - self._at)
         if wanted <= 0:
             return 0
-        data = self._store.get_range(self._key, self._at, wanted)
+        data = memoryview(self._read(self._at, wanted))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -48,4 +52,4 @@ def open_object(store: ObjectStore, key: str, size: int) -> Any:
 
     if size <= _WHOLE:
         return pa.BufferReader(store.get(key).data)
-    return pa.PythonFile(io.BufferedReader(ObjectFile(store, key, size), 1024 * 1024), mode="r")
+    return pa.PythonFile(io.BufferedReader(RangedFile(size, partial(store.get_range, key)), 1024 * 1024), mode="r")

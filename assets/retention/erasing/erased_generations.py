@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import StoredFile
@@ -25,14 +26,11 @@ from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest, Un
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, layout_of
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetNotFoundError, ManifestMismatchError
-from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
     from dagster_adjunct.resources.bucketing.bucket_files import BucketLayout, Generation
-
-_ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,10 @@ class Regenerating:
         file can't be searched.
         """
         try:
-            current = retry_conflicts(lambda: lambda: self._commit_once(reason), attempts=_ROUNDS)
-        except CommitConflictError as conflict:
+            current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
+        except CommitConflictError:
             self._tidy(None)
-            raise CommitConflictError(
-                f"dataset {self.log.name!r}: commits are made faster than they can be searched for keys.",
-                "Run the erasure again when the dataset is quiet.",
-                dataset=self.log.name,
-            ) from conflict
+            raise
         self._tidy(current)
         return current
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_files import files_of
@@ -14,14 +15,11 @@ from dagster_adjunct.assets.versions.build_attempts import AttemptRenewal, attem
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion, VersionRef
 from dagster_adjunct.assets.versions.stored_manifest import manifest_from, stored_body
-from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ManifestMismatchError
-from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.retention.erasing.key_set import KeySet
     from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-
-_ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +57,7 @@ class Replacing:
         A version that is published meanwhile is looked at too. Raises ManifestMismatchError, with nothing erased,
         when a damaged file can't be searched.
         """
-        try:
-            current = retry_conflicts(lambda: lambda: self._commit_once(reason), attempts=_ROUNDS)
-        except CommitConflictError as conflict:
-            raise CommitConflictError(
-                f"dataset {self.log.name!r}: versions are published faster than they can be searched for keys.",
-                "Run the erasure again when the dataset is quiet.",
-                dataset=self.log.name,
-            ) from conflict
+        current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
         self._tidy(current)
         return current
 

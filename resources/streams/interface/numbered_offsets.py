@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
@@ -33,4 +34,42 @@ def parse_offset(text: str, what: str) -> int:
     raise OffsetOutOfRangeError(
         f"{what}: {text!r:.80} is no offset there: expected decimal digits, the first of several not 0, as in '42'.",
         "Use offsets as this system gave them out.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOffsets:
+    """The words in which a system says what it holds: of a "topic", say, up to its `upcoming` offset.
+
+    `dropped` is what to do where records before the oldest are asked for, and `ahead` where the range ends too late.
+    """
+
+    of: str
+    upcoming: str
+    dropped: str
+    ahead: str
+
+    def check(self, ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:
+        """Raise OffsetOutOfRangeError for a range that the partition does not hold whole."""
+        if start > end:
+            problem = f"{ssp}: the range begins at {start}, after its end {end}."
+            raise _out_of_range(ssp, start, problem, "Give the smaller offset first.")
+        if start < oldest:
+            raise self.too_old(ssp, start, oldest)
+        if end > upcoming:
+            problem = f"{ssp}: the range ends at offset {end}, {self.upcoming} is {upcoming}."
+            step = f"End at {upcoming} or before{self.ahead}"
+            raise _out_of_range(ssp, end, problem, step, upcoming=str(upcoming))
+
+    def too_old(self, ssp: SystemStreamPartition, start: int, oldest: int) -> OffsetOutOfRangeError:
+        """Return the error for a range that begins before what is still held."""
+        problem = f"{ssp}: the range begins at offset {start}, the oldest that the {self.of} still holds is {oldest}."
+        return _out_of_range(ssp, start, problem, self.dropped, oldest=str(oldest))
+
+
+def _out_of_range(
+    ssp: SystemStreamPartition, offset: int, problem: str, next_step: str, **edge: str
+) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        problem, next_step, stream=ssp.qualified_stream, partition=ssp.partition, offset=str(offset), **edge
     )

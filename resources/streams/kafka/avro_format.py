@@ -21,7 +21,7 @@ from dagster_adjunct.resources.streams.kafka.avro_types import (
 )
 from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
 from dagster_adjunct.resources.streams.kafka.framing import HEADER_BYTES, header, number_of
-from dagster_adjunct.resources.streams.kafka.record_values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.streams.kafka.record_values import Problems, Unfit, columns_of, rows_of
 from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
 
 if TYPE_CHECKING:
@@ -61,23 +61,20 @@ class Avro:
         mixed = [name for name, kind in declared.items() if is_mixed(kind)]
         read_one = _by_id(self.schema, self.registry) if self.registry else _whole(parsed(self.schema), None)
 
+        def parse(datum: bytes) -> dict[str, Any]:
+            try:
+                record = read_one(datum)
+                for name in mixed:
+                    record[name] = as_json(record[name])
+            except Unfit:
+                raise
+            except _UNREADABLE as error:
+                problem = "it ends too early" if isinstance(error, EOFError | IndexError) else type(error).__name__
+                raise Unfit(f"not Avro of its schema: {problem}") from error
+            return record
+
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
-            rows: list[dict[str, Any] | None] = []
-            for row, datum in enumerate(data):
-                record = None
-                if datum is not None:
-                    try:
-                        record = read_one(datum)
-                        for name in mixed:
-                            record[name] = as_json(record[name])
-                    except Unfit as error:
-                        problems[row], record = str(error), None
-                    except _UNREADABLE as error:
-                        ended = isinstance(error, EOFError | IndexError)
-                        problem = "it ends too early" if ended else type(error).__name__
-                        problems[row] = f"not Avro of its schema: {problem}"
-                rows.append(record)
-            return columns_of(rows, schema, converts, problems)
+            return columns_of(rows_of(data, problems, parse), schema, converts, problems)
 
         return read
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, failure, no_answer, patience
-from dagster_adjunct.resources.streams.kafka.offsets import too_old
+from dagster_adjunct.resources.streams.kafka.offsets import TOPIC
 from dagster_adjunct.resources.streams.kafka.security import Refusals, new_client
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
 
@@ -219,7 +219,7 @@ class _Reader:
         check_identity(self._settings, wanted)
         at = TopicPartition(wanted.topic, wanted.partition)
         oldest, _ = self._consumer.get_watermark_offsets(at, patience(self._settings))
-        return too_old(SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest)
+        return TOPIC.too_old(SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest)
 
     def _silence(self, seconds: float) -> AdjunctError:
         partition, wanted = next(iter(self._left.items()))

@@ -16,9 +16,11 @@ from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, 
 from dagster_adjunct.resources.streams.kafka.json_at_once import at_once
 from dagster_adjunct.resources.streams.kafka.record_values import (
     Problems,
+    Unfit,
     brief,
     columns_of,
     from_json,
+    rows_of,
     to_texts,
 )
 
@@ -71,28 +73,23 @@ class Json:
 
         quick = at_once(schema, named)
 
+        def parse(message: bytes) -> dict[str, Any]:
+            try:
+                record = decode(message.decode())
+            except UnicodeDecodeError as error:
+                raise Unfit(f"not UTF-8 at byte {error.start}") from error
+            except json.JSONDecodeError as error:
+                raise Unfit(f"not JSON: {error.msg} at character {error.pos}") from error
+            except (ValueError, RecursionError) as error:
+                raise Unfit(f"not JSON: {str(error)[:60]}") from error
+            if type(record) is not dict:
+                raise Unfit(f"{brief(record)} where a JSON object belongs")
+            return record | {column: record.get(name) for column, name in named.items()} if named else record
+
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
             if (whole := quick(data)) is not None:
                 return whole
-            rows: list[dict[str, Any] | None] = []
-            for row, message in enumerate(data):
-                record = None
-                if message is not None:
-                    try:
-                        record = decode(message.decode())
-                        if type(record) is not dict:
-                            problems[row] = f"{brief(record)} where a JSON object belongs"
-                            record = None
-                        elif named:
-                            record |= {column: record.get(name) for column, name in named.items()}
-                    except UnicodeDecodeError as error:
-                        problems[row] = f"not UTF-8 at byte {error.start}"
-                    except json.JSONDecodeError as error:
-                        problems[row] = f"not JSON: {error.msg} at character {error.pos}"
-                    except (ValueError, RecursionError) as error:
-                        problems[row] = f"not JSON: {str(error)[:60]}"
-                rows.append(record)
-            return columns_of(rows, schema, converts, problems)
+            return columns_of(rows_of(data, problems, parse), schema, converts, problems)
 
         return read
 

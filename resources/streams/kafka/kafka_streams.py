@@ -34,7 +34,7 @@ from dagster_adjunct.resources.streams.kafka.admin import KafkaAdmin, TopicDescr
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_records, first_at
 from dagster_adjunct.resources.streams.kafka.declared_topics import Declarations, Known
 from dagster_adjunct.resources.streams.kafka.kafka_settings import KafkaSettings, KafkaTopic
-from dagster_adjunct.resources.streams.kafka.offsets import check_range
+from dagster_adjunct.resources.streams.kafka.offsets import TOPIC
 from dagster_adjunct.resources.streams.kafka.record_formats import schema_of
 from dagster_adjunct.resources.streams.lake.latest_results import check_epochs
 from dagster_adjunct.resources.streams.lake.ranges import no_partition, one_stream
@@ -334,7 +334,7 @@ class KafkaStreams(NumberedOffsets):
         wanted = []
         for ssp, given in ranges.items():
             start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-            check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
+            TOPIC.check(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
             wanted.append(self._range(facts, ssp.partition, start, end))
         return facts, wanted
 

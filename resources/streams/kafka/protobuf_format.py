@@ -26,7 +26,7 @@ from dagster_adjunct.resources.streams.kafka.protobuf_types import (
     nested_json,
     put,
 )
-from dagster_adjunct.resources.streams.kafka.record_values import Problems, Unfit, columns_of
+from dagster_adjunct.resources.streams.kafka.record_values import Problems, Unfit, columns_of, rows_of
 from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
 
 if TYPE_CHECKING:
@@ -82,31 +82,27 @@ class Protobuf:
         numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
         bare = _unframed(self.registry, indexes_of(message.DESCRIPTOR)) if self.registry else None
 
-        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+        def parse(datum: bytes) -> dict[str, Any]:
             from google.protobuf.message import DecodeError
             from google.protobuf.unknown_fields import UnknownFieldSet
 
-            rows: list[dict[str, Any] | None] = []
-            for row, datum in enumerate(data):
-                record = None
-                if datum is not None:
-                    try:
-                        made = message.FromString(datum if bare is None else bare(datum))
-                        for unknown in UnknownFieldSet(made):
-                            if unknown.field_number in numbers:
-                                raise Unfit(
-                                    f"not {self.message}: field {numbers[unknown.field_number]!r} came as another type "
-                                    f"(wire type {unknown.wire_type})"
-                                )
-                        record = {name: value(made) for name, value in get.items()}
-                        if nested:
-                            record |= nested_json(made, nested, get)
-                    except Unfit as error:
-                        problems[row] = str(error)
-                    except (DecodeError, ValueError, OverflowError) as error:
-                        problems[row] = f"not {self.message}: {type(error).__name__}"
-                rows.append(record)
-            return columns_of(rows, schema, {}, problems)
+            try:
+                made = message.FromString(datum if bare is None else bare(datum))
+                for unknown in UnknownFieldSet(made):
+                    if unknown.field_number in numbers:
+                        raise Unfit(
+                            f"not {self.message}: field {numbers[unknown.field_number]!r} came as another type "
+                            f"(wire type {unknown.wire_type})"
+                        )
+                record = {name: value(made) for name, value in get.items()}
+                return record | nested_json(made, nested, get) if nested else record
+            except Unfit:
+                raise
+            except (DecodeError, ValueError, OverflowError) as error:
+                raise Unfit(f"not {self.message}: {type(error).__name__}") from error
+
+        def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
+            return columns_of(rows_of(data, problems, parse), schema, {}, problems)
 
         return read
 

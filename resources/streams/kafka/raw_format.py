@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.codec import FAIL, Reader, Writer, check_malformed
 from dagster_adjunct.resources.streams.kafka.record_values import (
-    UNFIT,
     Problems,
+    Unfit,
     columns_of,
     from_text,
+    rows_of,
     to_texts,
 )
 
@@ -79,15 +81,14 @@ class Text:
     def reader(self, what: str) -> Reader:
         schema = self.columns()
 
+        def parse(datum: bytes) -> dict[str, Any]:
+            try:
+                return {self.column: datum.decode()}
+            except UnicodeDecodeError as error:
+                raise Unfit(f"not UTF-8 at byte {error.start}") from error
+
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
-            rows: list[dict[str, Any] | None] = []
-            for row, datum in enumerate(data):
-                try:
-                    rows.append(None if datum is None else {self.column: datum.decode()})
-                except UnicodeDecodeError as error:
-                    problems[row] = f"not UTF-8 at byte {error.start}"
-                    rows.append(None)
-            return columns_of(rows, schema, {}, problems)
+            return columns_of(rows_of(data, problems, parse), schema, {}, problems)
 
         return read
 
@@ -135,14 +136,7 @@ class KeyText:
         converts = {field.name: from_text(field) for field in schema.fields}
 
         def read(data: Sequence[bytes | None], problems: Problems) -> list[pa.Array]:
-            rows: list[dict[str, Any] | None] = []
-            for row, datum in enumerate(data):
-                try:
-                    rows.append(None if datum is None else _parts(datum, schema))
-                except UNFIT as error:
-                    problems[row] = str(error) if not isinstance(error, UnicodeDecodeError) else "not UTF-8"
-                    rows.append(None)
-            return columns_of(rows, schema, converts, problems)
+            return columns_of(rows_of(data, problems, partial(_parts, schema)), schema, converts, problems)
 
         return read
 
@@ -162,8 +156,11 @@ class KeyText:
         return "a text" if len(self.columns().fields) == 1 else "a JSON array of texts"
 
 
-def _parts(data: bytes, schema: Schema) -> dict[str, Any]:
-    text = data.decode()
+def _parts(schema: Schema, data: bytes) -> dict[str, Any]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise Unfit("not UTF-8") from error
     if len(schema.fields) == 1:
         return {schema.fields[0].name: text}
     try:
@@ -171,5 +168,5 @@ def _parts(data: bytes, schema: Schema) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parts = None
     if not isinstance(parts, list) or len(parts) != len(schema.fields):
-        raise ValueError(f"not a JSON array of {len(schema.fields)} texts")
+        raise Unfit(f"not a JSON array of {len(schema.fields)} texts")
     return dict(zip(schema.names, parts, strict=True))

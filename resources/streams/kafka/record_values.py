@@ -40,6 +40,25 @@ _READY: Mapping[str, frozenset[type]] = {
 }
 
 
+def rows_of(
+    data: Sequence[bytes | None], problems: Problems, parse: Callable[[bytes], dict[str, Any]]
+) -> list[dict[str, Any] | None]:
+    """Return what `parse` makes of each message, None where there are no bytes.
+
+    Where it raises Unfit the row is None, and `problems` gets the error's text.
+    """
+    rows: list[dict[str, Any] | None] = []
+    for row, datum in enumerate(data):
+        record = None
+        if datum is not None:
+            try:
+                record = parse(datum)
+            except Unfit as error:
+                problems[row] = str(error)
+        rows.append(record)
+    return rows
+
+
 def columns_of(
     rows: Sequence[Mapping[str, Any] | None], schema: Schema, converts: Mapping[str, Convert], problems: Problems
 ) -> list[pa.Array]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.streams.interface.numbered_offsets import parse_offset
+from dagster_adjunct.resources.streams.interface.numbered_offsets import HeldOffsets, parse_offset
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.segment_index import Span
@@ -37,39 +37,19 @@ def check_ranges(
     stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
 ) -> dict[int, Span]:
     """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for what is not held whole."""
+    held = HeldOffsets(
+        of="stream",
+        upcoming="the stream's upcoming one",
+        dropped="Records before it were dropped by retention: begin at the oldest (a startpoint does that), or keep "
+        "the stream longer.",
+        ahead=f"; if the offset was valid once, stream {stream!r} was restored or created again.",
+    )
     spans: dict[int, Span] = {}
     for ssp, given in ranges.items():
         if ssp.partition >= len(state.next):
             raise no_partition(ssp, len(state.next))
         start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
         oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
-        if start > end:
-            raise OffsetOutOfRangeError(
-                f"{ssp}: the range begins at {start}, after its end {end}.",
-                "Give the smaller offset first.",
-                stream=ssp.qualified_stream,
-                partition=ssp.partition,
-                offset=str(start),
-            )
-        if start < oldest:
-            raise OffsetOutOfRangeError(
-                f"{ssp}: the range begins at offset {start}, the oldest that the stream still holds is {oldest}.",
-                "Records before it were dropped by retention: begin at the oldest (a startpoint does that), or "
-                "keep the stream longer.",
-                stream=ssp.qualified_stream,
-                partition=ssp.partition,
-                offset=str(start),
-                oldest=str(oldest),
-            )
-        if end > upcoming:
-            raise OffsetOutOfRangeError(
-                f"{ssp}: the range ends at offset {end}, the stream's upcoming one is {upcoming}.",
-                f"End at {upcoming} or before; if the offset was valid once, stream {stream!r} was restored or "
-                "created again.",
-                stream=ssp.qualified_stream,
-                partition=ssp.partition,
-                offset=str(end),
-                upcoming=str(upcoming),
-            )
+        held.check(ssp, start, end, oldest, upcoming)
         spans[ssp.partition] = (start, end)
     return spans

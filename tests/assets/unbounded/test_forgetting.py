@@ -19,6 +19,7 @@ from dagster_adjunct.assets.retention.erasing.erasure import find_keys, forget
 from dagster_adjunct.assets.retention.erasing.redaction import CLEARED
 from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
+from dagster_adjunct.assets.versions import dataset_log
 from dagster_adjunct.assets.versions.build_attempts import attempts
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -384,10 +385,8 @@ def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) 
 
 
 def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagster_adjunct.assets.retention.erasing import erased_generations as generations
-
     spec = grown(quick)
-    monkeypatch.setattr(generations, "_ROUNDS", 2)
+    monkeypatch.setattr(dataset_log, "_TRIES", 2)
     acts = [Fault("put_if_match", nth, "meanwhile", lambda: send(quick, spec, {"f": 1})) for nth in (1, 2)]
     before = {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")}
     with pytest.raises(CommitConflictError, match="faster than they can be searched"):
