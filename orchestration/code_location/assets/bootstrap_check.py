@@ -4,7 +4,7 @@ The op that bootstraps reports it. It is blocking: where it fails as an error, n
 application holds back its main input by itself, whoever runs it; the check shows it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from dagster import (
     MetadataValue,
 )
 
+from dagster_adjunct.orchestration.code_location.assets.op_run import OpRun
 from dagster_adjunct.resources.errors import AdjunctError
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.unbounded_state import Decision
-    from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 BOOTSTRAPPED = "bootstrapped"
 
@@ -41,9 +40,7 @@ def bootstrap_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheck
 
 
 def bootstrap_results(
-    context: AssetExecutionContext,
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
+    run: OpRun,
     dataset: "AdjunctDataset",
     key: AssetKey,
     manifest: "DatasetManifest | None",
@@ -53,10 +50,10 @@ def bootstrap_results(
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
     from dagster_adjunct.assets.versions.manifest import as_unbounded
 
-    if not _marked(dataset) or not _selected(context, key):
+    if not _marked(dataset) or not _selected(run.context, key):
         return
     table = None if manifest is None else as_unbounded(manifest)
-    progress = None if table is None else bootstrap_progress(systems, table, lake.now())
+    progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
     decision = report.decision if report is not None else table.decision if table is not None else None
     stale = decision is not None and decision.action == "serve-stale"
     served = table is not None and table.version is not None
@@ -72,37 +69,30 @@ def bootstrap_results(
 
 
 @contextmanager
-def unfinished_reported(
-    context: AssetExecutionContext,
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
-    datasets: "Sequence[tuple[AdjunctDataset, AssetKey]]",
-) -> Iterator[None]:
+def unfinished_reported(run: OpRun, datasets: "Sequence[tuple[AdjunctDataset, AssetKey]]") -> Iterator[None]:
     """Report a bootstrap that an error has ended before its target as failed, and let the error fail the run."""
     try:
         yield
     except Exception as error:
         for dataset, key in datasets:
-            if _marked(dataset) and _selected(context, key):
-                evaluation = _unfinished(lake, systems, dataset, key, error)
+            if _marked(dataset) and _selected(run.context, key):
+                evaluation = _unfinished(run, dataset, key, error)
                 if evaluation is not None:
                     # A result would be an output, and a step that fails has none.
-                    context.log_event(evaluation)
+                    run.context.log_event(evaluation)
         raise
 
 
-def _unfinished(
-    lake: "Lake", systems: "Mapping[str, StreamSystem]", dataset: "AdjunctDataset", key: AssetKey, error: Exception
-) -> AssetCheckEvaluation | None:
+def _unfinished(run: OpRun, dataset: "AdjunctDataset", key: AssetKey, error: Exception) -> AssetCheckEvaluation | None:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
     from dagster_adjunct.assets.versions.manifest import as_unbounded
 
     table, progress, looked = None, None, ""
     try:
-        manifest = StoredVersions(lake, dataset.name).manifest()
+        manifest = StoredVersions(run.lake, dataset.name).manifest()
         table = None if manifest is None else as_unbounded(manifest)
-        progress = None if table is None else bootstrap_progress(systems, table, lake.now())
+        progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
     except AdjunctError as unread:  # what made the run fail may keep us from looking, too
         looked = f"; how far it was can't be seen: {unread.problem}"
     if progress is not None and progress.state == "done":

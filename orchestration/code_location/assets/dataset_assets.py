@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.code_location.assets.bootstrap_check import (
     bootstrap_specs,
     unfinished_reported,
 )
+from dagster_adjunct.orchestration.code_location.assets.op_run import OpRun
 from dagster_adjunct.orchestration.code_location.assets.validator_checks import (
     check_results,
     check_specs,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 # Another run that was faster leaves nothing to do, or less: decide again.
 RETRIED = (TransientError, CommitConflictError)
@@ -121,12 +121,12 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
         keys = {member.dataset.name: member.key for member in unit}
         with clear_failures(context, retry=RETRIED), mistakes_reported(context, keys):
             lake = adjunct_lake.open()
-            systems = systems_of(datasets, lake)
+            run = OpRun(context, lake, systems_of(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
-                observe(context, lake, systems, {name: key for member in unit for name, key in member.streams.items()})
-                with unfinished_reported(context, lake, systems, [(member.dataset, member.key) for member in unit]):
-                    runtime = Runtime(lake, systems, adjunct_spark.starter, by=context.run.run_id)
+                observe(run, {name: key for member in unit for name, key in member.streams.items()})
+                with unfinished_reported(run, [(member.dataset, member.key) for member in unit]):
+                    runtime = Runtime(lake, run.systems, adjunct_spark.starter, by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
                             replace(runtime, systems=systems_for(app, lake)),
@@ -136,11 +136,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                         ).raise_failed()
                     done = advance_together(runtime, datasets, on_stage=lambda event: context.log.info(event.summary()))
                 reports = {report.dataset: report for report in done}
-            results = [
-                result
-                for member in unit
-                for result in _results(context, lake, systems, member, reports.get(member.dataset.name))
-            ]
+            results = [result for member in unit for result in _results(run, member, reports.get(member.dataset.name))]
         yield from results
         checked = [result for result in results if isinstance(result, AssetCheckResult)]
         yield from check_outputs(context, {(result.asset_key, result.check_name) for result in checked})
@@ -148,32 +144,21 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     return advance
 
 
-def _results(
-    context: AssetExecutionContext,
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
-    member: DatasetAsset,
-    report: "AdvanceReport | None",
-) -> Results:
+def _results(run: OpRun, member: DatasetAsset, report: "AdvanceReport | None") -> Results:
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
-    store = StoredVersions(lake, member.dataset)
+    store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
-        warn_of_rejected(context, member, report, manifest)
-        yield from _materialised(context, lake, systems, member, report, manifest)
-    yield from bootstrap_results(context, lake, systems, member.dataset, member.key, manifest, report)
+        warn_of_rejected(run.context, member, report, manifest)
+        yield from _materialised(run, member, report, manifest)
+    yield from bootstrap_results(run, member.dataset, member.key, manifest, report)
     if manifest is not None and not member.dataset.follows_changes:
-        yield from check_results(context, member.dataset, member.key, judgement_of(store, manifest))
+        yield from check_results(run.context, member.dataset, member.key, judgement_of(store, manifest))
 
 
 def _materialised(
-    context: AssetExecutionContext,
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
-    member: DatasetAsset,
-    report: "AdvanceReport",
-    manifest: "DatasetManifest | None",
+    run: OpRun, member: DatasetAsset, report: "AdvanceReport", manifest: "DatasetManifest | None"
 ) -> Results:
     """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run.
 
@@ -182,9 +167,10 @@ def _materialised(
     from dagster_adjunct.assets.unbounded.freshness import lag_of
     from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 
-    metadata = dataset_metadata(report, uri_of(lake, member.dataset)) | shown_metadata(lake, systems, member, manifest)
+    context = run.context
+    metadata = dataset_metadata(report, uri_of(run.lake, member.dataset)) | shown_metadata(run, member, manifest)
     if isinstance(manifest, UnboundedManifest):
-        metadata |= lag_metadata(lag_of(systems, manifest, now=lake.now()))
+        metadata |= lag_metadata(lag_of(run.systems, manifest, now=run.lake.now()))
     elif manifest is not None:
         metadata |= version_metadata(manifest)
     if report.version is None:
@@ -198,12 +184,7 @@ def _materialised(
     yield from told(context, member.key, report.version, metadata, report.summary(), always=always)
 
 
-def shown_metadata(
-    lake: "Lake",
-    systems: "Mapping[str, StreamSystem]",
-    member: DatasetAsset,
-    manifest: "DatasetManifest | None",
-) -> dict[str, Any]:
+def shown_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifest | None") -> dict[str, Any]:
     """Return what people look at: columns with their descriptions and what they are made of, and some entries."""
     from dagster_adjunct.assets.reading.open_dataset import open_dataset
 
@@ -213,7 +194,7 @@ def shown_metadata(
     records = None
     for stream in member.streams:
         system, name = split_stream_name(stream)
-        schema = systems[system].info(name).schema
+        schema = run.systems[system].info(name).schema
         records = None if schema is None else schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
     metadata: dict[str, Any] = {
@@ -222,7 +203,7 @@ def shown_metadata(
     }
     if not member.preview_rows:
         return metadata
-    with open_dataset(lake, dataset.name, version=version.id, lease=False) as opened:
+    with open_dataset(run.lake, dataset.name, version=version.id, lease=False) as opened:
         return metadata | dataset_preview(opened, member.preview_rows, dataset.sensitive)
 
 
@@ -248,30 +229,25 @@ def warn_of_rejected(
             context.log_event(AssetObservation(member.key, partition=partition, description=text, metadata=metadata))
 
 
-def observe(
-    context: AssetExecutionContext,
-    lake: "Lake",
-    systems: Mapping[str, "StreamSystem"],
-    streams: Mapping[str, AssetKey],
-) -> None:
+def observe(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
     """Tell Dagster what the streams hold as this run finds them."""
     for name, key in streams.items():
-        metadata = stream_metadata(lake, systems, name)
+        metadata = stream_metadata(run.lake, run.systems, name)
         if metadata is not None:
-            context.log_event(AssetObservation(key, metadata=metadata))
+            run.context.log_event(AssetObservation(key, metadata=metadata))
 
 
-def report_served(context: AssetExecutionContext, lake: "Lake", dataset: "AdjunctDataset", key: AssetKey) -> None:
+def report_served(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) -> None:
     """Report the version that a dataset serves, if it is another one than Dagster knows of."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
-    manifest = StoredVersions(lake, dataset).manifest()
+    manifest = StoredVersions(run.lake, dataset).manifest()
     if manifest is None or manifest.version is None:
         return
-    if known_version(context, key) != manifest.version.id:
+    if known_version(run.context, key) != manifest.version.id:
         tags = {DATA_VERSION_TAG: manifest.version.id}
-        metadata = served_metadata(manifest, uri_of(lake, dataset))
-        context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))
+        metadata = served_metadata(manifest, uri_of(run.lake, dataset))
+        run.context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))
 
 
 def uri_of(lake: "Lake", dataset: "AdjunctDataset") -> str:

@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.code_location.assets.join_checks import (
     join_check_results,
     join_check_specs,
 )
+from dagster_adjunct.orchestration.code_location.assets.op_run import OpRun
 from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
 from dagster_adjunct.orchestration.code_location.nodes.node_kind import Outputs
 from dagster_adjunct.orchestration.code_location.shared.asset_metadata import (
@@ -46,9 +47,7 @@ from dagster_adjunct.resources.spark.resource import SparkResource
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.step.step_report import StepEvent
-    from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 
 _WAIT_SECONDS = 300.0
 # What the step does, for whoever follows it from outside of Dagster; records carry the event itself.
@@ -95,61 +94,21 @@ def outputs_asset(
     def step(
         context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent | AssetCheckResult]:
-        from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
-        from dagster_adjunct.orchestration.application.runtime import Runtime
-        from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
-        from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-        from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
-        from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
-        from dagster_adjunct.orchestration.step.step import run_step
-        from dagster_adjunct.orchestration.step.step_context import StepContext
-
-        run, say = context.run.run_id, context.log.info
-
-        def report_datasets(lake: "Lake") -> None:
-            for dataset in app.datasets:
-                if dataset.versions is None:
-                    report_served(context, lake, dataset, datasets[dataset.name])
-
-        def log(event: "StepEvent") -> None:
-            say(event.summary())
-            _log.info(event.summary(), extra={"adjunct_event": event})
+        from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
 
         if not context.selected_asset_keys:
             yield from _judged_again(context, adjunct_lake, app, checks)
             return
         with clear_failures(context):
             lake = adjunct_lake.open()
-            systems = systems_for(app, lake)
-            waiting = tell_left_out(context, lake, systems, app)
-            observe(context, lake, systems, inputs)
-            report_datasets(lake)
-            runtime = Runtime(lake, systems, adjunct_spark.starter, by=run)
-            follow = partial(follow_meanwhile, runtime, app.datasets, on_report=lambda done: say(done.summary()))
-            claim = Claim(
-                wait=checked_wait(config.wait_seconds),
-                take_over=config.take_over,
-                dagster=run,
-                finished=partial(has_ended, context.instance),
-                say=context.log.warning,
-            )
-            with RunLease(lake, app.name, run, claim) as lease:
-                planned = plan_application(app, systems)
-                remember_tables(lake, app, by=run)
-                report = run_step(
-                    StepContext(
-                        runtime,
-                        app,
-                        planned,
-                        hand_out(runtime, app, planned),
-                        log,
-                        between_batches=follow,
-                        still_ours=lease.check,
-                    )
-                )
+            op = OpRun(context, lake, systems_for(app, lake))
+            waiting = tell_left_out(op, app)
+            observe(op, inputs)
+            _report_datasets(op, app, datasets)
+            report, planned = _run_batches(op, app, config, adjunct_spark)
             if report.batches > 1:
-                report_datasets(lake)
-            written = Outputs(lake, systems, app, preview_rows)
+                _report_datasets(op, app, datasets)
+            written = Outputs(lake, op.systems, app, preview_rows)
             described = _described(written, planned, outputs, {**inputs, **datasets})
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
@@ -167,6 +126,48 @@ def outputs_asset(
         yield from check_outputs(context, {(result.asset_key, result.check_name) for result in results})
 
     return step
+
+
+def _run_batches(
+    op: OpRun, app: "Application", config: StepConfig, spark: SparkResource
+) -> "tuple[StepReport, ExecutionPlan]":
+    """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
+    from dagster_adjunct.orchestration.application.remembered_tables import remember_tables
+    from dagster_adjunct.orchestration.application.runtime import Runtime
+    from dagster_adjunct.orchestration.batchlog.run_lease import Claim, RunLease, checked_wait
+    from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
+    from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+    from dagster_adjunct.orchestration.step.advancing import follow_meanwhile
+    from dagster_adjunct.orchestration.step.step import run_step
+    from dagster_adjunct.orchestration.step.step_context import StepContext
+
+    run, log = op.context.run.run_id, op.context.log
+
+    def tell(event: "StepEvent") -> None:
+        log.info(event.summary())
+        _log.info(event.summary(), extra={"adjunct_event": event})
+
+    runtime = Runtime(op.lake, op.systems, spark.starter, by=run)
+    follow = partial(follow_meanwhile, runtime, app.datasets, on_report=lambda done: log.info(done.summary()))
+    claim = Claim(
+        wait=checked_wait(config.wait_seconds),
+        take_over=config.take_over,
+        dagster=run,
+        finished=partial(has_ended, op.context.instance),
+        say=log.warning,
+    )
+    with RunLease(op.lake, app.name, run, claim) as lease:
+        planned = plan_application(app, op.systems)
+        remember_tables(op.lake, app, by=run)
+        handed = hand_out(runtime, app, planned)
+        step = StepContext(runtime, app, planned, handed, tell, between_batches=follow, still_ours=lease.check)
+        return run_step(step), planned
+
+
+def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, AssetKey]) -> None:
+    for dataset in app.datasets:
+        if dataset.versions is None:
+            report_served(op, dataset, datasets[dataset.name])
 
 
 def _judged_again(
@@ -202,9 +203,7 @@ def _described(
     }
 
 
-def tell_left_out(
-    context: AssetExecutionContext, lake: "Lake", systems: "Mapping[str, StreamSystem]", app: "Application"
-) -> dict[str, str]:
+def tell_left_out(run: OpRun, app: "Application") -> dict[str, str]:
     """Say in the log which datasets this run leaves out, because their versions are partitions; return what waits.
 
     Loudly where a version is delivered that nobody has built: batches go on without it.
@@ -212,13 +211,14 @@ def tell_left_out(
     from dagster_adjunct.orchestration.application.advance_units import made_by_partition, partitions_note
     from dagster_adjunct.orchestration.step.input_progress import delivered_version
 
-    waiting = {}
+    log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
-        version, awaited = (None, "") if made_by_partition(dataset) else delivered_version(lake, systems, dataset)
+        on_demand = made_by_partition(dataset)
+        version, awaited = (None, "") if on_demand else delivered_version(run.lake, run.systems, dataset)
         note = partitions_note(dataset)
         if version is not None:
-            context.log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")
+            log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")
         else:
-            context.log.info(f"{note}")
+            log.info(note)
         waiting[dataset.name] = f"version {version} is delivered" if version is not None else awaited or "not asked for"
     return waiting

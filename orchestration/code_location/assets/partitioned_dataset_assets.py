@@ -1,6 +1,6 @@
 """The assets of datasets whose versions are partitions: materialising or backfilling them builds their versions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from dagster_adjunct.orchestration.code_location.assets.dataset_assets import (
     uri_of,
     warn_of_rejected,
 )
+from dagster_adjunct.orchestration.code_location.assets.op_run import OpRun
 from dagster_adjunct.orchestration.code_location.assets.validator_checks import (
     check_results,
     check_specs,
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.assets.versions.sealed_version import VersionRef
-    from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
 Results = Iterator[AssetEvent]
 
@@ -109,8 +108,8 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         wanted = sorted(context.partition_keys, key=natural_order)
         with clear_failures(context, retry=RETRIED), mistakes_reported(context, {dataset.name: member.key}):
             lake = adjunct_lake.open()
-            systems = systems_of([dataset], lake)
-            build = _Build(context, member, lake, systems, adjunct_spark, StoredVersions(lake, dataset), config)
+            run = OpRun(context, lake, systems_of([dataset], lake))
+            build = _Build(run, member, adjunct_spark, StoredVersions(lake, dataset), config)
             try:
                 if context.selected_asset_keys:
                     yield from build.run(wanted)
@@ -138,10 +137,8 @@ def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
 class _Build:
     """One run: what it has published so far, and what was said of each partition's version."""
 
-    context: AssetExecutionContext
+    op: OpRun
     member: DatasetAsset
-    lake: "Lake"
-    systems: Mapping[str, "StreamSystem"]
     spark: SparkResource
     store: "StoredVersions"
     config: PartitionRun
@@ -149,8 +146,8 @@ class _Build:
     yielded: bool = False
 
     def run(self, wanted: list[str]) -> Results:
-        context, dataset = self.context, self.member.dataset
-        observe(context, self.lake, self.systems, self.member.streams)
+        context, dataset = self.op.context, self.member.dataset
+        observe(self.op, self.member.streams)
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
         done: list[str] = []
         for partition in asked:
@@ -173,7 +170,7 @@ class _Build:
         manifest = self.store.require_manifest()
         for name in names:
             judgement = judgement_of(self.store, manifest, name)
-            results = check_results(self.context, self.member.dataset, self.member.key, judgement)
+            results = check_results(self.op.context, self.member.dataset, self.member.key, judgement)
             self.judged[name] = list(results)
 
     def report_checks(self) -> None:
@@ -188,7 +185,7 @@ class _Build:
                 **shown.metadata,
                 "adjunct/partitions": MetadataValue.json(sorted(by_partition, key=natural_order)),
             }
-            self.context.log_event(
+            self.op.context.log_event(
                 AssetCheckEvaluation(
                     asset_key=self.member.key,
                     check_name=str(check),
@@ -203,24 +200,24 @@ class _Build:
         from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 
         return advance_dataset(
-            self.lake,
-            self.systems,
+            self.op.lake,
+            self.op.systems,
             self.member.dataset,
             self.spark.starter,
-            by=self.context.run.run_id,
+            by=self.op.context.run.run_id,
             partition=partition,
             make_current=self.config.make_current,
-            on_stage=lambda event: self.context.log.info(event.summary()),
+            on_stage=lambda event: self.op.context.log.info(event.summary()),
         )
 
     def _published(self, report: "AdvanceReport", manifest: "DatasetManifest", wanted: list[str]) -> list[str]:
         """Return the partitions to report: those asked for, and what else the stream had ready."""
         made = [ref.name for ref in map(manifest.ref, (*report.sealed, *report.rejected)) if ref and ref.name]
-        known = known_partitions(self.member.dataset, self.context.instance, made)
+        known = known_partitions(self.member.dataset, self.op.context.instance, made)
         others = ", ".join(name for name in made if name not in known)
         if others:
             dataset = self.member.dataset.name
-            self.context.log.warning(f"dataset {dataset}: {others} were delivered and are none of its partitions.")
+            self.op.context.log.warning(f"dataset {dataset}: {others} were delivered and are none of its partitions.")
         return sorted({*wanted, *known}, key=natural_order)
 
     def _materialised(
@@ -229,17 +226,17 @@ class _Build:
         from dagster_adjunct.assets.versions.manifest import as_bounded
 
         ref = _sealed(manifest, name)
-        metadata = dataset_metadata(report, uri_of(self.lake, self.member.dataset)) | version_metadata(
+        metadata = dataset_metadata(report, uri_of(self.op.lake, self.member.dataset)) | version_metadata(
             as_bounded(manifest)
         )
-        metadata |= shown_metadata(self.lake, self.systems, self.member, manifest)
+        metadata |= shown_metadata(self.op, self.member, manifest)
         refused = {rejected.name for rejected in map(manifest.ref, report.rejected) if rejected is not None}
         if ref is None or (name in refused and ref.id not in report.sealed):
             metadata["adjunct/version"] = ref.id if ref else "none"
             observed = AssetObservation(
                 self.member.key, partition=name, metadata=metadata, description=report.summary()
             )
-            self.context.log_event(observed)
+            self.op.context.log_event(observed)
             return None
         metadata |= {"adjunct/version": ref.id, "adjunct/name": name, "adjunct/served": report.version or "none"}
         metadata.pop("dagster/row_count", None)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from dagster import AssetKey, DefaultSensorStatus, Definitions
@@ -14,6 +15,8 @@ from dagster import AssetKey, DefaultSensorStatus, Definitions
 from dagster_adjunct import Application, Schema, bounded_dataset, build_definitions
 from dagster_adjunct.code_location import AdjunctTranslator, AssetSubject
 from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.orchestration.code_location.nodes.kinds import kind_of
+from dagster_adjunct.orchestration.operators.column_lineage import Kind
 from dagster_adjunct.sources import FileSource, QuerySource
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
@@ -232,3 +235,7 @@ def test_two_things_of_one_asset_key_and_two_jobs_of_one_name_are_refused_in_our
     for other in ("a_b", "a-b"):
         with pytest.raises(ConfigurationError, match=f"'a-b' and '{other}' would both have the job 'a_b'"):
             build_definitions(reading("a-b"), reading(other))
+
+
+def test_every_kind_of_node_says_what_it_is_in_dagster() -> None:
+    assert [kind_of(kind).kind for kind in get_args(Kind)] == [*get_args(Kind)]
