@@ -24,7 +24,7 @@ from dagster_adjunct import (
     session_scope,
 )
 from dagster_adjunct.resources.objects import lake_in
-from dagster_adjunct.resources.objects.faulty_store import FaultyStore
+from tests.faulty_store import FaultyStore
 from tests.servers.s3 import serve_versitygw, versitygw_binary
 
 if TYPE_CHECKING:

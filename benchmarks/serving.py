@@ -22,7 +22,7 @@ from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.resources.bucketing.bucket_files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects import lake_in
-from dagster_adjunct.resources.objects.faulty_store import FaultyStore
+from tests.faulty_store import FaultyStore
 
 if TYPE_CHECKING:
     from dagster_adjunct.reading import Dataset

@@ -20,10 +20,10 @@ from dagster_adjunct.orchestration.startpoints.input_positions import input_posi
 from dagster_adjunct.orchestration.startpoints.start_of_run import start_of_run
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.stream_snapshots import look_at_streams
-from dagster_adjunct.resources.objects.faulty_store import FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointTimestamp
 from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+from tests.faulty_store import FaultyStore
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 PARTITIONS = 10_000

@@ -53,16 +53,16 @@ class LeaseInfo:
 class Lease:
     """Versions of one dataset that are held. Renewed by a thread of its own until `release`; a context manager."""
 
-    def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str, ttl: timedelta) -> None:
-        self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, ttl
+    def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str) -> None:
+        self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, TTL
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         # Nobody else writes it, so what is found there is a renewal of ours whose reply was lost.
-        self._renewal = Renewal(lake.store, self._key, self._body, ttl, not_ours=lambda data: "", log=_log)
+        self._renewal = Renewal(lake.store, self._key, self._body, TTL, not_ours=lambda data: "", log=_log)
 
     @classmethod
-    def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str, ttl: timedelta = TTL) -> Lease:
+    def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str) -> Lease:
         """Hold these versions, by id. Raises VersionDiscardedError where one is not retained any more."""
-        lease = cls(lake, dataset, versions, holder, ttl)
+        lease = cls(lake, dataset, versions, holder)
         lease._renewal.write(partial(lake.store.put_if_absent, lease._key))
         try:
             check_retained(lake, dataset, versions)

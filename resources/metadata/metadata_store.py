@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.metadata.namespace_document import Entries, NamespaceDocument, Page, changed
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.paging import PageRef, read_page, write_page
@@ -29,7 +28,7 @@ _ATTEMPTS = 100
 _PAGES_KEPT = 256
 _ROOT = "metadata/"
 _MANIFESTS_KEPT = 100
-_GRACE, _LEAST_GRACE = timedelta(hours=1), timedelta(minutes=1)
+_GRACE = timedelta(hours=1)
 
 T = TypeVar("T")
 
@@ -44,20 +43,13 @@ class MetadataStore:
         """Return the entries kept under this name for one thing, such as an application."""
         return Namespace(self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}")
 
-    def collect(self, *, grace: timedelta = _GRACE) -> int:
-        """Delete what no namespace reaches any more and is older than `grace`; return how many objects that were.
+    def collect(self) -> int:
+        """Delete what no namespace has reached for an hour; return how many objects that were.
 
         These are pages that later commits rewrote, and manifests before the newest few: a namespace keeps no history.
-        A change that takes longer than `grace` to commit may lose its pages. Raises ConfigurationError for less than a
-        minute.
+        A change that takes longer to commit may lose its pages.
         """
-        if grace < _LEAST_GRACE:
-            raise ConfigurationError(
-                f"a grace period of {grace} would delete what changes that are about to commit have written.",
-                f"Give at least {_LEAST_GRACE}.",
-                argument="grace",
-            )
-        before = self.lake.now() - grace
+        before = self.lake.now() - _GRACE
         old: dict[str, list[str]] = {}
         for item in self.lake.store.list(_ROOT):
             prefix, kind, _ = item.key.rsplit("/", 2)

@@ -1,7 +1,7 @@
 """The Table API: records by key in other stores, with partial updates (SAMZA-2709)."""
 
 from dagster_adjunct.resources.tables.blocking_table import BlockingTable
-from dagster_adjunct.resources.tables.clock import Clock, ManualClock, SystemClock
+from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
@@ -19,7 +19,6 @@ from dagster_adjunct.resources.tables.table_functions import (
 __all__ = [
     "BlockingTable",
     "Clock",
-    "ManualClock",
     "MemoryTable",
     "PutsIfAbsent",
     "RateLimit",

@@ -30,23 +30,3 @@ class SystemClock:
 
     def __repr__(self) -> str:
         return "SystemClock()"
-
-
-class ManualClock:
-    """A clock for tests: sleeping moves it at once, and `slept` lists how long each sleep was."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Let `seconds` pass without anybody sleeping."""
-        self._now += seconds
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self._now += seconds
-        await asyncio.sleep(0)

@@ -27,7 +27,6 @@ from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.cycle import (
@@ -41,6 +40,7 @@ from tests.assets.cycle import (
     reached,
 )
 from tests.assets.versions_model import KEYS, MOST_ROWS, Entries, Model, Partition, Refused
+from tests.faulty_store import Crash, Fault
 
 PARTITIONS, IN_FLIGHT, KEEP = 2, 3, 2
 POLICY = DiscardPolicy(keep=KEEP, grace=timedelta(0))

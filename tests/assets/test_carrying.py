@@ -14,7 +14,6 @@ from dagster_adjunct.assets.declaration.following_changes import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -24,6 +23,7 @@ from tests.assets.cycle import KEYS as PLANE_KEYS
 from tests.assets.cycle import NAME as PLANES_NAME
 from tests.assets.cycle import PLANES, SCHEMA, content, deliver, planes_in, publish, served, whole
 from tests.assets.unbounded import facts as f
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 
 def rewrite(world: World, stream: str, partitions: int) -> None:

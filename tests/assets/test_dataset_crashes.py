@@ -12,9 +12,9 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.advance_report import AdvanceReport
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 SCHEMA = Schema.of(k="string", v="int")
 BOUNDED = bounded_dataset("refs", input="lake.changes", key="k", partitions=2)

@@ -32,7 +32,6 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -57,6 +56,7 @@ from tests.assets.cycle import (
     served,
     whole,
 )
+from tests.faulty_store import Crash, Fault
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=30)

@@ -14,11 +14,11 @@ from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import MarkerConflictError
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
+from tests.faulty_store import Fault, FaultyStore
 
 SCHEMA = Schema.of(k="string", n="int")
 WHY = {"reason": "ticket 7", "by": "ada"}

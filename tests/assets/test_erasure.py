@@ -37,13 +37,13 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.servers.s3 import S3Server
 
 SCHEMA = Schema.of(person="string", seats="int", note="string")

@@ -11,6 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, all_leases, live_leases, store_now
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
@@ -24,11 +25,11 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects import renewed_object as renewal_module
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole
+from tests.faulty_store import Crash, Fault
 
 LEASES = f"datasets/{NAME}/leases/"
 
@@ -191,17 +192,19 @@ def test_a_renewal_moves_the_expiry(planes: World) -> None:
     lease.release()
 
 
-def test_a_lease_renews_itself(planes: World) -> None:
-    with acquire(planes, publish(planes, 1)[0], ttl=timedelta(seconds=0.4)) as lease:
+def test_a_lease_renews_itself(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "TTL", timedelta(seconds=0.4))
+    with acquire(planes, publish(planes, 1)[0]) as lease:
         time.sleep(0.9)
         lease.check()
         assert len(live_leases(planes.lake, NAME, store_now(planes.lake, NAME))) == 1
 
 
-def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World) -> None:
+def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "TTL", timedelta(seconds=0.3))
     failing = [Fault("put_if_match", nth, "lost-before") for nth in range(1, 20)]
     lake = faulty(planes, *failing)
-    with acquire(planes, publish(planes, 1)[0], lake=lake, ttl=timedelta(seconds=0.3)) as lease:
+    with acquire(planes, publish(planes, 1)[0], lake=lake) as lease:
         assert not lease.lost
         time.sleep(0.5)
         with pytest.raises(LeaseLostError, match=r"it lives for 0:00:00\.3\d* and was not renewed in time"):

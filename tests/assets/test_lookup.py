@@ -26,11 +26,11 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects.faulty_store import FaultyStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.plain_values import to_plain
 from dagster_adjunct.resources.schemas.schema import Schema
+from tests.faulty_store import FaultyStore
 
 Key = tuple[Any, ...]
 FOLDER = "datasets/d/data"

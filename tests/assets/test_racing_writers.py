@@ -10,7 +10,6 @@ import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets import writing
@@ -29,6 +28,7 @@ from tests.assets.cycle import (
     served,
     whole,
 )
+from tests.faulty_store import Fault
 from tests.servers.s3 import S3Server
 
 ROUNDS, WRITERS = 12, 2

@@ -22,7 +22,6 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -43,6 +42,7 @@ from tests.assets.cycle import (
     served,
     whole,
 )
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 MORE = bounded_dataset(NAME, input="lake.planes", key="k", partitions=5)
 

@@ -18,7 +18,6 @@ from dagster_adjunct.assets.declaration.dataset_inputs import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets import writing
 from tests.assets.conftest import World
@@ -38,6 +37,7 @@ from tests.assets.cycle import (
     served,
     whole,
 )
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 STAGES = ("collect", "build", "unchanged", "validate", "seal", "switch")
 

@@ -19,13 +19,13 @@ from dagster_adjunct.assets.versions.operator_actions import kept_beside
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import pin_that_has_ended
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 WHY = {"reason": "ticket 7", "by": "ada"}
 NAMES = ("fares", "routes")

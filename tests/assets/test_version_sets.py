@@ -20,11 +20,11 @@ from dagster_adjunct.resources.errors import (
     MarkerConflictError,
     NoSealedVersionError,
 )
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 SCHEMA = Schema.of(k="string", n="int")
 WHY = {"reason": "ticket 7", "by": "ada"}

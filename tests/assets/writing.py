@@ -20,10 +20,10 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.advance_report import StageEvent
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import AT_ONCE, NAME, PLANES
+from tests.faulty_store import Fault, FaultyStore
 
 PATIENCE = 60
 

@@ -27,7 +27,6 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -36,6 +35,7 @@ from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import forget_reader, read_new
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, planes_in, publish, served, whole
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 WHY = {"reason": "ticket 7", "by": "ada"}
 SCHEMA = Schema.of(k="string", v="bigint")
@@ -309,7 +309,7 @@ def test_a_build_that_began_after_the_deletion_is_left_alone() -> None:
 
 def test_a_dataset_that_is_held_is_not_deleted(planes: World) -> None:
     lake, version = planes.lake, StoredVersions(planes.lake, NAME).require_current().version
-    with Lease.acquire(lake, NAME, [version], holder="a reader", ttl=timedelta(minutes=5)):
+    with Lease.acquire(lake, NAME, [version], holder="a reader"):
         for force in (False, True):
             with pytest.raises(StillReadError, match=f"a reader holds {version} until"):
                 delete_dataset(lake, NAME, force=force, **WHY)

@@ -11,11 +11,11 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.upkeep.repartitioning import repartition_dataset, repartition_stream
 from dagster_adjunct.resources.errors import StillReadError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, deliver, planes_in, publish, served, whole
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 WHY = {"reason": "more machines", "by": "ada"}
 

@@ -26,11 +26,11 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import NewRecords, read_new
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_deleting import sent, values
 

@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.batchlog.run_lease import (
 )
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
+from tests.faulty_store import Fault, FaultyStore
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 AT_ONCE = Claim(wait=timedelta(0))

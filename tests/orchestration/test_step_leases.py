@@ -34,12 +34,12 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects import renewed_object as renewal_module
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
+from tests.faulty_store import Fault, FaultyStore
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 NAMES = ("planes", "fares")

@@ -54,7 +54,7 @@ class Avro:
     def columns(self) -> Schema:
         return Schema(tuple(Field(name, column_type(declared)) for name, declared in fields_of(self.schema)))
 
-    def reader(self, what: str) -> Reader:
+    def reader(self) -> Reader:
         schema = self.columns()
         declared = dict(fields_of(self.schema))
         converts = {name: convert for name, kind in declared.items() if (convert := from_avro(kind)) is not None}

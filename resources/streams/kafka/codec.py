@@ -42,12 +42,15 @@ class Format(Protocol):
         """Return the columns that are read and written, without `malformed`."""
         ...
 
-    def reader(self, what: str) -> Reader:
-        """Return what reads, for one process; `what` names the stream in errors."""
+    def reader(self) -> Reader:
+        """Return what reads, for one process."""
         ...
 
     def writer(self, what: str, subject: str) -> Writer:
-        """Return what writes; `subject` is where a registry keeps the schema unless the format names another."""
+        """Return what writes; `what` names the stream in errors.
+
+        `subject` is where a registry keeps the schema unless the format names another.
+        """
         ...
 
     def describe(self) -> str:

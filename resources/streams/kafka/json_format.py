@@ -64,7 +64,7 @@ class Json:
         assert isinstance(self.schema, Schema)
         return self.schema
 
-    def reader(self, what: str) -> Reader:
+    def reader(self) -> Reader:
         schema = self.columns()
         converts = {field.name: from_json(field, self.timestamps) for field in schema.fields}
         exact = any(field.type.startswith("decimal") for field in schema.fields)

@@ -74,7 +74,7 @@ class Protobuf:
         assert isinstance(self.descriptor_set, bytes)
         return message_class(self.descriptor_set, self.message).DESCRIPTOR
 
-    def reader(self, what: str) -> Reader:
+    def reader(self) -> Reader:
         assert isinstance(self.descriptor_set, bytes)
         message, schema = message_class(self.descriptor_set, self.message), self.columns()
         get = {field.name: getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}

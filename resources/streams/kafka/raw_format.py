@@ -37,7 +37,7 @@ class Raw:
     def columns(self) -> Schema:
         return Schema.of(value="binary")
 
-    def reader(self, what: str) -> Reader:
+    def reader(self) -> Reader:
         return _raw_read
 
     def writer(self, what: str, subject: str) -> Writer:
@@ -78,7 +78,7 @@ class Text:
     def columns(self) -> Schema:
         return Schema.of({self.column: "string"})
 
-    def reader(self, what: str) -> Reader:
+    def reader(self) -> Reader:
         schema = self.columns()
 
         def parse(datum: bytes) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class KeyText:
         text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"
         return Schema.from_ddl(text, "a Kafka key")
 
-    def reader(self, what: str) -> Reader:
+    def reader(self) -> Reader:
         schema = self.columns()
         converts = {field.name: from_text(field) for field in schema.fields}
 

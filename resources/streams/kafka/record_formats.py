@@ -84,8 +84,8 @@ def decoder(topic: KafkaTopic, stream: str) -> Batches:
     import pyarrow.compute as pc
 
     schema, key, value = schema_of(topic), key_format(topic), topic.value
-    read_value = value.reader(stream)
-    read_key = key.reader(stream) if key else None
+    read_value = value.reader()
+    read_key = key.reader() if key else None
     key_names = key.columns().names if key else ()
     shared = [name for name in key_names if name in value.columns().names]
     only_for_tombstones = len(shared) == len(key_names)

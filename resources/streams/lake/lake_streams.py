@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, ProducerConflictError
@@ -241,17 +241,15 @@ class LakeStreams(LakeReads):
 
         self.log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
 
-    def maintain(
-        self, stream: str, now: datetime | None = None, *, grace: timedelta = timedelta(hours=1)
-    ) -> Maintained:
-        """Apply the stream's retention and compaction, and delete what has been out of reach for `grace`.
+    def maintain(self, stream: str, now: datetime | None = None) -> Maintained:
+        """Apply the stream's retention and compaction, and delete what has been out of reach for an hour.
 
         Retention drops whole segments from the front and moves `oldest`; compaction changes no offset. An append
-        that began longer ago than `grace` can't commit any more, and says so.
+        that began longer ago can't commit any more, and says so.
         """
         from dagster_adjunct.resources.streams.lake.maintenance import maintain
 
-        return maintain(self, stream, now or self.lake.now(), grace)
+        return maintain(self, stream, now or self.lake.now())
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return the streams with this one as it stands now: two requests answer all questions about it."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.streams.lake.file_holds import held_attempts
 from dagster_adjunct.resources.streams.lake.merge_segments import merge_files
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.lake.stream_states import StreamStates
 
-_LEAST_GRACE = timedelta(minutes=1)
+_GRACE = timedelta(hours=1)
 _ATTEMPTS = 20
 _MANIFESTS_KEPT = 100
 
@@ -72,16 +71,10 @@ class _Plan:
     merges: tuple[_Merge, ...]
 
 
-def maintain(streams: StreamStates, stream: str, now: datetime, grace: timedelta) -> Maintained:
-    """Apply the stream's policies and delete what is out of reach for longer than `grace`."""
-    if grace < _LEAST_GRACE:
-        raise ConfigurationError(
-            f"a grace period of {grace} would delete the files of appends that are about to commit.",
-            f"Give at least {_LEAST_GRACE}.",
-            argument="grace",
-        )
+def maintain(streams: StreamStates, stream: str, now: datetime) -> Maintained:
+    """Apply the stream's policies and delete what is out of reach for longer than an append may take."""
     now_ms = int(now.timestamp() * 1000)
-    horizon = now_ms - int(grace.total_seconds() * 1000)
+    horizon = now_ms - int(_GRACE.total_seconds() * 1000)
     pages = streams.pages_of(stream)
     _, state = streams.state(stream)
     merges = _write_merges(streams, stream, state, pages, now_ms)

@@ -19,9 +19,9 @@ from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
+from tests.faulty_store import Fault, FaultyStore
 
 NAME, DEAD = "facts", "facts-dead"
 SCHEMA = Schema.of(k="string", at="bigint", n="int")

@@ -16,10 +16,10 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import NAME, table_of
+from tests.faulty_store import Fault, FaultyStore
 
 PATIENCE = 60
 

@@ -13,10 +13,10 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.build_attempts import attempts
 from dagster_adjunct.resources.bucketing.bucketed_tables import bucketed_frame
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
+from tests.faulty_store import Fault, FaultyStore
 
 COLUMNS = Schema.of(k="string", n="int")
 BY_HAND = DeltaCompaction(inside_commit=False)

@@ -16,7 +16,6 @@ from dagster_adjunct.assets.declaration.following_changes import DeadLetters, On
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
@@ -26,6 +25,7 @@ from tests.assets.changes.changing import VALUES, dataset, send, stream
 from tests.assets.conftest import World
 from tests.assets.unbounded import facts
 from tests.assets.unbounded.facts import BY_HAND, NAME, SCHEMA, content, faulty, table_of
+from tests.faulty_store import Crash, Fault
 
 ROWS = Schema.of(id="bigint", op="string", n="int")
 STRICT = dataset(changes=OperationColumn(), compaction=BY_HAND)

@@ -22,11 +22,11 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import entries, faulty, left_over, send, stored, table
+from tests.faulty_store import Fault
 
 POLICY = DeltaCompaction()
 COLUMNS = Schema.of(k="string", n="int")

@@ -24,7 +24,6 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -43,6 +42,7 @@ from tests.assets.unbounded.facts import (
     table_of,
 )
 from tests.assets.unbounded.tables import left_over
+from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
 
 HOUR = timedelta(hours=1)
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))

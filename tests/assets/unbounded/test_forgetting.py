@@ -26,7 +26,6 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -34,6 +33,7 @@ from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.test_erasure import traces
 from tests.assets.unbounded.tables import BY_HAND, content, entries, faulty, send, table
+from tests.faulty_store import Crash, Fault
 
 NAME = "table"
 WHY = {"reason": "request 4711", "by": "ada"}

@@ -13,7 +13,6 @@ from dagster_adjunct.assets.sources.opened_stream import as_stored
 from dagster_adjunct.assets.unbounded.bootstrap_progress import bootstrap_progress
 from dagster_adjunct.assets.unbounded.freshness import check_fresh, lag_of, stale_partitions
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
-from dagster_adjunct.resources.objects.faulty_store import Crash
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.unbounded.following_plain import (
@@ -25,6 +24,7 @@ from tests.assets.unbounded.following_plain import (
     table_in,
 )
 from tests.clocks import on_clock
+from tests.faulty_store import Crash
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -41,7 +41,6 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -64,6 +63,7 @@ from tests.assets.unbounded.facts import (
     spans_of,
     table_of,
 )
+from tests.faulty_store import Crash, Fault
 
 POLICY = DiscardPolicy(keep=2, grace=timedelta(0))
 KEPT = 6

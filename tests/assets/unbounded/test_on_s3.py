@@ -17,7 +17,6 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import (
@@ -31,6 +30,7 @@ from tests.assets.unbounded.facts import (
     table_of,
 )
 from tests.assets.unbounded.tables import left_over
+from tests.faulty_store import Crash, Fault
 from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.server

@@ -19,7 +19,6 @@ from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects import Lake, open_lake
-from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -38,6 +37,7 @@ from tests.assets.unbounded.facts import (
     table_of,
 )
 from tests.assets.unbounded.tables import left_over
+from tests.faulty_store import Fault
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 SPEC = table_of()

@@ -28,7 +28,6 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
@@ -42,6 +41,7 @@ from tests.assets.unbounded.following_plain import (
     partition,
     table_in,
 )
+from tests.faulty_store import Crash, Fault
 
 DAY = timedelta(days=1)
 COMPACTED = Shape(compacted=True, tombstones_kept=DAY)

@@ -30,7 +30,6 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -50,6 +49,7 @@ from tests.assets.unbounded.facts import (
     table_of,
 )
 from tests.assets.unbounded.tables import left_over
+from tests.faulty_store import Crash, Fault
 
 WHY: dict[str, Any] = {"reason": "more machines", "by": "ada"}
 SPEC, MORE = table_of(), table_of(partitions=5)

@@ -30,7 +30,6 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -48,6 +47,7 @@ from tests.assets.unbounded import facts
 from tests.assets.unbounded.facts import DEAD, NAME, TENFOLD, Fact, content, facts_in, letters, table_of
 from tests.assets.unbounded.following_plain import table_in
 from tests.assets.unbounded.tables import BY_HAND, left_over, stored
+from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
 
 COLUMNS = Schema.of(k="string", n="int")
 KEYS = [*"abcdefgh"]

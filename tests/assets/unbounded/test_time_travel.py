@@ -21,10 +21,10 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import COLUMNS, content, entries, faulty, send, table
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 TICK = timedelta(microseconds=1)
 

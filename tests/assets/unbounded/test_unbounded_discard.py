@@ -24,11 +24,11 @@ from dagster_adjunct.assets.versions.stored_declaration import Declaration
 from dagster_adjunct.assets.versions.unbounded_state import Bootstrap, Retired
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older, objects
 from tests.assets.unbounded.tables import content, copy_of, entries, faulty, left_over, send, table
+from tests.faulty_store import Crash, Fault
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -11,7 +11,6 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -20,6 +19,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Fault
 from tests.orchestration.offsets import offsets_processes, startpoints_model
 from tests.orchestration.offsets.offsets_model import Box, Partition, Position, Replay, Setting, Wish
 from tests.orchestration.offsets.offsets_processes import Process

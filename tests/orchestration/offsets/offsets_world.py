@@ -25,7 +25,6 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext
 from dagster_adjunct.orchestration.step.step_report import StepEvent, StepReport
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -34,6 +33,7 @@ from dagster_adjunct.resources.streams.interface.stream_system import StreamSyst
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from tests.clocks import on_clock
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.batchlog.checkpoint_history import CheckpointManager
-from dagster_adjunct.resources.objects.faulty_store import Crash
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Crash
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
 S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))

@@ -27,7 +27,6 @@ from dagster_adjunct.orchestration.startpoints.startpoint_request import Startpo
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import Lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
@@ -40,6 +39,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import SCHEMA, TENFOLD, Fact
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4), ("e", 5, 5)]
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

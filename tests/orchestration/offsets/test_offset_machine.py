@@ -25,8 +25,8 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import commit_log as commit_module
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_doings import LIMIT, TASKS, Doing, Doings, in_turn, number
 from tests.orchestration.offsets.offsets_model import Box, Partition, Position, Wish, World
 from tests.orchestration.offsets.offsets_processes import outcomes, prefixes

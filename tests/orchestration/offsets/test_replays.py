@@ -11,7 +11,6 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.step import run_outputs as outputs_module
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -19,6 +18,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
 S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))

@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_st
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -24,6 +23,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld, ssp
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}

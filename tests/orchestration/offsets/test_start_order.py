@@ -9,7 +9,6 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty_store import Crash
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -17,6 +16,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Crash
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, ssp
 
 S0, S1, S2 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1", "fake.s.2"))

@@ -22,12 +22,12 @@ from dagster_adjunct.resources.errors import CommitStateUnknownError, StoreUnava
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.metadata import namespace_document as document_module
 from dagster_adjunct.resources.objects import commit_log as commit_module
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.clocks import on_clock
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets import startpoints_model as model
 from tests.orchestration.offsets.startpoints_model import HOUR, Request, Step, Tasks, World
 

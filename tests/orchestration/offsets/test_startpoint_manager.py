@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.startpoints.startpoint_request import Startpo
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import open_lake
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.interface.startpoint import (
@@ -26,6 +25,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.clocks import on_clock
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
 T0, T1 = "Partition 0", "Partition 1"

@@ -10,13 +10,13 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault
 from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointOldest,
     StartpointSpecific,
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, reader, two_partitions
 
 S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))

@@ -14,7 +14,6 @@ from dagster_adjunct.orchestration.startpoints.startpoint_manager import Startpo
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty_store import Crash
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -23,6 +22,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+from tests.faulty_store import Crash
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, reader, two_partitions
 
 S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))

@@ -27,11 +27,11 @@ from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.objects.faulty_store import Fault, FaultyStore
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from tests.faulty_store import Fault, FaultyStore
 
 SCHEMA = Schema.of(k="string", v="bigint")
 FOLDER = "datasets/d/data/attempt-1"

@@ -18,10 +18,10 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore, Namespace, Snapshot
 from dagster_adjunct.resources.metadata import namespace_document as document_module
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from tests.clocks import on_clock
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 Contents = dict[str, Any]
 
@@ -234,8 +234,6 @@ def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lak
     assert (contents(named(lake)), contents(others)) == expected
     put(named(lake), {"one more": 1})
     assert contents(MetadataStore(lake).namespace("things", "app"))["one more"] == 1
-    with pytest.raises(ConfigurationError, match="grace period"):
-        MetadataStore(lake).collect(grace=timedelta(seconds=1))
 
 
 def test_collecting_keeps_the_newest_manifests(lake: Lake) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
-from dagster_adjunct.resources.objects.faulty_store import FaultyStore
+from tests.faulty_store import FaultyStore
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects import ObjectStore

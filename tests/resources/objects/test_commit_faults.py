@@ -15,12 +15,12 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import Commit, CommitLog, InMemoryStore
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dagster_adjunct.resources.objects.faulty_store import FaultKind
+    from tests.faulty_store import FaultKind
 
 
 def _at_second_commit(*plan: Fault) -> tuple[CommitLog, CommitLog, Commit, FaultyStore]:

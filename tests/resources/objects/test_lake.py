@@ -24,9 +24,9 @@ from dagster_adjunct.resources.objects import (
     lake_in,
     open_lake,
 )
-from dagster_adjunct.resources.objects.faulty_store import FaultyStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from tests.faulty_store import FaultyStore
 
 if TYPE_CHECKING:
     from pathlib import Path

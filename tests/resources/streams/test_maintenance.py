@@ -6,8 +6,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
@@ -26,6 +25,7 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import (
     Segment,
 )
 from tests.clocks import on_clock
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = Callable[..., pa.Table]
@@ -176,12 +176,6 @@ def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> No
             assert nth > 10
             return
     pytest.fail("maintenance takes more than 59 requests")
-
-
-def test_a_grace_period_that_endangers_appends_is_refused(streams: LakeStreams) -> None:
-    streams.create("s", schema=SCHEMA, partitions=1)
-    with pytest.raises(ConfigurationError, match="about to commit"):
-        streams.maintain("s", grace=timedelta(seconds=1))
 
 
 def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams, records: Records) -> None:

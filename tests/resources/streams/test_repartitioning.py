@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.faulty_store import Crash, Fault, FaultyStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -22,6 +21,7 @@ from dagster_adjunct.resources.streams.lake.named_readers import list_readers, r
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention, StreamState
 from tests.clocks import on_clock
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA, Clock
 
 Records = dict[str, list[tuple[int, bool, object, int]]]

@@ -80,7 +80,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule()
     def maintain(self) -> None:
-        self.streams.maintain("s", self.clock.now, grace=timedelta(hours=1))
+        self.streams.maintain("s", self.clock.now)
         limit = self.clock.now.timestamp() - 5 * 3600
         for ssp, oldest in self.streams.oldest(self.streams.partitions("s")).items():
             times = self.times[ssp.partition]

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables import ManualClock, MemoryTable, RateLimit, RemoteTable
+from dagster_adjunct.resources.tables import MemoryTable, RateLimit, RemoteTable
 from dagster_adjunct.resources.tables.rate_limit import TokenBucket
+from tests.resources.tables.manual_clock import ManualClock
 
 
 def test_without_a_rate_nothing_waits():

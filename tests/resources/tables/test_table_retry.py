@@ -10,8 +10,9 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables import ManualClock, RemoteTable, RetryPolicy, TableWriteFunction
+from dagster_adjunct.resources.tables import RemoteTable, RetryPolicy, TableWriteFunction
 from dagster_adjunct.resources.tables.table_functions import record_not_found
+from tests.resources.tables.manual_clock import ManualClock
 
 
 class Flaky(TableWriteFunction[str, dict, dict]):

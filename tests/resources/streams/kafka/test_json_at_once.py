@@ -63,7 +63,7 @@ odd = st.sampled_from(
 def one_by_one(data: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
     """Return what Python's own parser makes of the messages, and the problems."""
     problems: dict[int, str] = {}
-    reader = Json(SCHEMA, names=NAMES).reader("kafka.s")
+    reader = Json(SCHEMA, names=NAMES).reader()
     rows: list[dict[str, Any] | None] = []
     converts = {field.name: from_json(field, None) for field in SCHEMA.fields}
     for row, each in enumerate(data):
