@@ -88,7 +88,7 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize("delivered", ["whole", "in part", "again"])
-def test_what_operators_do_meanwhile_costs_no_advance_and_is_not_undone(monkeypatch, delivered: str) -> None:
+def test_what_operators_do_meanwhile_costs_no_advance_and_is_not_undone(delivered: str) -> None:
     """Somebody pins the version served just before the nth request of an advance, for every n."""
     for nth in range(1, 100):
         world = planes_in(lake_in(InMemoryStore()))

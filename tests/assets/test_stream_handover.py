@@ -20,8 +20,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy
-from tests.clocks import on_clock
-from tests.resources.streams.stream_helpers import Clock
+from tests.clocks import Clock, on_clock
 
 duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("polars")

@@ -43,7 +43,7 @@ STAGES = ("collect", "build", "unchanged", "validate", "seal", "switch")
 
 
 @pytest.fixture
-def planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def planes(tmp_path: Path) -> World:
     """Two versions are published, a third is delivered."""
     world = planes_in(open_lake(tmp_path / "lake"))
     publish(world, 1, 2)

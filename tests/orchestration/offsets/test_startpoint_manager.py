@@ -24,21 +24,13 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-from tests.clocks import on_clock
+from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
 T0, T1 = "Partition 0", "Partition 1"
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = BEGIN
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
-from tests.clocks import on_clock
-from tests.resources.streams.stream_helpers import Clock
+from tests.clocks import Clock, on_clock
 
 
 @pytest.fixture

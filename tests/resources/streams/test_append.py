@@ -19,8 +19,9 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
+from tests.clocks import Clock
 from tests.faulty_store import Crash, Fault, FaultyStore
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]
 

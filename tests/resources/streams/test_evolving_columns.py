@@ -23,8 +23,8 @@ from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
-from tests.clocks import on_clock
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.clocks import Clock, on_clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 NOW = Schema.of(k="string", v="decimal(20,2)", note="string", n="bigint")
 BEFORE = Schema.of(k="string", v="int", n="tinyint")

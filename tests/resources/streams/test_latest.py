@@ -26,7 +26,8 @@ from dagster_adjunct.resources.streams.lake.source_ranges import (
     with_sources,
 )
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.clocks import Clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,9 +24,9 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import (
     Retention,
     Segment,
 )
-from tests.clocks import on_clock
+from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]
 ZERO = SystemStreamPartition("lake", "s", 0)

@@ -25,8 +25,8 @@ from dagster_adjunct.resources.streams.lake.named_readers import (
 )
 from dagster_adjunct.resources.streams.lake.source_ranges import SourceRange, Sources
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
-from tests.clocks import on_clock
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.clocks import Clock, on_clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]
 

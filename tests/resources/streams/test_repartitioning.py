@@ -20,9 +20,9 @@ from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.named_readers import list_readers, read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention, StreamState
-from tests.clocks import on_clock
+from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = dict[str, list[tuple[int, bool, object, int]]]
 

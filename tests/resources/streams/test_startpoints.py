@@ -34,8 +34,8 @@ from dagster_adjunct.resources.streams.interface.stream_system import OffsetRang
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
-from tests.clocks import on_clock
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.clocks import Clock, on_clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 SSP = SystemStreamPartition("lake", "s", 0)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -17,8 +17,8 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 from dagster_adjunct.resources.streams.lake import segment_index as stream_index
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams
 from dagster_adjunct.resources.streams.lake.stream_manifest import CompactionPolicy, Retention
-from tests.clocks import on_clock
-from tests.resources.streams.stream_helpers import SCHEMA, Clock
+from tests.clocks import Clock, on_clock
+from tests.resources.streams.stream_helpers import SCHEMA
 
 N = 3
 KEYS = st.one_of(st.none(), st.text(max_size=5))
