@@ -152,27 +152,26 @@ def compact(world: World, spec, level=None, *, lake: Lake | None = None, policy=
     return compact_dataset(lake or world.lake, spec.name, world.spark, by="test", level=level, policy=policy)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
-def test_a_minor_compaction_makes_one_delta_and_keeps_its_tombstones(sparkling: World, spread) -> None:
-    spec = table(sparkling, **spread)
+def test_a_minor_compaction_makes_one_delta_and_keeps_its_tombstones(quick: World, spread) -> None:
+    spec = table(quick, **spread)
     history = [
-        send(sparkling, spec, {"a": 1, "b": 1, "c": 1, "d": 1}),
-        send(sparkling, spec, {"a": 2, "b": None}),
-        send(sparkling, spec, {"b": None, "c": None, "e": 2}),
-        send(sparkling, spec, {"c": 3, "e": None}),
+        send(quick, spec, {"a": 1, "b": 1, "c": 1, "d": 1}),
+        send(quick, spec, {"a": 2, "b": None}),
+        send(quick, spec, {"b": None, "c": None, "e": 2}),
+        send(quick, spec, {"c": 3, "e": None}),
     ]
-    report = compact(sparkling, spec, "minor")
+    report = compact(quick, spec, "minor")
     assert (report.action, report.level, report.generations, report.rows) == ("compacted", "minor", (4, 2), (7, 4))
     assert report.counters == {"superseded": 3, "deleted": 0}
-    assert entries(sparkling, spec) == {"a": 2, "c": 3, "d": 1}
-    assert [g.id for g in sparkling.view(spec).sealed.generations] == [1, 4], "the newest of what was merged"
-    assert {(k, t) for _, k, t in stored(sparkling, spec) if t} == {("b", True), ("e", True)}
-    send(sparkling, spec, {"b": 5})
-    assert entries(sparkling, spec) == {"a": 2, "b": 5, "c": 3, "d": 1}
+    assert entries(quick, spec) == {"a": 2, "c": 3, "d": 1}
+    assert [g.id for g in quick.view(spec).sealed.generations] == [1, 4], "the newest of what was merged"
+    assert {(k, t) for _, k, t in stored(quick, spec) if t} == {("b", True), ("e", True)}
+    send(quick, spec, {"b": 5})
+    assert entries(quick, spec) == {"a": 2, "b": 5, "c": 3, "d": 1}
     for version, expected in history:
-        assert entries(sparkling, spec, version) == expected
-    assert left_over(sparkling, spec) == set()
+        assert entries(quick, spec, version) == expected
+    assert left_over(quick, spec) == set()
 
 
 @pytest.mark.spark
@@ -365,90 +364,83 @@ def change(world: World, spec, *changes: tuple[str, int, bool]) -> None:
     world.advance(spec)
 
 
-@pytest.mark.spark
-def test_deletions_are_remembered_for_ever_unless_a_distance_is_declared(sparkling: World) -> None:
-    spec = ordered(sparkling)
-    change(sparkling, spec, ("a", 10, False), ("b", 10, False))
-    change(sparkling, spec, ("a", 20, True), ("c", 1000, False))
-    report = compact(sparkling, spec, "major")
-    assert (report.horizon, report.rows, sparkling.view(spec).rows) == (None, (4, 3), 2)
-    change(sparkling, spec, ("a", 15, False))
-    assert entries(sparkling, spec) == {"b": 10, "c": 1000}
-    assert StoredVersions(sparkling.lake, spec).require_manifest().horizon is None
+def test_deletions_are_remembered_for_ever_unless_a_distance_is_declared(quick: World) -> None:
+    spec = ordered(quick)
+    change(quick, spec, ("a", 10, False), ("b", 10, False))
+    change(quick, spec, ("a", 20, True), ("c", 1000, False))
+    report = compact(quick, spec, "major")
+    assert (report.horizon, report.rows, quick.view(spec).rows) == (None, (4, 3), 2)
+    change(quick, spec, ("a", 15, False))
+    assert entries(quick, spec) == {"b": 10, "c": 1000}
+    assert StoredVersions(quick.lake, spec).require_manifest().horizon is None
 
 
-@pytest.mark.spark
-def test_deletions_up_to_the_horizon_are_forgotten_and_what_comes_below_it_is_late(sparkling: World) -> None:
-    spec = ordered(sparkling, keep_tombstones=100)
-    change(sparkling, spec, ("a", 10, False), ("b", 10, False))
-    change(sparkling, spec, ("a", 900, True), ("b", 950, True), ("c", 1000, False))
-    report = compact(sparkling, spec, "major")
+def test_deletions_up_to_the_horizon_are_forgotten_and_what_comes_below_it_is_late(quick: World) -> None:
+    spec = ordered(quick, keep_tombstones=100)
+    change(quick, spec, ("a", 10, False), ("b", 10, False))
+    change(quick, spec, ("a", 900, True), ("b", 950, True), ("c", 1000, False))
+    report = compact(quick, spec, "major")
     assert (report.horizon, report.rows) == (900, (5, 2))
     assert report.counters == {"superseded": 2, "deleted": 1}
-    assert [key for _, key, tombstone in stored(sparkling, spec) if tombstone] == ["b"]
-    assert sparkling.view(spec).rows == 1
-    change(sparkling, spec, ("a", 20, False), ("b", 940, False), ("d", 901, False))
-    assert entries(sparkling, spec) == {"c": 1000, "d": 901}
+    assert [key for _, key, tombstone in stored(quick, spec) if tombstone] == ["b"]
+    assert quick.view(spec).rows == 1
+    change(quick, spec, ("a", 20, False), ("b", 940, False), ("d", 901, False))
+    assert entries(quick, spec) == {"c": 1000, "d": 901}
 
 
-@pytest.mark.spark
-def test_a_horizon_never_goes_back(sparkling: World) -> None:
-    spec = ordered(sparkling, keep_tombstones=100)
-    change(sparkling, spec, ("a", 1000, False))
-    change(sparkling, spec, ("b", 990, False))
-    assert compact(sparkling, spec, "major").horizon == 900
-    wider = ordered(sparkling, keep_tombstones=500)
-    change(sparkling, wider, ("c", 1100, False))
-    assert compact(sparkling, wider, "major").horizon == 900
+def test_a_horizon_never_goes_back(quick: World) -> None:
+    spec = ordered(quick, keep_tombstones=100)
+    change(quick, spec, ("a", 1000, False))
+    change(quick, spec, ("b", 990, False))
+    assert compact(quick, spec, "major").horizon == 900
+    wider = ordered(quick, keep_tombstones=500)
+    change(quick, wider, ("c", 1100, False))
+    assert compact(quick, wider, "major").horizon == 900
 
 
-@pytest.mark.spark
-def test_a_minor_compaction_by_a_column_keeps_the_highest_whatever_came_first(sparkling: World) -> None:
-    spec = ordered(sparkling)
-    change(sparkling, spec, ("a", 50, False), ("b", 50, False))
-    change(sparkling, spec, ("a", 40, True), ("b", 60, True))
-    change(sparkling, spec, ("b", 55, False), ("c", 1, False))
-    assert compact(sparkling, spec, "minor").changed
-    assert entries(sparkling, spec) == {"a": 50, "c": 1}
+def test_a_minor_compaction_by_a_column_keeps_the_highest_whatever_came_first(quick: World) -> None:
+    spec = ordered(quick)
+    change(quick, spec, ("a", 50, False), ("b", 50, False))
+    change(quick, spec, ("a", 40, True), ("b", 60, True))
+    change(quick, spec, ("b", 55, False), ("c", 1, False))
+    assert compact(quick, spec, "minor").changed
+    assert entries(quick, spec) == {"a": 50, "c": 1}
 
 
-@pytest.mark.spark
-def test_a_late_change_that_lands_during_a_compaction_brings_nothing_back(sparkling: World) -> None:
+def test_a_late_change_that_lands_during_a_compaction_brings_nothing_back(quick: World) -> None:
     """The deletion of `a` would be forgotten, and the change below it was committed before anybody could refuse it."""
-    spec = ordered(sparkling, keep_tombstones=100)
-    change(sparkling, spec, ("a", 10, False))
-    change(sparkling, spec, ("a", 20, True), ("c", 1000, False))
-    late = Fault("put_if_match", 1, "meanwhile", lambda: change(sparkling, spec, ("a", 15, False)))
-    report = compact(sparkling, spec, "major", lake=faulty(sparkling, late))
+    spec = ordered(quick, keep_tombstones=100)
+    change(quick, spec, ("a", 10, False))
+    change(quick, spec, ("a", 20, True), ("c", 1000, False))
+    late = Fault("put_if_match", 1, "meanwhile", lambda: change(quick, spec, ("a", 15, False)))
+    report = compact(quick, spec, "major", lake=faulty(quick, late))
     assert (report.action, report.horizon) == ("compacted", None), "built again, with all tombstones"
-    assert entries(sparkling, spec) == {"c": 1000}
-    assert left_over(sparkling, spec) == set()
+    assert entries(quick, spec) == {"c": 1000}
+    assert left_over(quick, spec) == set()
 
 
-@pytest.mark.spark
-def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_horizon(sparkling: World) -> None:
-    spec = ordered(sparkling, keep_tombstones=100)
-    change(sparkling, spec, ("a", 10, False))
-    change(sparkling, spec, ("a", 20, True), ("c", 1000, False))
-    lake = faulty(sparkling, Fault("put_if_match", 1, "meanwhile", lambda: compact(sparkling, spec, "major")))
-    sparkling.send(spec.name, [("a", 15)])
+def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_horizon(quick: World) -> None:
+    spec = ordered(quick, keep_tombstones=100)
+    change(quick, spec, ("a", 10, False))
+    change(quick, spec, ("a", 20, True), ("c", 1000, False))
+    lake = faulty(quick, Fault("put_if_match", 1, "meanwhile", lambda: compact(quick, spec, "major")))
+    quick.send(spec.name, [("a", 15)])
     with pytest.raises(CommitConflictError):
-        sparkling.advance(spec, lake=lake)
-    assert entries(sparkling, spec) == {"c": 1000}
-    report = sparkling.advance(spec)
+        quick.advance(spec, lake=lake)
+    assert entries(quick, spec) == {"c": 1000}
+    report = quick.advance(spec)
     assert report.counters["late"] == 1
-    assert entries(sparkling, spec) == {"c": 1000}
+    assert entries(quick, spec) == {"c": 1000}
 
 
-@pytest.mark.spark
-def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(sparkling: World) -> None:
+def test_a_rebuild_takes_in_what_is_below_the_horizon_of_the_table_before(quick: World) -> None:
     from dagster_adjunct.assets.unbounded.advance_table import advance_unbounded
 
-    spec = ordered(sparkling, keep_tombstones=100)
-    change(sparkling, spec, ("a", 10, False))
-    change(sparkling, spec, ("c", 1000, False))
-    assert compact(sparkling, spec, "major").horizon == 900
-    context = WriteContext(sparkling.lake, sparkling.systems, sparkling.spark, "test")
+    spec = ordered(quick, keep_tombstones=100)
+    change(quick, spec, ("a", 10, False))
+    change(quick, spec, ("c", 1000, False))
+    assert compact(quick, spec, "major").horizon == 900
+    context = WriteContext(quick.lake, quick.systems, quick.spark, "test")
     advance_unbounded(context, spec, rebuild="a test")
-    assert entries(sparkling, spec) == {"a": 10, "c": 1000}
-    assert StoredVersions(sparkling.lake, spec).require_manifest().horizon is None
+    assert entries(quick, spec) == {"a": 10, "c": 1000}
+    assert StoredVersions(quick.lake, spec).require_manifest().horizon is None

@@ -77,6 +77,12 @@ def by_spark(world: World) -> dict[str, int]:
 
 
 @pytest.fixture
+def quick(world: World) -> World:
+    world.spark = IN_PROCESS
+    return world
+
+
+@pytest.fixture
 def plain_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], World]:
     return lambda: facts_in(World(open_lake(tmp_path_factory.mktemp("lake")), IN_PROCESS))
 
@@ -128,23 +134,21 @@ def test_by_spark_too_with_deletions_replays_and_compactions(sparkling: World, s
         assert by_spark(world) == wanted
 
 
-@pytest.mark.spark
-def test_a_deletion_beats_what_arrives_after_it_and_is_older_also_from_the_base(sparkling: World) -> None:
-    world = facts_in(sparkling)
+def test_a_deletion_beats_what_arrives_after_it_and_is_older_also_from_the_base(quick: World) -> None:
+    world = facts_in(quick)
     send(world, [("a", 10, 1), ("b", 10, 1), ("b", 20, None)])
     report = world.advance(ordered())
     assert report.rows is None, "the base holds a deletion, which is no entry"
-    assert by_spark(world) == by_key(world) == {"a": 1}
+    assert by_key(world) == {"a": 1}
     send(world, [("a", 9, 7), ("b", 19, 7), ("c", 5, 5)])
     world.advance(ordered())
-    assert by_spark(world) == by_key(world) == {"a": 1, "c": 5}
+    assert by_key(world) == {"a": 1, "c": 5}
     send(world, [("b", 21, 8), ("c", 5, 6)])
     world.advance(ordered())
-    assert by_spark(world) == by_key(world) == {"a": 1, "b": 8, "c": 6}, "of equals the later one"
+    assert by_key(world) == {"a": 1, "b": 8, "c": 6}, "of equals the later one"
 
 
-@pytest.mark.spark
-def test_dates_and_instants_order_as_days_and_microseconds(sparkling: World) -> None:
+def test_dates_and_instants_order_as_days_and_microseconds(quick: World) -> None:
     for name, kind, values in (
         ("date", pa.date32(), [dt.date(2020, 1, 2), dt.date(1960, 1, 1), dt.date(2020, 1, 1)]),
         (
@@ -153,7 +157,7 @@ def test_dates_and_instants_order_as_days_and_microseconds(sparkling: World) -> 
             [dt.datetime(2020, 1, 1, 0, 0, 0, at, dt.UTC) for at in (2, 0, 1)],
         ),
     ):
-        world = World(sparkling.lake, sparkling.spark)
+        world = World(quick.lake, quick.spark)
         world.stream(f"by_{name}", Schema.of(k="string", at=name, n="int"), ["k"], 1)
         spec = unbounded_dataset(f"by_{name}", input=f"lake.by_{name}", key="k", partitions=1, order_by="at")
         for number, at in enumerate(values):
@@ -163,9 +167,8 @@ def test_dates_and_instants_order_as_days_and_microseconds(sparkling: World) -> 
         assert world.view(spec).get("x")["n"] == 0
 
 
-@pytest.mark.spark
-def test_changes_at_or_below_the_horizon_come_too_late_and_are_counted(sparkling: World) -> None:
-    world = facts_in(sparkling)
+def test_changes_at_or_below_the_horizon_come_too_late_and_are_counted(quick: World) -> None:
+    world = facts_in(quick)
     spec = ordered(keep_tombstones=10)
     for facts in ([("a", 100, 1), ("b", 50, 1)], [("b", 60, None)]):
         send(world, facts)
@@ -175,13 +178,12 @@ def test_changes_at_or_below_the_horizon_come_too_late_and_are_counted(sparkling
     send(world, [("b", 55, 9), ("c", 90, 9), ("d", 91, 9)])
     report = world.advance(spec)
     assert report.counters["late"] == 2
-    assert by_spark(world) == by_key(world) == {"a": 1, "d": 9}, "the deletion of b is forgotten, and not undone"
+    assert by_key(world) == {"a": 1, "d": 9}, "the deletion of b is forgotten, and not undone"
     assert StoredVersions(world.lake, "facts").require_manifest().counters["late"] == 2
 
 
-@pytest.mark.spark
-def test_late_changes_go_to_the_dead_letters_where_there_are_some(sparkling: World) -> None:
-    world = facts_in(sparkling)
+def test_late_changes_go_to_the_dead_letters_where_there_are_some(quick: World) -> None:
+    world = facts_in(quick)
     spec = ordered(keep_tombstones=0, on_bad_change=DeadLetters("lake.facts-dead"))
     for at in (1, 100):
         send(world, [("a", at, 1)])
@@ -195,9 +197,8 @@ def test_late_changes_go_to_the_dead_letters_where_there_are_some(sparkling: Wor
     assert {row["reason"] for row in dead} == {"it comes too late: deletions up to position 100 are forgotten"}
 
 
-@pytest.mark.spark
-def test_a_change_without_a_position_is_a_bad_change(sparkling: World) -> None:
-    world = facts_in(sparkling)
+def test_a_change_without_a_position_is_a_bad_change(quick: World) -> None:
+    world = facts_in(quick)
     send(world, [("a", None, 1)])  # type: ignore[list-item]
     with pytest.raises(BadChangeError, match="at"):
         world.advance(ordered())
