@@ -67,8 +67,14 @@ def whole(number: int) -> Content:
 
 
 def faulty(world: World, *faults: Fault) -> Lake:
-    """Return the world's lake with these faults."""
+    """Return the world's lake with these faults; without any, it tells what was asked of it."""
     return Lake(FaultyStore(world.lake.store, faults), world.lake.id)
+
+
+def builds(lake: Lake) -> int:
+    """Return how many generations were written into such a lake."""
+    assert isinstance(lake.store, FaultyStore)
+    return len({key.rpartition("/")[0] for request, key in lake.store.requests if request == "upload"})
 
 
 def objects(lake: Lake, prefix: str = "") -> dict[str, str]:

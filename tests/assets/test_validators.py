@@ -17,7 +17,6 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, NumberFormatException, ParseException
 from pyspark.sql import SparkSession
 
-from dagster_adjunct.assets.bounded import build_candidate as candidate_module
 from dagster_adjunct.assets.bounded.advance_versions import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.discard_policy import DiscardPolicy
@@ -52,12 +51,14 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     ValidatorError,
 )
+from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World, no_spark
+from tests.assets.cycle import builds, faulty
 from tests.assets.sealing import table_of, view_of
 
 SCHEMA = Schema.of(tailnum="string", seats="int", maker="string")
@@ -491,17 +492,10 @@ def fleet(*validators: Validator) -> AdjunctDataset:
     return bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=validators)
 
 
-def test_a_mistake_costs_no_version_and_no_build(plain: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[str] = []
-    write = candidate_module.write_generation
-
-    def counted(*given: Any, what: str, **options: Any) -> Any:
-        built.append(what)
-        return write(*given, what=what, **options)
-
-    monkeypatch.setattr(candidate_module, "write_generation", counted)
+def test_a_mistake_costs_no_version_and_no_build(plain: World) -> None:
+    lake = faulty(plain)
     plain.send("planes", ROWS, version="v1")
-    assert plain.advance(fleet()).action == "sealed"
+    assert plain.advance(fleet(), lake=lake).action == "sealed"
     plain.send("planes", planes(5), version="v2")
     plain.send("planes", planes(6), version="v3")
     store = StoredVersions(plain.lake, fleet())
@@ -509,11 +503,11 @@ def test_a_mistake_costs_no_version_and_no_build(plain: World, monkeypatch: pyte
     wrong = [no_nulls("wings"), min_rows(1)]
     for _ in range(2):
         with pytest.raises(ValidatorError, match="version 'v2': validator 'no_nulls_wings' can't be evaluated"):
-            plain.advance(fleet(*wrong))
+            plain.advance(fleet(*wrong), lake=lake)
         assert store.require_manifest() == before
-    report = plain.advance(fleet(no_nulls("tailnum"), min_rows(1)))
+    report = plain.advance(fleet(no_nulls("tailnum"), min_rows(1)), lake=lake)
     assert (report.action, len(report.sealed), report.rejected, report.rows) == ("sealed", 2, (), 6)
-    assert [what.rpartition(" ")[2] for what in built] == ["'v1'", "'v2'", "'v3'"], "each was built once"
+    assert builds(lake) == 3, "each was built once"
 
 
 def test_the_first_version_that_meets_a_mistake_can_be_abandoned_as_the_error_says(plain: World) -> None:
@@ -555,24 +549,14 @@ def test_the_version_that_is_compared_with_is_held_meanwhile(plain: World) -> No
     assert live_leases(plain.lake, "planes", plain.lake.now()) == []
 
 
-def test_a_version_to_compare_with_that_was_discarded_before_is_a_conflict_and_costs_no_build(
-    plain: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_to_compare_with_that_was_discarded_before_is_a_conflict_and_costs_no_build(plain: World) -> None:
     two_versions(plain)
-    built: list[str] = []
-    write = candidate_module.write_generation
-
-    def write_while_others_discard(*given: Any, what: str, **options: Any) -> Any:
-        built.append(what)
-        take_back_and_discard(plain)
-        return write(*given, what=what, **options)
-
-    monkeypatch.setattr(candidate_module, "write_generation", write_while_others_discard)
+    lake = faulty(plain, Fault("upload", 1, "meanwhile", lambda: take_back_and_discard(plain)))
     plain.send("planes", planes(4), version="v3")
     with pytest.raises(CommitConflictError, match="discarded the version that it is compared with"):
-        plain.advance(fleet(min_rows(1)))
-    assert plain.advance(fleet(min_rows(1))).rows == 4
-    assert len(built) == 1
+        plain.advance(fleet(min_rows(1)), lake=lake)
+    assert plain.advance(fleet(min_rows(1)), lake=lake).rows == 4
+    assert builds(lake) == 1
 
 
 def test_a_mistake_in_one_member_of_a_set_publishes_none_and_rejects_none(plain: World) -> None:

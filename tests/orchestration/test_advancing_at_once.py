@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.changes.change_formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.run_application import run_application
@@ -21,6 +18,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, S
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from tests.assets.acting import Acting
 from tests.assets.conftest import World
 
 COLUMNS = Schema.of(k="string", n="int")
@@ -34,17 +32,6 @@ def world(tmp_path: Path) -> World:
         world.stream(name, COLUMNS, ["k"], 2)
         world.send(name, [("a", 1), ("b", 2)])
     return world
-
-
-@dataclass(frozen=True, slots=True)
-class Acting(Upserts):
-    """Upserts before whose decoding something is done."""
-
-    act: Callable[[], None] = lambda: None
-
-    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        self.act()
-        return Upserts.decode_arrow(self, records, schema)
 
 
 def run(

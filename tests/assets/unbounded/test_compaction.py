@@ -7,11 +7,11 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import merge_generations
 from dagster_adjunct.assets.unbounded import next_served_version as served_version
 from dagster_adjunct.assets.unbounded.compact_table import compact_dataset
 from dagster_adjunct.assets.unbounded.compaction_plan import plan_compaction
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
+from dagster_adjunct.assets.unbounded.engine import engine_of
 from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.write_context import WriteContext
 from dagster_adjunct.resources.bucketing.bucket_files import BucketFile, Generation
@@ -211,22 +211,17 @@ def test_a_table_whose_entries_are_all_deleted_is_compacted_to_nothing(quick: Wo
 
 
 @pytest.mark.spark
-def test_the_merge_is_local_to_each_bucket(sparkling: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_merge_is_local_to_each_bucket(sparkling: World) -> None:
     """No exchange stands in the plan: a bucket's generations are read and written by one task."""
-    plans: list[str] = []
-    write = merge_generations.write_generation
-
-    def seen(lake, attempt, number, layout, rows, **options):
-        plans.append(rows.sortWithinPartitions(*options["order_by"])._jdf.queryExecution().executedPlan().toString())
-        return write(lake, attempt, number, layout, rows, **options)
-
-    monkeypatch.setattr(merge_generations, "write_generation", seen)
+    merging = engine_of(sparkling.spark).table
     for spec in (table(sparkling, partitions=2), table(sparkling, "ordered", partitions=2, order_by="n")):
         send(sparkling, spec, {"a": 1, "b": 1})
         send(sparkling, spec, {"a": 2})
-        compact(sparkling, spec, "major")
-    assert len(plans) == 2
-    assert not [plan for plan in plans if "Exchange" in plan]
+        sealed = sparkling.view(spec).sealed
+        rows = merging.stored(sparkling.lake.store, "test", sealed.layout, sealed.generations)
+        for merged in (rows, merging.without_forgotten(rows, sealed.key, 1)[0]):
+            ordered = merged.sortWithinPartitions("k", "__position", "__gen")
+            assert "Exchange" not in ordered._jdf.queryExecution().executedPlan().toString()
 
 
 # -- inside a commit

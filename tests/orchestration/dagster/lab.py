@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from dagster import AssetCheckKey, AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult, asset
 
 from dagster_adjunct import (
@@ -182,6 +181,6 @@ def version_of(materialization: Any) -> str | None:
 
 
 @contextmanager
-def running_lab(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Lab]:
+def running_lab(folder: Path) -> Iterator[Lab]:
     with DagsterInstance.ephemeral() as instance:
         yield Lab(open_lake(folder / "lake"), instance)

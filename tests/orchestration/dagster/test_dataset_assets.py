@@ -27,8 +27,8 @@ WHY = {"reason": "ticket 7", "by": "ada"}
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    with running_lab(tmp_path, monkeypatch) as lab:
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
         yield lab
 

@@ -25,8 +25,8 @@ items = bounded_dataset("items", input="lake.items", key="item", partitions=2)
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    with running_lab(tmp_path, monkeypatch) as lab:
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with running_lab(tmp_path) as lab:
         yield lab
 
 

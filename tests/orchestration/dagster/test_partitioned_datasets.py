@@ -75,8 +75,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[Lab]:
-    with running_lab(tmp_path, monkeypatch) as lab:
+def lab(tmp_path: Path, answers: Answers) -> Iterator[Lab]:
+    with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
         yield lab
 

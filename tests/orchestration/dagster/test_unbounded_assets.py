@@ -22,36 +22,24 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.assets.declaration.following_changes import Following
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded import write_changes
 from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
+from tests.assets.acting import acting, failing
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab
 
+FULL = DatasetError("the disk is full.", "Make room.")
 PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, chunk=2)
 MORE: list[Row] = [*APPLES, ("c", "Cheese", 3), ("d", "Dates", 4)]
 COPY = AssetKey(["lake", "copy"])
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    with running_lab(tmp_path, monkeypatch) as lab:
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
         yield lab
-
-
-def fail_at_chunk(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the chunk of this number fail, once."""
-    write, calls = write_changes.write_generation, []
-
-    def failing(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == number:
-            raise DatasetError("the disk is full.", "Make room.")
-        return write(*arguments, **options)
-
-    patch.setattr(write_changes, "write_generation", failing)
 
 
 def facts(said: Said, check: str = "prices bootstrapped") -> dict[str, Any]:
@@ -89,14 +77,11 @@ def test_the_progress_of_a_bootstrap_is_in_the_runs_log(lab: Lab) -> None:
     assert lines[-1].endswith("100% (4 of 4 offsets)")
 
 
-def test_a_bootstrap_that_ends_early_fails_its_check_and_holds_back_what_is_downstream(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bootstrap_that_ends_early_fails_its_check_and_holds_back_what_is_downstream(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in APPLES]
     lab.streams.append("orders", pa.Table.from_pylist(rows, SCHEMA.to_arrow()), producer="lab", sequence=1)
-    fail_at_chunk(monkeypatch, 2)
-    said = lab.advance(PRICES)
+    said = lab.advance(failing(PRICES, 2, FULL))
     assert not said.success
     assert said.made == {}
     check = said.checks["prices bootstrapped"]
@@ -129,12 +114,11 @@ def test_a_bootstrap_that_never_began_says_so(lab: Lab) -> None:
     assert said.checks["prices bootstrapped"].description.startswith("The bootstrap has not begun. It ended with: ")
 
 
-def test_an_error_after_the_bootstrap_is_not_one_of_the_bootstrap(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_after_the_bootstrap_is_not_one_of_the_bootstrap(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     lab.advance(PRICES)
     lab.deliver("prices", APPLES, None)
-    fail_at_chunk(monkeypatch, 1)
-    said = lab.advance(PRICES)
+    said = lab.advance(failing(PRICES, 1, FULL))
     assert not said.success
     assert said.checks == {}
 
@@ -178,20 +162,14 @@ def test_a_table_that_is_not_marked_for_bootstrap_has_no_check(lab: Lab) -> None
     assert said.made["prices"]["adjunct/action"] == "applied"
 
 
-def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     made = lab.advance(PRICES).made["prices"]
     assert (made["adjunct/lag_records"], made["adjunct/lag_seconds"]) == (0, 0)
     assert made["adjunct/lag"]["lake.prices.0"] == {"offsets": 0, "records": 0, "lost": 0, "seconds": 0.0}
     lab.deliver("prices", APPLES, None)
-    write = write_changes.write_generation
-
-    def meanwhile(*arguments: Any, **options: Any) -> Any:
-        lab.deliver("prices", MORE, None)
-        return write(*arguments, **options)
-
-    monkeypatch.setattr(write_changes, "write_generation", meanwhile)
-    behind = lab.advance(PRICES).made["prices"]
+    slow = acting(PRICES, lambda: lab.deliver("prices", MORE, None))
+    behind = lab.advance(slow).made["prices"]
     assert behind["adjunct/action"] == "applied"
     assert behind["adjunct/lag_records"] == 4, "what came after the run had looked at the stream's end"
 

@@ -13,8 +13,8 @@ from tests.orchestration.dagster.lab import APPLES, Lab, running_lab
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    with running_lab(tmp_path, monkeypatch) as lab:
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with running_lab(tmp_path) as lab:
         lab.deliver("orders", [], None)
         yield lab
 

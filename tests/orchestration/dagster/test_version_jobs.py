@@ -23,8 +23,8 @@ PRICES = bounded_dataset("prices", input="lake.prices", key="item", partitions=2
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    with running_lab(tmp_path, monkeypatch) as lab:
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
         yield lab
 
