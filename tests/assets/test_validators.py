@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from dagster_adjunct.resources.objects.faulty_store import Fault
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, NumberFormatException, ParseException
 from pyspark.sql import SparkSession
@@ -51,7 +52,6 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     ValidatorError,
 )
-from dagster_adjunct.resources.objects.faulty_store import Fault
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.objects.object_store import ObjectStore
