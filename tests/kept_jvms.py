@@ -68,7 +68,7 @@ def kept_jvms(folder: Path) -> Iterator[None]:
             os.environ[_HOME] = before
         for jvm in folder.glob("*.jvm"):
             with suppress(ProcessLookupError):
-                os.kill(json.loads(jvm.read_text("utf-8"))["pid"], signal.SIGKILL)
+                os.kill(json.loads(jvm.read_text("utf-8"))["pid"], signal.SIGTERM)
 
 
 def without_kept_jvms(environment: Mapping[str, str]) -> dict[str, str]:

@@ -20,10 +20,17 @@ EVERY = 32
 REDUCED = ["--every", str(EVERY), "--batch", "3000"]
 
 
-def test_the_main_job_on_versitygw_equals_the_oracle(
-    versitygw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_main_job_with_its_lake_on_versitygw_and_its_table_in_postgres_equals_the_oracle(
+    versitygw: S3Server, postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_s3(versitygw, tmp_path, monkeypatch, EVERY)
+    postgres_server.execute("DROP TABLE IF EXISTS aircraft_state")
+    for name, value in versitygw.env.items():
+        monkeypatch.setenv(name, value)
+    lake, env = versitygw.url(), {**versitygw.env, "ADJUNCT_DEMO_POSTGRES": postgres_server.dsn()}
+    assert drive(lake, tmp_path / "unused", *REDUCED, env=env).result["spark_started"]
+    assert_outputs(lake, postgres_state(postgres_server), EVERY)
+    assert_counters(lake, EVERY)
+    assert not (tmp_path / "unused").exists()
 
 
 @pytest.mark.long
@@ -48,25 +55,16 @@ def on_s3(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eve
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     assert_outputs(lake, sqlite_state(state), every)
+    assert_counters(lake, every)
+    assert result["spark_started"]
+
+
+def assert_counters(lake: str, every: int) -> None:
     facts = expected(every)[2]
     counters = application_state(open_lake(lake), "flight-delays").totals
     assert counters["lake.enriched-flights"] == {"rows": facts["flights"], "duplicate_batches": 0}
     assert counters["aircraft-state"]["updates"] == facts["updates"]
     assert counters["aircraft-state"]["defaults_put"] == facts["defaults put"]
-    assert result["spark_started"]
-
-
-def test_the_main_job_with_its_table_in_postgres_equals_the_oracle(
-    postgres_server: PostgresServer, tmp_path: Path
-) -> None:
-    postgres_server.execute("DROP TABLE IF EXISTS aircraft_state")
-    lake = str(tmp_path / "lake")
-    drive(lake, tmp_path / "unused", *REDUCED, env={"ADJUNCT_DEMO_POSTGRES": postgres_server.dsn()}).result  # noqa: B018
-    assert_outputs(lake, postgres_state(postgres_server), EVERY)
-    counters = application_state(open_lake(lake), "flight-delays").totals["aircraft-state"]
-    facts = expected(EVERY)[2]
-    assert (counters["updates"], counters["defaults_put"]) == (facts["updates"], facts["defaults put"])
-    assert not (tmp_path / "unused").exists()
 
 
 def test_the_main_job_on_a_cluster_equals_the_oracle(spark_cluster: str, tmp_path: Path) -> None:

@@ -29,12 +29,10 @@ BEFORE_THE_FIRST_BATCH = [
 ]
 AMONG_SPARKS_TASKS = [
     "output lake.enriched-flights@1+0.7",  # Spark's tasks are writing
-    "output aircraft-state@1",  # between the two outputs
     "output aircraft-state@2+0.3",  # in the midst of the table's output of the next batch
-    "swap applications/flight-delays@2",  # after taking over: the close has its manifest and is not swapped in
-    "swap streams/weather@1",  # part 2 is half delivered: the planes are in, the flights are not
 ]
-# The others lie between two requests: tests/orchestration/offsets/test_step_crashes.py dies there in this process.
+# The others lie between two requests: tests/orchestration/offsets/test_step_crashes.py dies there in this process, and
+# the run of all the data between its two outputs.
 EVERYWHERE_IN_BATCHES = [
     "intent@1",
     "output lake.enriched-flights@1",
