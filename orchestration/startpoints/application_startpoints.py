@@ -11,9 +11,10 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import list_applications
 from dagster_adjunct.orchestration.batchlog.known_applications import nearest
 from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
-from dagster_adjunct.orchestration.startpoints.ask_and_take_back import Asked, TakenBack, ask, take_back
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked, ask
 from dagster_adjunct.orchestration.startpoints.request_parsing import expand_partitions, startpoint_requests
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
+from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.interface.startpoint import Startpoint

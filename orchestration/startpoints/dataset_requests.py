@@ -11,9 +11,12 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
 from dagster_adjunct.orchestration.startpoints.resolve_offsets import Unresolved
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -31,9 +34,11 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.advance_report import AdvanceReport
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.application.runtime import Runtime
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests
+    from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests, Taken
     from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -84,6 +89,24 @@ def named_only(app: Application) -> frozenset[str]:
     return frozenset(dataset_task(dataset.name) for dataset in rewindable(app) if dataset.stream in app.inputs)
 
 
+def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
+    """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
+    datasets = {dataset_task(dataset.name): dataset.name for dataset in rewindable(app)}
+
+    @cache
+    def manifest(name: str) -> UnboundedManifest | None:
+        stored = DatasetLog(lake, name).read_or_newest()[1]
+        return None if stored is None else as_unbounded(stored)
+
+    def taken(task: str, request: StartpointRequest) -> bool:
+        if task in datasets:
+            newest = manifest(datasets[task])
+            return newest is not None and newest.has_applied(str(request.ssp), request.id)
+        return offsets.has_taken(request.ssp, request.id)
+
+    return taken
+
+
 def apply_dataset_startpoints(
     runtime: Runtime,
     app: Application,
@@ -112,9 +135,9 @@ def apply_dataset_startpoints(
             continue
         requests, without = _resolvable(runtime.systems, handed.tasks.get(task, {}))
         unresolved += without
-        for each in without:
+        for gone in without:
             _log.warning(
-                "%s: dataset %s goes on without its startpoint: %s", each.request.ssp, dataset.name, each.error
+                "%s: dataset %s goes on without its startpoint: %s", gone.request.ssp, dataset.name, gone.error
             )
         if not requests:
             continue
@@ -123,7 +146,7 @@ def apply_dataset_startpoints(
         except AdjunctError as error:
             failed[dataset.name] = error
         else:
-            startpoints.remove_fan_outs({task: {ssp: each.id for ssp, each in requests.items()}})
+            startpoints.remove_fan_outs({task: {ssp: request.id for ssp, request in requests.items()}})
             on_report(reports[-1])
     return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
 
@@ -137,13 +160,14 @@ def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> Adv
             "Take the request back, and ask for the startpoint without an end.",
             dataset=dataset.name,
         )
+    reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
     return rewind_dataset(
         runtime.lake,
         runtime.systems,
         dataset,
         runtime.spark,
         positions={ssp: positioned(request) for ssp, request in requests.items()},
-        reason="; ".join(dict.fromkeys(f"{each.reason} (asked for by {each.by})" for each in requests.values())),
+        reason="; ".join(dict.fromkeys(reasons)),
         by=runtime.by,
         force={ssp for ssp, request in requests.items() if request.force},
     )

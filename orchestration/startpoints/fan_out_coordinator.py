@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.startpoints.dataset_requests import (
-    dataset_task,
-    dataset_tasks,
-    named_only,
-    rewindable,
-)
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Taken
+from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_tasks, named_only, taken_in
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
 
@@ -25,7 +17,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 
@@ -50,34 +41,16 @@ def fan_out_requests(
     stays as it is.
     """
     if not app.startpoints:
-        handed = (request for held in startpoints.get_fan_outs().values() for request in held.values())
-        return FanOut(left_alone=(*startpoints.requests(), *handed))
+        return startpoints.left_alone()
     tasks = {**(plan.partitions_by_task() if plan else {}), **dataset_tasks(app, systems)}
     if not tasks:
         return FanOut({})
-    taken = taken_in(startpoints.lake, app, offsets)
-    return startpoints.fan_out(tasks, named_only=named_only(app), taken=taken, complete=True)
+    only_by_name, taken = named_only(app), taken_in(startpoints.lake, app, offsets)
+    return startpoints.fan_out(tasks, named_only=only_by_name, taken=taken, complete=True)
 
 
 def hand_out(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
     """Fan out for a run of the application, once: its datasets and its tasks start at what they are handed here."""
+    startpoints = startpoints_of(runtime.lake, app)
     offsets = application_state(runtime.lake, app.name).offsets
-    return fan_out_requests(startpoints_of(runtime.lake, app), runtime.systems, app, plan, offsets)
-
-
-def taken_in(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
-    """Return whether a commit has taken in a request for a task: of the batch log, or of the dataset's own."""
-    datasets = {dataset_task(each.name): each.name for each in rewindable(app)}
-
-    @cache
-    def manifest(name: str) -> UnboundedManifest | None:
-        stored = DatasetLog(lake, name).read_or_newest()[1]
-        return None if stored is None else as_unbounded(stored)
-
-    def taken(task: str, request: StartpointRequest) -> bool:
-        if task in datasets:
-            found = manifest(datasets[task])
-            return found is not None and found.has_applied(str(request.ssp), request.id)
-        return offsets.has_taken(request.ssp, request.id)
-
-    return taken
+    return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)

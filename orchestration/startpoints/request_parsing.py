@@ -1,6 +1,6 @@
 """What people ask of startpoints, in their words: positions, partitions and the requests for them.
 
-Shared by the command line and the job in Dagster. Nothing here writes, and `preview` says what writing would do.
+Shared by the command line and the job in Dagster. Nothing here writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview
 from dagster_adjunct.orchestration.startpoints.startpoint_request import OnUnresolved, StartpointRequest
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.names import split_stream_name
@@ -28,8 +27,6 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-
-__all__ = ["POSITIONS", "Preview", "expand_partitions", "parse_position", "preview", "startpoint_requests"]
 
 POSITIONS = ("oldest", "upcoming", "timestamp", "offset")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
-from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.dataset_requests import (
@@ -91,13 +90,17 @@ class Preview:
 
 
 def preview(
-    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    requests: Sequence[StartpointRequest],
+    state: ApplicationState,
 ) -> list[Preview]:
-    """Return what each request would do if a run started now; what can't be followed has an `error`.
+    """Return what each request would do if a run started now from this state; what can't be followed has an `error`.
 
-    Looks once at each stream. Raises what planning the application and reading its batch log raise.
+    Looks once at each stream. Raises what planning the application raises.
     """
-    state, now = application_state(lake, app.name), lake.now()
+    now = lake.now()
     look = cache(partial(look_at_stream, systems))
     reading = plan_application(app, systems).partitions_by_task() if app.inputs else {}
     tables, named = dataset_tasks(app, systems), named_only(app)
@@ -114,12 +117,11 @@ def preview(
             tasks = (request.task,) if ssp in {**reading, **tables}.get(request.task, ()) else ()
         if request.task in reading and is_broadcast(app, ssp):
             found[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
-        elif tasks and not set(tasks) & tables.keys():
-            found[number] = _of_input(look, state, request, tasks, now)
         elif tasks:
-            for task in tasks:
+            of_tables = [task for task in tasks if task in tables]
+            for task in of_tables:
                 rewinds.setdefault(task, []).append(number)
-            found[number] = _of_dataset(look, request, tasks, now)
+            found[number] = _followed(look, None if of_tables else state, request, tasks, now)
         else:
             who = "no task reads" if request.task is None else f"{request.task!r} is no task that reads"
             readers = [task for task, ssps in {**reading, **tables}.items() if ssp in ssps]
@@ -131,58 +133,47 @@ def preview(
     return [found[number] for number in range(len(requests))]
 
 
-def _of_input(
+def _followed(
     look: Callable[[str], StreamSnapshot],
-    state: ApplicationState,
+    state: ApplicationState | None,
     request: StartpointRequest,
     tasks: tuple[str, ...],
     now: datetime,
 ) -> Preview:
+    """Return what a request would do to an input; without a `state`, what can be said of one for datasets so far."""
     ssp = request.ssp
-    checkpoint = state.checkpoint.get(ssp)
-    try:
-        stream = look(ssp.qualified_stream)
-        resolved = resolve_request(stream, request, now=now)
-    except PermanentError as error:
-        falls_back = request.on_unresolved == "checkpoint"
-        return Preview(request, tasks, checkpoint, error=str(error), falls_back=falls_back)
-    system = stream.system
-    if isinstance(resolved, Replay):
-        start, end = resolved.start, resolved.until
-        return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end))
-    start, end = resolved.offset, stream.upcoming[ssp]
-    # Of a stream that was made anew, the checkpoint is in the one before.
-    known = checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name))
-    moved = None
-    if checkpoint is not None and known:
-        moved = system.distance(ssp, checkpoint, start) - system.distance(ssp, start, checkpoint)
-    return Preview(request, tasks, checkpoint, start, end, system.distance(ssp, start, end), moved)
-
-
-def _of_dataset(
-    look: Callable[[str], StreamSnapshot], request: StartpointRequest, tasks: tuple[str, ...], now: datetime
-) -> Preview:
-    """Return what can be said of a request for datasets without looking at their tables."""
-    if request.until is not None:
+    if state is None and request.until is not None:
         return Preview(
             request,
             tasks,
-            error=f"{request.ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its "
-            "stream says up to where it has read. Leave the end (until) out.",
+            error=f"{ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its stream "
+            "says up to where it has read. Leave the end (until) out.",
         )
+    checkpoint = None if state is None else state.checkpoint.get(ssp)
     try:
-        resolved = resolve_request(look(request.ssp.qualified_stream), request, now=now)
+        stream = look(ssp.qualified_stream)
+        start = resolve_request(stream, request, now=now)
     except PermanentError as error:
-        return Preview(request, tasks, error=str(error), falls_back=request.on_unresolved == "checkpoint")
-    assert not isinstance(resolved, Replay)  # it has no end
-    return Preview(request, tasks, start=resolved.offset)
+        falls_back = request.on_unresolved == "checkpoint"
+        return Preview(request, tasks, checkpoint, error=str(error), falls_back=falls_back)
+    distance = partial(stream.system.distance, ssp)
+    if isinstance(start, Replay):
+        return Preview(request, tasks, checkpoint, start.start, start.until, distance(start.start, start.until))
+    if state is None:
+        return Preview(request, tasks, start=start.offset)
+    end = stream.upcoming[ssp]
+    moved = None
+    # Of a stream that was made anew, the checkpoint is in the one before.
+    if checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name)):
+        moved = distance(checkpoint, start.offset) - distance(start.offset, checkpoint)
+    return Preview(request, tasks, checkpoint, start.offset, end, distance(start.offset, end), moved)
 
 
 def _of_table(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
 ) -> dict[int, Preview]:
     """Return what these requests would do to the table of a dataset, all of them together."""
-    requests = {each.request.ssp: each.request for each in previews.values()}
+    requests = {before.request.ssp: before.request for before in previews.values()}
     if not requests:
         return {}
     try:
@@ -190,18 +181,18 @@ def _of_table(
             lake,
             systems,
             dataset,
-            positions={ssp: positioned(each) for ssp, each in requests.items()},
-            force={ssp for ssp, each in requests.items() if each.force},
+            positions={ssp: positioned(request) for ssp, request in requests.items()},
+            force={ssp for ssp, request in requests.items() if request.force},
         )
     except PermanentError as error:
-        return {number: replace(each, error=str(error)) for number, each in previews.items()}
+        return {number: replace(before, error=str(error)) for number, before in previews.items()}
     refusal = None if plan.refusal is None else str(plan.refusal)
-    rewound = {each.ssp: each for each in plan.partitions}
-    found = {}
-    for number, each in previews.items():
-        partition = rewound[each.request.ssp]
-        found[number] = replace(
-            each,
+    rewound = {partition.ssp: partition for partition in plan.partitions}
+    changed = {}
+    for number, before in previews.items():
+        partition = rewound[before.request.ssp]
+        changed[number] = replace(
+            before,
             checkpoint=partition.taken,
             start=partition.start,
             end=partition.taken,
@@ -209,4 +200,4 @@ def _of_table(
             moved=None if partition.taken is None else partition.skipped - partition.again,
             error=refusal,
         )
-    return found
+    return changed

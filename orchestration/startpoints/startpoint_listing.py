@@ -31,18 +31,18 @@ def list_startpoints(
 
     A row each, of JSON-able values. Of a replay, `left` counts the offsets that it has still to read.
     """
-    startpoints, state = startpoints_of(lake, app), application_state(lake, app.name)
+    stored, state = startpoints_of(lake, app).read(), application_state(lake, app.name)
     waiting = [
         _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
-        for request in startpoints.requests()
+        for request in stored.waiting
     ]
     expired = [
         _asked(request) | {"task": request.task} | _ages(request, now, app.startpoints_expire_after)
-        for request in startpoints.expired()
+        for request in stored.expired
     ]
     handed = [
         _asked(request) | {"task": task, "offset": _offset(state.offsets, request)}
-        for task, requests in startpoints.get_fan_outs().items()
+        for task, requests in stored.handed.items()
         for request in requests.values()
         if not state.offsets.has_taken(request.ssp, request.id)  # a crash may have left it there
     ]
@@ -50,10 +50,15 @@ def list_startpoints(
         {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
         for ssp, start in sorted(state.offsets.applied.items())
     ]
-    replays = [_replay(systems, each) for each in state.offsets.replays.values()]
+    replays = [_replay(systems, replay) for replay in state.offsets.replays.values()]
     unreadable = [
-        {"partition": each.partition or each.key, "task": each.task, "handed_to": each.at, "error": each.error}
-        for each in startpoints.unreadable()
+        {
+            "partition": unread.partition or unread.key,
+            "task": unread.task,
+            "handed_to": unread.at,
+            "error": unread.error,
+        }
+        for unread in stored.unreadable
     ]
     return {
         "waiting": waiting,

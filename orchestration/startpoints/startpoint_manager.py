@@ -10,9 +10,8 @@ there then. If it dies in between, the next one finds the requests settled and o
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +25,6 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
 )
 from dagster_adjunct.orchestration.startpoints.startpoint_entries import StartpointEntries
 from dagster_adjunct.orchestration.startpoints.startpoint_request import (
-    OnUnresolved,
     StartpointRequest,
     check_partition,
     check_task,
@@ -37,7 +35,6 @@ from dagster_adjunct.orchestration.startpoints.stored_requests import (
     equal_requests,
     request_key,
     sequence_of,
-    task_key,
 )
 from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
@@ -46,13 +43,27 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
-    from dagster_adjunct.resources.streams.interface.startpoint import Startpoint
 
 REQUESTS = "startpoints"
 FAN_OUTS = "startpoints-fan-out"
 EXPIRES_AFTER = timedelta(hours=12)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStartpoints:
+    """What is stored of an application's startpoints, as it stood at one look.
+
+    `waiting` are the requests that no fan-out has taken up, in the order in which the store took them; those that are
+    too old to be followed are `expired`: the next fan-out deletes them. `handed` is what each task has to apply.
+    `unreadable` is what this release of Adjunct can't read, of both: it is left alone until it is taken back.
+    """
+
+    waiting: Sequence[StartpointRequest]
+    expired: Sequence[StartpointRequest]
+    handed: Mapping[str, Requests]
+    unreadable: Sequence[Unreadable]
 
 
 class StartpointManager:
@@ -91,35 +102,6 @@ class StartpointManager:
         self._expiry_ms = expires_after // _MS
 
     # -- requests
-
-    def write_startpoint(
-        self,
-        ssp: SystemStreamPartition,
-        startpoint: Startpoint,
-        *,
-        task: str | None = None,
-        by: str,
-        reason: str,
-        on_unresolved: OnUnresolved = "fail",
-    ) -> None:
-        """Ask that reading of `ssp` starts at `startpoint`, at every task that reads it or at one.
-
-        Replaces an earlier request for the same partition and task, whatever the clocks said. An equal one changes
-        nothing while it waits. Each is a request of its own, with an id of its own: of a startpoint that was handed to
-        its task before, or applied, it is applied as well. Whoever has to repeat a write without knowing what became of
-        the first one writes the same `StartpointRequest` again (`write_startpoints`), which is applied once. Raises
-        ConfigurationError for what can't be followed, such as a text in place of the partition.
-        """
-        request = StartpointRequest(
-            ssp=ssp,
-            startpoint=startpoint,
-            task=task,
-            by=by,
-            reason=reason,
-            on_unresolved=on_unresolved,
-            id=uuid.uuid4().hex,
-        )
-        self.write_startpoints([request])
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
         """Write many requests in one commit: all of them or none. Of two for one target, the last counts.
@@ -168,42 +150,34 @@ class StartpointManager:
                 application=self.application,
             )
 
-    def read_startpoint(self, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
-        """Return the startpoint asked for at exactly this target; None if there is none, or it has expired."""
-        key = request_key((check_partition(ssp, "the startpoint to be read"), task))
-        found = self._checked(self._requests.read()).get(key)
-        if found is None:
-            return None
-        request = self._stored.request(key, found)
-        return None if request.expired(self._now_ms(), self._expiry_ms) else request.startpoint
+    def read(self) -> StoredStartpoints:
+        """Return all that is asked for and handed to tasks, in one look."""
+        now = self._now_ms()
+        # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
+        requests, unread = self._stored.requests(self._checked(self._requests.read()).items())
+        state = self._stored.state(self._fan_outs.read().items())
+        requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
+        return StoredStartpoints(
+            waiting=[request for request in requests if not request.expired(now, self._expiry_ms)],
+            expired=[request for request in requests if request.expired(now, self._expiry_ms)],
+            handed={task: held.pending for task, held in state.tasks.items() if held.pending},
+            unreadable=[*unread, *state.all_unreadable()],
+        )
 
-    def requests(self) -> list[StartpointRequest]:
-        """Return the requests that have not expired, in the order in which the store took them.
-
-        Those that this version can't read are left out: see `unreadable`.
-        """
-        return self._by_expiry(expired=False)
+    def left_alone(self) -> FanOut:
+        """Return a fan-out that has handed nothing out: all that is stored is left alone, as it is."""
+        stored = self.read()
+        handed = (request for held in stored.handed.values() for request in held.values())
+        return FanOut(left_alone=(*stored.waiting, *handed))
 
     def has_any(self) -> bool:
         """Return whether anything is stored that a fan-out would have to look at."""
         return bool(len(self._requests.read()) or len(self._fan_outs.read()))
 
-    def expired(self) -> list[StartpointRequest]:
-        """Return the requests that are too old to be followed and are still there: the next fan-out deletes them."""
-        return self._by_expiry(expired=True)
-
-    def unreadable(self) -> list[Unreadable]:
-        """Return what this release of Adjunct can't read, of requests and of what was handed to tasks.
-
-        It stays, and is left alone, until `delete_unreadable` takes it back.
-        """
-        handed = self._stored.state(self._checked(self._fan_outs.read()).items()).all_unreadable()
-        return [*self._stored.requests(self._requests.read().items())[1], *handed]
-
     def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
         """Take back the request for exactly this target, also one that can't be read; return whether there was one.
 
-        The target of one that can't be read may be no partition: it is given as the text that `unreadable` shows.
+        The target of one that can't be read may be no partition: it is given as the text that `read` shows.
         What is fanned out already stays so: see `remove_fan_out_for_task`.
         """
         known = partition_of(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
@@ -289,18 +263,10 @@ class StartpointManager:
         self._entries.delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
         return decision.report
 
-    def get_fan_out_for_task(self, task: str) -> Requests:
-        """Return what the task has to apply, by partition. Raises MalformedDocumentError for what can't be read."""
-        key = task_key(task)
-        held = self._stored.task(key, self._checked(self._fan_outs.read()).get(key))
-        if held.unread:
-            raise MalformedDocumentError(held.unread[0].error, "See `unreadable`, and `delete_unreadable`.")
-        return held.pending
-
     def get_fan_outs(self) -> dict[str, Requests]:
         """Return what every task has to apply, by task and partition: all of it in one look.
 
-        Without what can't be read: see `unreadable`.
+        Without what can't be read: see `read`.
         """
         tasks = self._stored.state(self._checked(self._fan_outs.read()).items()).tasks
         return {task: held.pending for task, held in tasks.items() if held.pending}
@@ -361,11 +327,6 @@ class StartpointManager:
 
         look = cache(lambda: application_state(self.lake, self.application).offsets)
         return lambda task, request: look().has_taken(request.ssp, request.id)
-
-    def _by_expiry(self, *, expired: bool) -> list[StartpointRequest]:
-        now, found = self._now_ms(), self._stored.requests(self._checked(self._requests.read()).items())[0]
-        chosen = [each for each in found if each.expired(now, self._expiry_ms) is expired]
-        return sorted(chosen, key=lambda each: (each.sequence, each.ssp, each.task or ""))
 
     def _now_ms(self) -> int:
         return (self.lake.now() - _EPOCH) // _MS

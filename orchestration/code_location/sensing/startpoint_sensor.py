@@ -67,9 +67,9 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         lake = tick.lake
         startpoints = startpoints_of(lake, app)
         state = BatchLog(lake, app.name).read()[1]
-        # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
-        requested = startpoints.requests()
-        pending = not_applied(startpoints.get_fan_outs(), state.offsets)
+        stored = startpoints.read()
+        requested = stored.waiting
+        pending = not_applied(stored.handed, state.offsets)
         if not requested and not pending:
             return Skip("No startpoints wait.")
         if tick.in_progress(own):

@@ -43,7 +43,7 @@ def test_a_whole_stream_is_asked_for_with_who_and_why_and_what_it_will_do(
 ) -> None:
     said = launch(lake, instance, partitions=["lake.orders"], position="oldest", by="ann")
     assert said.success, said.log
-    asked = startpoints.requests()
+    asked = startpoints.read().waiting
     assert [(each.ssp, each.startpoint.kind, each.by, each.reason) for each in asked] == [
         (ssp, "oldest", "ann", "wrong rates") for ssp in ORDERS
     ]
@@ -67,7 +67,7 @@ def test_a_bounded_replay_is_asked_for_by_time_and_offset(
         task="Partition 1",
     )
     assert said.success, said.log
-    (asked,) = startpoints.requests()
+    (asked,) = startpoints.read().waiting
     assert isinstance(asked.startpoint, StartpointTimestamp)
     assert asked.startpoint.timestamp_ms == 1767312000000
     assert isinstance(asked.until, StartpointSpecific)
@@ -79,7 +79,7 @@ def test_a_dry_run_shows_all_that_and_writes_nothing(
 ) -> None:
     said = launch(lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True)
     assert said.success, said.log
-    assert startpoints.requests() == []
+    assert startpoints.read().waiting == []
     assert "dry run: nothing is written." in said.log
     (event,) = [event for event in said.events if event.event_type_value == "STEP_OUTPUT"]
     shown = event.step_output_data.metadata["adjunct/startpoints"].value
@@ -95,7 +95,7 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
     said = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
     assert said.success, said.log
     assert "taken back: lake.orders.0: oldest" in said.log
-    assert [each.ssp for each in startpoints.requests()] == [ORDERS[1]]
+    assert [each.ssp for each in startpoints.read().waiting] == [ORDERS[1]]
     again = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
     assert "stays: lake.orders.0: nothing is asked for" in again.log
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_asked_for_fails_and_writes_nothing(
     said = launch(lake, instance, **config)
     assert not said.success
     assert problem in said.failure.description
-    assert startpoints.requests() == []
+    assert startpoints.read().waiting == []
 
 
 def test_an_application_with_startpoints_switched_off_has_no_sensor_for_them_and_refuses_in_the_job(
@@ -137,4 +137,4 @@ def test_an_application_with_startpoints_switched_off_has_no_sensor_for_them_and
     said = Said(result, instance)
     assert not said.success
     assert "switched off" in said.failure.description
-    assert startpoints.requests() == []
+    assert startpoints.read().waiting == []

@@ -19,6 +19,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import StartpointOld
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 ORDERS = [SystemStreamPartition("lake", "orders", number) for number in range(2)]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -49,9 +50,9 @@ def ask_for(
     made_ms = int((datetime.now(UTC) - age).timestamp() * 1000)
     startpoint = StartpointSpecific(offset=offset, creation_timestamp_ms=made_ms)
     manager = StartpointManager(MetadataStore(lake), "copy")
-    manager.write_startpoint(ssp, startpoint, by=by, reason="the rates were wrong", task=task)
+    write_startpoint(manager, ssp, startpoint, by=by, reason="the rates were wrong", task=task)
     # Each asking has an id of its own; one that has expired is not among the requests.
-    return next((each.id for each in manager.requests() if each.target == (ssp, task)), "")
+    return next((each.id for each in manager.read().waiting if each.target == (ssp, task)), "")
 
 
 def test_without_requests_nothing_is_launched_and_no_plan_is_made(
@@ -114,7 +115,7 @@ def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
         "not meet at its start is for the next one."
     )
     startpoints = StartpointManager(MetadataStore(lake), "copy")
-    assert len(startpoints.requests()) == 1
+    assert len(startpoints.read().waiting) == 1
     assert startpoints.get_fan_outs() == {}
 
     instance.delete_run(running.run_id)

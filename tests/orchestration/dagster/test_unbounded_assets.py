@@ -28,6 +28,7 @@ from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
 from tests.assets.acting import acting, failing
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, Lab, Row, Said, check_of, key_of, running_lab
+from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 FULL = DatasetError("the disk is full.", "Make room.")
 PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, chunk=2)
@@ -255,13 +256,13 @@ def test_startpoints_on_its_stream_are_applied_by_its_asset_once(lab: Lab) -> No
     assert lab.advance(PRICES).success
     startpoints = StartpointManager(MetadataStore(lab.lake), "shop")
     for ssp in lab.streams.partitions("prices"):
-        startpoints.write_startpoint(ssp, StartpointOldest(), by="ada", reason="built anew")
+        write_startpoint(startpoints, ssp, StartpointOldest(), by="ada", reason="built anew")
     before = StoredVersions(lab.lake, "prices").require_current().version
     said = lab.advance(PRICES)
     assert said.success
     assert "built anew (asked for by ada)" in said.log
     after = StoredVersions(lab.lake, "prices").require_current().version
     assert after != before
-    assert (startpoints.requests(), startpoints.get_fan_outs()) == ([], {})
+    assert (startpoints.read().waiting, startpoints.get_fan_outs()) == ([], {})
     lab.advance(PRICES)
     assert StoredVersions(lab.lake, "prices").require_current().version == after

@@ -155,7 +155,7 @@ class Doings:
 
     def seen(self) -> object:
         """Return of the lake what `offsets_model.World.seen` returns of the model."""
-        live = {(str(each.ssp), each.task, each.id) for each in self.here.startpoints(self.app).requests()}
+        live = {(str(each.ssp), each.task, each.id) for each in self.here.startpoints(self.app).read().waiting}
         pending = {(task, str(ssp), each) for (task, ssp), each in self.here.fanned_out(self.app).items()}
         state = self.here.state(self.app)
         offsets, opened = state.offsets, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -12,18 +12,21 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batchlog.batch_log import application_state
+from dagster_adjunct.orchestration.startpoints import request_preview
 from dagster_adjunct.orchestration.startpoints.request_parsing import (
     expand_partitions,
     parse_position,
-    preview,
     startpoint_requests,
 )
+from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     InvalidNameError,
     StreamNotFoundError,
 )
+from dagster_adjunct.resources.objects import Lake
 from dagster_adjunct.resources.streams.interface.startpoint import (
     Startpoint,
     StartpointOldest,
@@ -31,6 +34,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
     StartpointTimestamp,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 
@@ -52,6 +56,12 @@ def app() -> Application:
     app = Application("orders")
     app.input_stream("fake.s")
     return app
+
+
+def preview(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
+) -> list[request_preview.Preview]:
+    return request_preview.preview(lake, systems, app, requests, application_state(lake, app.name))
 
 
 def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:

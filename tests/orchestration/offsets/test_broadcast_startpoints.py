@@ -15,6 +15,7 @@ from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointSpecific
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
+from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 RULES = SystemStreamPartition("lake", "rules", 0)
@@ -66,12 +67,12 @@ def test_one_task_alone_can_not_start_elsewhere(world: OffsetsWorld, app: Applic
         startpoints.request("lake.rules", StartpointOldest(), task="Partition 1", **WHO)
     # Written by whoever does not look: runs refuse it until it is taken back, or say that they go on without it.
     manager = StartpointManager(MetadataStore(world.lake), app)
-    manager.write_startpoint(RULES, StartpointOldest(), task="Partition 1", on_unresolved="checkpoint", **WHO)
+    write_startpoint(manager, RULES, StartpointOldest(), task="Partition 1", on_unresolved="checkpoint", **WHO)
     startpoints.request("lake.s.1", StartpointOldest(), **WHO)
     report = world.run(app)
     assert any("lake.rules.0: goes on from its checkpoint" in text for text in report.startpoints)
     assert startpoints.take_back("lake.rules", task="Partition 1", **WHO).startpoints
-    manager.write_startpoint(RULES, StartpointOldest(), task="Partition 1", **WHO)
+    write_startpoint(manager, RULES, StartpointOldest(), task="Partition 1", **WHO)
     with pytest.raises(ConfigurationError, match="'Partition 1' alone"):
         world.run(app)
     assert startpoints.clear(**WHO).startpoints

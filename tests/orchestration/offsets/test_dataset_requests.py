@@ -40,6 +40,7 @@ from dagster_adjunct.resources.streams.interface.system_stream_partition import 
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import SCHEMA, TENFOLD, Fact
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.orchestration.offsets.stored_startpoints import handed_to, write_startpoint
 
 FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4), ("e", 5, 5)]
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
@@ -239,7 +240,7 @@ def test_what_comes_while_it_is_applied_stays_for_the_next_run(world: World) -> 
     meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: ask(world, app, request("one", 0, newer)))
     outcome = apply(world, app, startpoints, lake=Lake(FaultyStore(world.lake.store, [meanwhile]), world.lake.id))
     assert [report.action for report in outcome.reports] == ["rewound"]
-    assert startpoints.get_fan_out_for_task("dataset one")[ssp("one", 0)].startpoint == newer
+    assert handed_to(startpoints, "dataset one")[ssp("one", 0)].startpoint == newer
     assert [report.action for report in apply(world, app, startpoints).reports] == ["rewound"]
     assert startpoints.get_fan_outs() == {}
 
@@ -315,8 +316,8 @@ def test_a_startpoint_that_is_written_again_rewinds_a_dataset_again_as_it_does_a
     app, startpoint = app_of(followed("one")), StartpointSpecific(offset="0")
     for _ in range(2):
         startpoints = manager(world)
-        startpoints.write_startpoint(ssp("one", 0), startpoint, **WHO)
-        startpoints.write_startpoint(ssp("one", 0), startpoint, **WHO)  # nothing new while it waits
+        write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)
+        write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)  # nothing new while it waits
         fan_out_requests(startpoints, world.systems, app, None, OffsetState())
         assert [each.action for each in apply(world, app, startpoints).reports] == ["rewound"]
         assert fan_out_requests(startpoints, world.systems, app, None, OffsetState()).tasks == {}

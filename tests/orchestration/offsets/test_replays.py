@@ -192,7 +192,7 @@ def check_that_it_was_read_once(world: OffsetsWorld, app: Application) -> None:
     assert {batch.epochs.get(S0) for batch in found if not batch.main} == {1}
     assert world.state(app).offsets.opened == {S0: 1}
     assert world.fanned_out(app) == {}
-    assert world.startpoints(app).requests() == []
+    assert world.startpoints(app).read().waiting == []
 
 
 def test_a_crash_at_any_request_neither_repeats_nor_forgets_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:

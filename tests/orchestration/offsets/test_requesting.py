@@ -9,11 +9,12 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.ask_and_take_back import Asked, TakenBack, ask, take_back
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked, ask
 from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.streams.interface.startpoint import (
@@ -70,7 +71,7 @@ def back(world: OffsetsWorld, app: Application, *numbers: int, task: str | None 
 
 
 def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
-    return {str(each.ssp): each.startpoint.kind for each in world.startpoints(app).requests()}
+    return {str(each.ssp): each.startpoint.kind for each in world.startpoints(app).read().waiting}
 
 
 def crash(*_: object) -> None:

@@ -30,6 +30,7 @@ from tests.clocks import on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets import startpoints_model as model
 from tests.orchestration.offsets.startpoints_model import HOUR, Request, Step, Tasks, World
+from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
 
 # Names that a careless key would take for something else.
 TASKS = ("Partition 1", '["task","Partition 1"]', 'lake.s.0","Partition 1')
@@ -130,7 +131,7 @@ class StartpointMachine(RuleBasedStateMachine):
     @rule(tasks=st.sets(NAMED), fault=FAULTS)
     def apply(self, tasks: set[str], fault: Any) -> None:
         """A run reads the fan-outs of some tasks, applies them, commits and removes what it applied."""
-        found = {task: self.honest.get_fan_out_for_task(task) for task in tasks}
+        found = {task: handed_to(self.honest, task) for task in tasks}
         ids = {task: {ssp: each.startpoint.id for ssp, each in held.items()} for task, held in found.items()}
         chosen = {(task, str(ssp)): each for task, held in ids.items() for ssp, each in held.items()}
         fault_met = self.do(lambda manager: manager.remove_fan_outs(ids) or True, model.remove(chosen), fault) is None
@@ -177,16 +178,16 @@ class StartpointMachine(RuleBasedStateMachine):
     def each_target_is_read_by_itself(self) -> None:
         if not hasattr(self, "worlds"):
             return
-        live = {(r.ssp, r.task): r.startpoint for r in self.honest.requests()}
+        live = {(r.ssp, r.task): r.startpoint for r in self.honest.read().waiting}
         for ssp in map(SystemStreamPartition.parse, SSPS):
             for task in (None, *TASKS):
-                assert self.honest.read_startpoint(ssp, task) == live.get((ssp, task))
+                assert waiting_at(self.honest, ssp, task) == live.get((ssp, task))
         for task in TASKS:
-            assert self.honest.get_fan_out_for_task(task) == self.honest.get_fan_outs().get(task, {})
+            assert handed_to(self.honest, task) == self.honest.get_fan_outs().get(task, {})
 
     def seen(self) -> tuple[set[Any], set[Any]]:
         return (
-            {(str(each.ssp), each.task, each.startpoint.id) for each in self.honest.requests()},
+            {(str(each.ssp), each.task, each.startpoint.id) for each in self.honest.read().waiting},
             {
                 (task, str(ssp), each.startpoint.id)
                 for task, held in self.honest.get_fan_outs().items()
@@ -213,7 +214,7 @@ class StartpointMachine(RuleBasedStateMachine):
 
         def act(manager: StartpointManager) -> bool:
             where = SystemStreamPartition.parse(ssp)
-            manager.write_startpoint(where, startpoint, task=task, by="ada", reason="ticket 7")
+            write_startpoint(manager, where, startpoint, task=task, by="ada", reason="ticket 7")
             return True
 
         return act, model.write(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
@@ -26,6 +27,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
 
 S0, S1, S10 = (SystemStreamPartition("lake", "s", number) for number in (0, 1, 10))
 T0, T1 = "Partition 0", "Partition 1"
@@ -67,28 +69,28 @@ def stranded(report: FanOut) -> dict[str, dict[SystemStreamPartition, Any]]:
 
 def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock: Clock) -> None:
     broadcast, specific = made(clock), made(clock)
-    manager.write_startpoint(S1, broadcast, **WHO)
-    manager.write_startpoint(S1, specific, task=T1, **WHO, on_unresolved="checkpoint")
-    assert manager.read_startpoint(S1) == broadcast
-    assert manager.read_startpoint(S1, T1) == specific
-    assert manager.read_startpoint(S10) is None
-    assert manager.read_startpoint(S1, T0) is None
-    found = [(each.task, each.by, each.reason, each.on_unresolved) for each in manager.requests()]
+    write_startpoint(manager, S1, broadcast, **WHO)
+    write_startpoint(manager, S1, specific, task=T1, **WHO, on_unresolved="checkpoint")
+    assert waiting_at(manager, S1) == broadcast
+    assert waiting_at(manager, S1, T1) == specific
+    assert waiting_at(manager, S10) is None
+    assert waiting_at(manager, S1, T0) is None
+    found = [(each.task, each.by, each.reason, each.on_unresolved) for each in manager.read().waiting]
     assert found == [(None, "ada", "ticket 7", "fail"), (T1, "ada", "ticket 7", "checkpoint")]
     assert manager.delete_startpoint(S1)
     assert not manager.delete_startpoint(S1)
-    assert manager.read_startpoint(S1) is None
-    assert manager.read_startpoint(S1, T1) == specific
+    assert waiting_at(manager, S1) is None
+    assert waiting_at(manager, S1, T1) == specific
 
 
 def test_the_last_request_for_a_target_counts_whatever_its_clock_said(manager: StartpointManager, clock: Clock) -> None:
-    manager.write_startpoint(S0, made(clock), **WHO)
+    write_startpoint(manager, S0, made(clock), **WHO)
     late = made(clock, hours=1)
-    manager.write_startpoint(S0, late, **WHO)
-    assert manager.read_startpoint(S0) == late
+    write_startpoint(manager, S0, late, **WHO)
+    assert waiting_at(manager, S0) == late
     manager.fan_out({T0: [S0]})
     later = made(clock, hours=2)
-    manager.write_startpoint(S0, later, **WHO)
+    write_startpoint(manager, S0, later, **WHO)
     manager.fan_out({T0: [S0]})
     assert pending(manager) == {T0: {S0: later}}
 
@@ -98,10 +100,10 @@ def test_a_request_expires_at_twelve_hours_sharp(
     manager: StartpointManager, clock: Clock, age: timedelta, there: bool
 ) -> None:
     startpoint = made(clock)
-    manager.write_startpoint(S0, startpoint, **WHO)
+    write_startpoint(manager, S0, startpoint, **WHO)
     clock.now += age
-    assert (manager.read_startpoint(S0) == startpoint) is there
-    assert bool(manager.requests()) is there
+    assert (waiting_at(manager, S0) == startpoint) is there
+    assert bool(manager.read().waiting) is there
     report = manager.fan_out({T0: [S0]})
     assert bool(report.tasks) is there
     assert [each.startpoint for each in report.expired] == ([] if there else [startpoint])
@@ -110,7 +112,7 @@ def test_a_request_expires_at_twelve_hours_sharp(
 
 def test_what_was_fanned_out_does_not_expire(manager: StartpointManager, clock: Clock) -> None:
     startpoint = made(clock)
-    manager.write_startpoint(S0, startpoint, **WHO)
+    write_startpoint(manager, S0, startpoint, **WHO)
     manager.fan_out({T0: [S0]})
     clock.now += timedelta(days=30)
     assert manager.fan_out({T0: [S0]}).tasks[T0][S0].startpoint == startpoint
@@ -131,22 +133,22 @@ def test_the_newer_of_broadcast_and_specific_counts_and_a_tie_goes_to_the_task(
     broadcast, specific = made(clock, hours=broadcast_age), made(clock, hours=specific_age)
     writes = [(broadcast, None), (specific, T0)]
     for startpoint, task in reversed(writes) if specific_first else writes:
-        manager.write_startpoint(S0, startpoint, task=task, **WHO)
+        write_startpoint(manager, S0, startpoint, task=task, **WHO)
         if fan_out_between:
             manager.fan_out({T0: [S0], T1: [S0]})
     manager.fan_out({T0: [S0], T1: [S0]})
     assert pending(manager) == {T0: {S0: broadcast if winner == "b" else specific}, T1: {S0: broadcast}}
-    assert manager.requests() == []
+    assert manager.read().waiting == []
 
 
 def test_a_fan_out_joins_what_is_not_committed_yet(manager: StartpointManager, clock: Clock) -> None:
     first, second, third = made(clock), made(clock), made(clock)
-    manager.write_startpoint(S0, first, **WHO)
+    write_startpoint(manager, S0, first, **WHO)
     manager.fan_out({T0: [S0, S1]})
-    manager.write_startpoint(S1, second, **WHO)
+    write_startpoint(manager, S1, second, **WHO)
     manager.fan_out({T0: [S0, S1]})
     assert pending(manager) == {T0: {S0: first, S1: second}}
-    manager.write_startpoint(S0, third, **WHO)
+    write_startpoint(manager, S0, third, **WHO)
     manager.fan_out({T0: [S0, S1]})
     assert pending(manager) == {T0: {S0: third, S1: second}}
 
@@ -154,11 +156,11 @@ def test_a_fan_out_joins_what_is_not_committed_yet(manager: StartpointManager, c
 def test_removal_names_partitions_or_ids_or_takes_all(manager: StartpointManager, clock: Clock) -> None:
     first, second = made(clock), made(clock)
     for ssp in (S0, S1, S10):
-        manager.write_startpoint(ssp, first, **WHO)
+        write_startpoint(manager, ssp, first, **WHO)
     manager.fan_out({T0: [S0, S1, S10]})
     manager.remove_fan_out_for_task(T0, [S10])
     assert pending(manager) == {T0: {S0: first, S1: first}}
-    manager.write_startpoint(S0, second, **WHO)
+    write_startpoint(manager, S0, second, **WHO)
     manager.fan_out({T0: [S0, S1, S10]})
     manager.remove_fan_outs({T0: {S0: first.id, S1: first.id}})
     assert pending(manager) == {T0: {S0: second}}, "what joined after it was read stays"
@@ -166,26 +168,26 @@ def test_removal_names_partitions_or_ids_or_takes_all(manager: StartpointManager
     manager.remove_fan_out_for_task(T0)
     manager.remove_fan_out_for_task("never there")
     assert pending(manager) == {}
-    assert manager.get_fan_out_for_task(T0) == {}
+    assert handed_to(manager, T0) == {}
 
 
 def test_requests_nobody_can_take_stay_and_are_reported(manager: StartpointManager, clock: Clock) -> None:
-    manager.write_startpoint(S1, made(clock), **WHO)
-    manager.write_startpoint(S0, made(clock), task=T1, **WHO)
+    write_startpoint(manager, S1, made(clock), **WHO)
+    write_startpoint(manager, S0, made(clock), task=T1, **WHO)
     report = manager.fan_out({T0: [S0], T1: []})
     assert report.tasks == {}
     assert {(each.ssp, each.task) for each in report.unknown} == {(S1, None), (S0, T1)}
-    assert len(manager.requests()) == 2
+    assert len(manager.read().waiting) == 2
     assert set(manager.fan_out({T0: [S0], T1: [S0, S1]}).tasks) == {T1}
-    assert set(manager.get_fan_out_for_task(T1)) == {S0, S1}
+    assert set(handed_to(manager, T1)) == {S0, S1}
 
 
 def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now_or_stay_until_somebody_does(
     manager: StartpointManager, clock: Clock
 ) -> None:
     broadcast, specific = made(clock, hours=1), made(clock)
-    manager.write_startpoint(S0, broadcast, **WHO)
-    manager.write_startpoint(S1, specific, task=T0, **WHO)
+    write_startpoint(manager, S0, broadcast, **WHO)
+    write_startpoint(manager, S1, specific, task=T0, **WHO)
     manager.fan_out({T0: [S0, S1]})
     report = manager.fan_out({T1: [S0, S1]})
     assert pending(manager) == {T1: {S0: broadcast}, T0: {S1: specific}}
@@ -205,7 +207,7 @@ def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
     manager: StartpointManager, clock: Clock
 ) -> None:
     startpoint = made(clock)
-    manager.write_startpoint(S0, startpoint, **WHO)
+    write_startpoint(manager, S0, startpoint, **WHO)
     manager.fan_out({T0: [S0], T1: [S0]})
     manager.remove_fan_out_for_task(T1)
     manager.fan_out({T1: [S0], "new": [S0]})
@@ -218,10 +220,10 @@ def test_a_later_request_that_nobody_can_take_does_not_bring_back_what_its_task_
     manager: StartpointManager, clock: Clock
 ) -> None:
     broadcast, specific = made(clock), made(clock)
-    manager.write_startpoint(S0, broadcast, **WHO)
+    write_startpoint(manager, S0, broadcast, **WHO)
     manager.fan_out({T0: [S0], T1: [S0]})
     manager.remove_fan_out_for_task(T0)
-    manager.write_startpoint(S0, specific, task=T0, **WHO)
+    write_startpoint(manager, S0, specific, task=T0, **WHO)
     manager.fan_out({T0: [S0], T1: [S0]})
     assert stranded(manager.fan_out({T1: [S0]})) == {T0: {S0: specific}}
     manager.fan_out({T0: [S0]}, complete=True)
@@ -234,18 +236,18 @@ def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(cloc
     for nth in range(1, 60):
         lake = lake_in(InMemoryStore())
         honest, startpoint = on(lake, clock), made(clock)
-        honest.write_startpoint(S0, startpoint, **WHO)
+        write_startpoint(honest, S0, startpoint, **WHO)
         store = FaultyStore(lake.store, [Fault("*", nth, kind)])
         try:
             StartpointManager(MetadataStore(on_clock(Lake(store, lake.id), clock)), "app").fan_out({T0: [S0]})
         except Crash:
             crashes += 1
         handed = bool(pending(honest))
-        assert handed or honest.requests()
+        assert handed or honest.read().waiting
         honest.remove_fan_out_for_task(T0)  # a run that was started meanwhile has applied it
         honest.fan_out({T0: [S0]})
         assert pending(honest) == ({} if handed else {T0: {S0: startpoint}})
-        assert honest.requests() == []
+        assert honest.read().waiting == []
         if len(store.requests) < nth:
             break
     assert 8 < crashes < 50
@@ -255,7 +257,7 @@ def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(cloc
 @pytest.mark.parametrize("nth", range(1, 16))
 def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: Clock, nth: int, again: bool) -> None:
     honest, first, second = on(lake, clock), made(clock), made(clock)
-    honest.write_startpoint(S0, first, **WHO)
+    write_startpoint(honest, S0, first, **WHO)
 
     def meanwhile() -> None:
         """Another coordinator hands it out, a run applies it, all is tidied, and perhaps somebody asks again."""
@@ -263,7 +265,7 @@ def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: 
         honest.remove_fan_out_for_task(T0)
         honest.fan_out({T0: [S0]})
         if again:
-            honest.write_startpoint(S0, second, **WHO)
+            write_startpoint(honest, S0, second, **WHO)
         came.append(nth)
 
     came: list[int] = []
@@ -272,7 +274,7 @@ def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: 
     expected = {} if came and not again else {T0: {S0: second if came else first}}
     assert pending(honest) == expected
     assert came or nth > 8
-    assert honest.requests() == []
+    assert honest.read().waiting == []
 
 
 def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clock) -> None:
@@ -280,8 +282,8 @@ def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clo
     wanted = {}
     for name in names:
         wanted[name] = made(clock)
-        manager.write_startpoint(S0, wanted[name], task=name, **WHO)
-    assert {name: manager.read_startpoint(S0, name) for name in names} == wanted
+        write_startpoint(manager, S0, wanted[name], task=name, **WHO)
+    assert {name: waiting_at(manager, S0, name) for name in names} == wanted
     manager.fan_out({name: [S0] for name in names})
     assert pending(manager) == {name: {S0: startpoint} for name, startpoint in wanted.items()}
     manager.remove_fan_out_for_task(names[4])
@@ -291,18 +293,18 @@ def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clo
 @pytest.mark.parametrize("task", ["", "x" * 501, "\ud800", 3])
 def test_a_task_that_can_not_be_kept_is_refused(manager: StartpointManager, task: Any) -> None:
     with pytest.raises(ConfigurationError, match="task"):
-        manager.write_startpoint(S0, StartpointOldest(), task=task, **WHO)
+        write_startpoint(manager, S0, StartpointOldest(), task=task, **WHO)
     with pytest.raises(ConfigurationError, match="task"):
         manager.fan_out({task: [S0]})
 
 
 def test_a_request_says_who_and_why(manager: StartpointManager) -> None:
     with pytest.raises(ConfigurationError, match="by=''"):
-        manager.write_startpoint(S0, StartpointOldest(), by="", reason="because")
+        write_startpoint(manager, S0, StartpointOldest(), by="", reason="because")
     with pytest.raises(ConfigurationError, match="reason=' '"):
-        manager.write_startpoint(S0, StartpointOldest(), by="ada", reason=" ")
+        write_startpoint(manager, S0, StartpointOldest(), by="ada", reason=" ")
     with pytest.raises(ConfigurationError, match=r"on_unresolved.*'skip'"):
-        manager.write_startpoint(S0, StartpointOldest(), **WHO, on_unresolved="skip")  # type: ignore[arg-type]
+        write_startpoint(manager, S0, StartpointOldest(), **WHO, on_unresolved="skip")  # type: ignore[arg-type]
 
 
 def test_a_fan_out_without_tasks_and_an_expiry_of_nothing_are_refused(manager: StartpointManager, lake: Lake) -> None:
@@ -318,24 +320,23 @@ def test_a_request_of_a_newer_version_is_refused_by_name_and_can_be_deleted(
     namespace = MetadataStore(lake).namespace("startpoints", "app")
     stored = StartpointRequest(ssp=S0, startpoint=StartpointUpcoming(), **WHO).to_json()
     namespace.transact(lambda _: ({'["lake.s.0",null]': {**stored, "version": 2}}, None), by="newer")
-    with pytest.raises(MalformedDocumentError, match=r"lake\.s\.0.*'app' has version 2; .* Upgrade"):
-        manager.read_startpoint(S0)
-    (unreadable,) = manager.unreadable()
+    assert waiting_at(manager, S0) is None
+    (unreadable,) = manager.read().unreadable
     assert (unreadable.ssp, unreadable.task) == (S0, None)
-    assert "version 2" in unreadable.error
-    manager.write_startpoint(S1, StartpointOldest(), **WHO)
-    assert [each.ssp for each in manager.requests()] == [S1]
+    assert re.search(r"lake\.s\.0.*'app' has version 2; .* Upgrade", unreadable.error)
+    write_startpoint(manager, S1, StartpointOldest(), **WHO)
+    assert [each.ssp for each in manager.read().waiting] == [S1]
     handed = manager.fan_out({"Partition 0": [S0], "Partition 1": [S1]})
     assert list(handed.tasks) == ["Partition 1"]
     assert handed.unreadable == (unreadable,)
     assert manager.delete_startpoint(S0)
-    assert (manager.requests(), manager.unreadable()) == ([], [])
+    assert (manager.read().waiting, manager.read().unreadable) == ([], [])
 
 
 def test_writing_the_same_request_again_changes_nothing(manager: StartpointManager, lake: Lake, clock: Clock) -> None:
     startpoint = made(clock)
     for _ in range(2):
-        manager.write_startpoint(S0, startpoint, **WHO)
+        write_startpoint(manager, S0, startpoint, **WHO)
     assert MetadataStore(lake).namespace("startpoints", "app").read().version == 1
 
 
@@ -367,14 +368,14 @@ def test_ten_thousand_partitions_of_a_thousand_tasks_take_few_requests(tmp_path:
 def test_expired_requests_are_shown_until_they_are_deleted_and_that_is_told(
     manager: StartpointManager, clock: Clock
 ) -> None:
-    manager.write_startpoint(S0, made(clock), **WHO)
-    assert manager.expired() == []
+    write_startpoint(manager, S0, made(clock), **WHO)
+    assert manager.read().expired == []
     clock.now += timedelta(hours=12)
-    assert [each.ssp for each in manager.expired()] == [S0]
+    assert [each.ssp for each in manager.read().expired] == [S0]
     assert manager.fan_out({T0: [S0]}).gone() == [
         "lake.s.0: a startpoint (ada: ticket 7) has expired: no run has taken it up in time"
     ]
-    assert manager.expired() == []
+    assert manager.read().expired == []
 
 
 def test_a_startpoint_that_is_written_again_after_it_was_handed_out_is_a_new_request(
@@ -382,7 +383,7 @@ def test_a_startpoint_that_is_written_again_after_it_was_handed_out_is_a_new_req
 ) -> None:
     startpoint, ids = made(clock), set()
     for _ in range(3):
-        manager.write_startpoint(S0, startpoint, **WHO)
+        write_startpoint(manager, S0, startpoint, **WHO)
         ids.add(manager.fan_out({T0: [S0]}).tasks[T0][S0].id)
     assert len(ids) == 3
     assert pending(manager) == {T0: {S0: startpoint}}
@@ -396,19 +397,19 @@ def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
     manager.fan_out({T0: [S0]})
     manager.write_startpoints([request])
     manager.fan_out({T0: [S0]})
-    assert manager.get_fan_out_for_task(T0)[S0].id == request.id
+    assert handed_to(manager, T0)[S0].id == request.id
     manager.write_startpoints([request])
     report = manager.fan_out({T0: [S0]}, taken=lambda task, each: each.id == request.id)
     assert report.tasks == {}, "a commit has taken it in"
     assert [each.id for each in report.again] == [request.id]
     assert "had been applied already" in report.gone()[0]
-    assert manager.requests() == []
+    assert manager.read().waiting == []
 
 
 def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointManager, clock: Clock) -> None:
-    manager.write_startpoint(S0, made(clock), **WHO)
+    write_startpoint(manager, S0, made(clock), **WHO)
     manager.fan_out({T0: [S0]})
-    manager.write_startpoint(S0, made(clock, hours=1), task=T0, **WHO)
+    write_startpoint(manager, S0, made(clock, hours=1), task=T0, **WHO)
     report = manager.fan_out({T0: [S0]})
     assert [each.task for each in report.passed_over] == [T0]
     assert "is passed over: one that was asked for later waits there" in report.gone()[0]
@@ -418,9 +419,9 @@ def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock
     manager: StartpointManager, clock: Clock
 ) -> None:
     applied, behind = made(clock), made(clock, hours=1)
-    manager.write_startpoint(S0, applied, **WHO)
+    write_startpoint(manager, S0, applied, **WHO)
     manager.fan_out({T0: [S0]})
-    manager.write_startpoint(S0, behind, task=T0, **WHO)
+    write_startpoint(manager, S0, behind, task=T0, **WHO)
     report = manager.fan_out({T0: [S0]}, taken=lambda task, each: each.startpoint == applied)
     assert report.tasks[T0][S0].startpoint == behind
     assert (report.passed_over, report.again) == ((), ())
@@ -436,16 +437,16 @@ def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(lake: Lake,
     manager = StartpointManager(MetadataStore(on_clock(lake, clock)), "app", expires_after=timedelta.max)
     for number, creation in enumerate((-62_135_596_800_000, 253_402_300_799_999)):
         ssp = SystemStreamPartition("lake", "s", number)
-        manager.write_startpoint(ssp, StartpointOldest(creation_timestamp_ms=creation), **WHO)
-    assert len(manager.requests()) == 2
+        write_startpoint(manager, ssp, StartpointOldest(creation_timestamp_ms=creation), **WHO)
+    assert len(manager.read().waiting) == 2
     rows = list_startpoints(lake, {}, Application("app", startpoints_expire_after=timedelta.max), clock.now)["waiting"]
     assert all("days" in row["age"] or "days" in row["expires_in"] for row in rows)
 
 
 def test_a_map_of_some_tasks_takes_nothing_from_the_others(manager: StartpointManager, clock: Clock) -> None:
     shared, own = made(clock), made(clock)
-    manager.write_startpoint(S0, shared, **WHO)
-    manager.write_startpoint(S1, own, task=T1, **WHO)
+    write_startpoint(manager, S0, shared, **WHO)
+    write_startpoint(manager, S1, own, task=T1, **WHO)
     manager.fan_out({T0: [S0], T1: [S0, S1]})
     manager.fan_out({T0: [S0]})
     assert pending(manager) == {T0: {S0: shared}, T1: {S0: shared, S1: own}}

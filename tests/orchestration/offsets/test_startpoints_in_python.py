@@ -23,6 +23,7 @@ from dagster_adjunct.startpoints import CheckpointManager, Startpoint, Startpoin
 from tests.clocks import on_clock
 from tests.orchestration.input_progress import input_progress
 from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld, ssp
+from tests.orchestration.offsets.stored_startpoints import handed_to, write_startpoint
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 
@@ -131,26 +132,29 @@ def test_what_can_not_be_followed_is_refused_and_nothing_is_written(world: Offse
 
 
 def test_requests_expire_as_the_application_says(world: OffsetsWorld, app: Application) -> None:
-    world.startpoints(app).write_startpoint(
-        SystemStreamPartition("lake", "s", 0), StartpointOldest(creation_timestamp_ms=world.now_ms), **WHO
+    write_startpoint(
+        world.startpoints(app),
+        SystemStreamPartition("lake", "s", 0),
+        StartpointOldest(creation_timestamp_ms=world.now_ms),
+        **WHO,
     )
     manager = StartpointManager(MetadataStore(on_clock(world.lake, lambda: world.now)), app)
     world.now = BEGIN + app.startpoints_expire_after - timedelta(milliseconds=1)
-    assert len(manager.requests()) == 1
+    assert len(manager.read().waiting) == 1
     world.now += timedelta(milliseconds=1)
-    assert manager.requests() == []
+    assert manager.read().waiting == []
 
 
 def test_a_mistyped_application_is_refused_with_those_that_are_near(world: OffsetsWorld, app: Application) -> None:
     ssp = SystemStreamPartition("lake", "s", 0)
-    StartpointManager(MetadataStore(world.lake), "first").requests()  # nothing has run here: no name is wrong
+    StartpointManager(MetadataStore(world.lake), "first").read()  # nothing has run here: no name is wrong
     world.run(app)
     for name, said in (("order", "called like it: orders"), ("xyz", "there are: orders")):
         mistyped: Any = name
         manager = StartpointManager(MetadataStore(world.lake), name)
         for doing in (
-            lambda manager=manager: manager.write_startpoint(ssp, StartpointOldest(), **WHO),
-            manager.requests,
+            lambda manager=manager: write_startpoint(manager, ssp, StartpointOldest(), **WHO),
+            manager.read,
             manager.get_fan_outs,
             lambda manager=manager: manager.delete_startpoint(ssp),
             CheckpointManager(world.lake, name).read_last_checkpoint,
@@ -160,25 +164,25 @@ def test_a_mistyped_application_is_refused_with_those_that_are_near(world: Offse
         ):
             with pytest.raises(ConfigurationError, match=said):
                 doing()
-    StartpointManager(MetadataStore(world.lake), "orders").write_startpoint(ssp, StartpointOldest(), **WHO)
+    write_startpoint(StartpointManager(MetadataStore(world.lake), "orders"), ssp, StartpointOldest(), **WHO)
     never_ran = Application("order")
     never_ran.input_stream("lake.s")
     assert Startpoints(world.lake, never_ran).request("lake.s", StartpointOldest(), **WHO).written
-    assert len(StartpointManager(MetadataStore(world.lake), "order").requests()) == 2
+    assert len(StartpointManager(MetadataStore(world.lake), "order").read().waiting) == 2
 
 
 def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, app: Application) -> None:
     manager = world.startpoints(app)
-    manager.write_startpoint(SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO)
+    write_startpoint(manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO)
     manager.fan_out(plan_application(app, world.systems()).partitions_by_task())
     nothing: Any = None
     with pytest.raises(ConfigurationError, match="is None: expected"):
         manager.remove_fan_out_for_task("Partition 0", nothing)
-    assert manager.get_fan_out_for_task("Partition 0")
+    assert handed_to(manager, "Partition 0")
     manager.remove_fan_out_for_task("Partition 0", [])
-    assert manager.get_fan_out_for_task("Partition 0")
+    assert handed_to(manager, "Partition 0")
     manager.remove_fan_out_for_task("Partition 0")
-    assert not manager.get_fan_out_for_task("Partition 0")
+    assert not handed_to(manager, "Partition 0")
 
 
 # -- stored forms
@@ -220,11 +224,11 @@ def test_where_startpoints_are_switched_off_none_is_written_by_any_way(world: Of
     for ask in (
         lambda: Startpoints(world.lake, off).request("lake.s", StartpointOldest(), **WHO),
         lambda: Startpoints(world.lake, off).preview("lake.s", StartpointOldest()),
-        lambda: manager.write_startpoint(SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO),
+        lambda: write_startpoint(manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO),
     ):
         with pytest.raises(ConfigurationError, match=r"switched off \(startpoints=False\): nothing is written"):
             ask()
-    assert manager.requests() == []
+    assert manager.read().waiting == []
 
 
 def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_followed_later(
@@ -283,4 +287,4 @@ def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_aft
 def test_a_clock_without_a_zone_is_refused(world: OffsetsWorld, app: Application) -> None:
     manager = StartpointManager(MetadataStore(on_clock(world.lake, lambda: world.now.replace(tzinfo=None))), app)
     with pytest.raises(ConfigurationError, match="names no zone"):
-        manager.requests()
+        manager.read()

@@ -89,7 +89,7 @@ def test_a_crash_at_any_request_leaves_every_record_read_once_from_where_the_sta
         assert {each for each in records if each[0] == S1 and each[1]} == {(S1, 1, n) for n in range(int(moved[1:]), 5)}
         assert world.state(app).checkpoint == {S0: "@3", S1: "@5"}
         assert world.fanned_out(app) == {}
-        assert world.startpoints(app).requests() == []
+        assert world.startpoints(app).read().waiting == []
         if not died:
             assert nth > 20
             return

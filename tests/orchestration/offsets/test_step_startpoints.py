@@ -24,6 +24,7 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.faulty_store import Crash
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, reader, two_partitions
+from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 S0, S1 = (SystemStreamPartition.parse(text) for text in ("fake.s.0", "fake.s.1"))
 A0, A1 = (SystemStreamPartition.parse(text) for text in ("lake.a.0", "lake.a.1"))
@@ -221,7 +222,7 @@ def test_a_request_for_what_nobody_reads_waits_and_is_reported(world: OffsetsWor
     report = world.run(app)
     for name in ("fake.s.7", "fake.other.0", str(S0)):
         assert [text for text in report.startpoints if text.startswith(name) and "waits" in text]
-    assert len(world.startpoints(app).requests()) == 3
+    assert len(world.startpoints(app).read().waiting) == 3
     assert not world.output.batches[1].epochs
     world.fake.add_partitions("s", 6)
     assert world.delivered(app) == []
@@ -247,7 +248,7 @@ def test_a_startpoint_that_is_written_again_after_it_was_applied_is_applied_agai
     startpoint = StartpointSpecific(offset="@1", creation_timestamp_ms=world.now_ms)
     world.run(app)
     for epoch in (1, 2):
-        world.startpoints(app).write_startpoint(ssp, startpoint, by="ada", reason="ticket 7")
+        write_startpoint(world.startpoints(app), ssp, startpoint, by="ada", reason="ticket 7")
         (batch,) = world.delivered(app)
         assert (batch.read(), batch.epochs) == ({S0: ("@1", "@3")}, {S0: epoch})
 

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.ask_and_take_back import TakenBack, ask, take_back
+from dagster_adjunct.orchestration.startpoints.ask_startpoints import ask
 from dagster_adjunct.orchestration.startpoints.request_parsing import startpoint_requests
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
+from dagster_adjunct.orchestration.startpoints.take_back_startpoints import TakenBack, take_back
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.startpoint import StartpointOldest, StartpointTimestamp
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
+from tests.orchestration.offsets.stored_startpoints import handed_to, waiting_at, write_startpoint
 
 S0, S1, S2 = (SystemStreamPartition("fake", "s", number) for number in range(3))
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
@@ -74,8 +76,8 @@ def test_types_are_checked_when_a_request_is_written(
     world: OffsetsWorld, app: Application, ssp: Any, startpoint: Any, told: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        world.startpoints(app).write_startpoint(ssp, startpoint, **WHO)
-    assert world.startpoints(app).requests() == []
+        write_startpoint(world.startpoints(app), ssp, startpoint, **WHO)
+    assert world.startpoints(app).read().waiting == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_no_request_takes_the_place_of_one_that_can_not_be_read(world: OffsetsWo
     put(world, "startpoints", OF_S1, stored(S1, version=2))
     told = r"(?s)nothing is written.*would be lost.*version 2.*clear"
     with pytest.raises(ConfigurationError, match=told):
-        world.startpoints(app).write_startpoint(S1, StartpointOldest(), **WHO)
+        write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
     (shown_before,) = ask(
         world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO), dry_run=True
     ).previews
@@ -144,8 +146,8 @@ def test_no_request_takes_the_place_of_one_that_can_not_be_read(world: OffsetsWo
         ask(world.lake, world.systems(), app, startpoint_requests([S1], StartpointOldest(), **WHO))
     assert shown(world, app)[0]["partition"] == str(S1)
     cleared(world, app, S1)
-    world.startpoints(app).write_startpoint(S1, StartpointOldest(), **WHO)
-    assert world.startpoints(app).read_startpoint(S1) is not None
+    write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
+    assert waiting_at(world.startpoints(app), S1) is not None
 
 
 def test_what_was_written_for_a_text_and_deleted_before_stops_no_run(world: OffsetsWorld, app: Application) -> None:
@@ -180,9 +182,9 @@ def test_a_partition_whose_startpoint_was_handed_out_and_can_not_be_read_is_not_
     assert "version 2" in text
     (row,) = shown(world, app)
     assert (row["partition"], row["handed_to"]) == ("fake.s.1", "Partition 1")
-    with pytest.raises(MalformedDocumentError, match="version 2"):
-        world.startpoints(app).get_fan_out_for_task("Partition 1")
-
+    assert handed_to(world.startpoints(app), "Partition 1") == {}
+    (unread,) = world.startpoints(app).read().unreadable
+    assert (unread.at, "version 2" in unread.error) == ("Partition 1", True)
     with pytest.raises(
         ConfigurationError, match=r"(?s)nothing is written.*handed to Partition 1, and.*startpoint clear"
     ):
@@ -238,7 +240,6 @@ def test_texts_in_place_of_partitions_are_refused_everywhere(world: OffsetsWorld
     manager: Any = world.startpoints(app)
     for act in (
         lambda: manager.fan_out({"Partition 0": ["fake.s.0"]}),
-        lambda: manager.read_startpoint("fake.s.0"),
         lambda: manager.delete_startpoint(7),
         lambda: manager.write_startpoints(["fake.s.0"]),
     ):

@@ -1,0 +1,145 @@
+"""Asks for startpoints: what the requests would do is looked at first, then all are written, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.orchestration.batchlog.batch_log import application_state
+from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, not_applied
+from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview
+from dagster_adjunct.orchestration.startpoints.stored_requests import request_key
+from dagster_adjunct.resources.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
+    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for: what each request would do now, what it takes the place of, and whether it is written."""
+
+    previews: tuple[Preview, ...]
+    replaced: tuple[Held, ...]
+    written: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able values."""
+        return {
+            "written": self.written,
+            "partitions": [found.to_json() for found in self.previews],
+            "replaced": [held.summary() for held in self.replaced],
+        }
+
+
+def ask(
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    requests: Sequence[StartpointRequest],
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+) -> Asked:
+    """Write these requests, all or none; return what they would do if a run started now.
+
+    Each takes the place of what is not applied yet at the same partition and task. Raises ConfigurationError where no
+    task reads a partition; where what waits or was handed out there can't be read; where a startpoint has no offset
+    now, and the request does not go on from the checkpoint then; and, without `replace`, where a bounded replay would
+    take the place of a startpoint, or the other way round. With `dry_run` nothing is written, and nothing is refused:
+    the previews say what is wrong. Where the application has startpoints switched off, both are refused.
+    """
+    if not requests:
+        raise ConfigurationError(
+            "a startpoint is asked for at no partition.",
+            "Name one, as in lake.flights.3, or a stream: lake.flights.",
+            argument="partitions",
+        )
+    startpoints = startpoints_of(lake, app)
+    startpoints.check_on()
+    stored, state = startpoints.read(), application_state(lake, app.name)
+    previews = _behind(stored.unreadable, preview(lake, systems, app, requests, state))
+    there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
+    replaced = _replaced(previews, there, named_only(app))
+    if not dry_run:
+        _check(previews)
+        if not replace:
+            _check_kinds(replaced)
+        startpoints.write_startpoints(requests)
+    return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run)
+
+
+def _replaced(
+    previews: Sequence[Preview], there: Iterable[Held], named: Collection[str]
+) -> list[tuple[Held, StartpointRequest]]:
+    """Return what the requests take the place of; tasks that are `named` get no requests for all tasks."""
+    by_ssp: dict[SystemStreamPartition, list[Held]] = {}
+    for held in there:
+        by_ssp.setdefault(held.request.ssp, []).append(held)
+    replaced = []
+    for request in (found.request for found in previews):
+        for held in by_ssp.get(request.ssp, ()):
+            old, new = held.at or held.request.task, request.task
+            if old == new or (None in (old, new) and (old or new) not in named):
+                replaced.append((held, request))
+    return replaced
+
+
+def _check(previews: Sequence[Preview]) -> None:
+    wrong = [found for found in previews if found.error and not found.falls_back]
+    if wrong:
+        more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
+        raise ConfigurationError(
+            f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
+            "See what each would do with --dry-run; in Python: preview(…).",
+        )
+    if all(found.request.until is not None and found.offsets == 0 for found in previews):
+        first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
+        raise ConfigurationError(
+            f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
+            f"replay (offset {first.end}){others}; nothing is written.",
+            "Choose an end that lies after the start.",
+        )
+
+
+def _behind(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
+    """Return the previews, with an error where what can't be read is in the way.
+
+    That is what waits at the same partition and task, in whose place a request would be lost, and what a task was
+    handed for the partition, or for one that is not known: nothing is read there.
+    """
+
+    def checked(found: Preview) -> Preview:
+        asked = found.request
+        for unread in unreadable:
+            waits = unread.kind == "request" and unread.key == request_key(asked.target)
+            of_task = unread.at is not None and unread.at in found.tasks
+            holds = unread.at is not None and (unread.ssp == asked.ssp or (unread.ssp is None and of_task))
+            if waits or holds:
+                way = f"{asked.ssp} --reason …" if unread.ssp else f"--all --task {str(unread.at)!r} --reason …"
+                error = f"{unread.summary()} Take that back first: adjunct startpoint clear MODULE:APP {way}."
+                return with_fields(found, error=error, falls_back=False)
+        return found
+
+    return [checked(found) for found in previews]
+
+
+def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
+    for held, request in replaced:
+        if (held.request.until is None) != (request.until is None):
+            what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
+            other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
+            raise ConfigurationError(
+                f"{what} would take the place of {other}: {held.summary()}.",
+                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace; "
+                "in Python: replace=True.",
+            )
