@@ -11,7 +11,7 @@ from dagster_adjunct.assets.writing.write_generation import add
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery, VersionSource
+    from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
     from dagster_adjunct.assets.versions.advance_report import Stages
     from dagster_adjunct.assets.versions.dataset_log import DatasetLog
     from dagster_adjunct.assets.versions.deliveries import Awaited, Lost

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_adjunct.assets.bounded.advancing_members import Member, Unit
-    from dagster_adjunct.assets.sources.end_of_dataset_markers import Delivery
+    from dagster_adjunct.assets.sources.version_source import Delivery
     from dagster_adjunct.resources.bucketing.bucket_files import Generation
 
 _FOOTERS = 1024 * 1024

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.commits_meanwhile import moved
 from dagster_adjunct.assets.bounded.place_in_input import copied, place_in_input, told_by
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
+from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.deliveries import Awaited
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change
 from dagster_adjunct.resources.objects.commit_log import commit_upon

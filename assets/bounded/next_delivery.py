@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.advancing_members import Unit
 from dagster_adjunct.assets.bounded.commit_waiting import awaited_by, begin, leave
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import Awaited
 from dagster_adjunct.resources.errors import MarkerConflictError
 

@@ -8,7 +8,7 @@ from dagster_adjunct.assets.versions.deliveries import FACTS_KEPT, Delivered
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery
+    from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
     from dagster_adjunct.assets.versions.manifest import BoundedManifest
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
+    from dagster_adjunct.assets.sources.version_source import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 

@@ -38,7 +38,7 @@ from dagster_adjunct.resources.errors import (
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.diff_versions import VersionDiff
-    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
+    from dagster_adjunct.assets.sources.version_source import Awaiting
     from dagster_adjunct.assets.versions.manifest import DatasetManifest
     from dagster_adjunct.resources.objects.commit_log import Commit
     from dagster_adjunct.resources.objects.lake import Lake
@@ -115,8 +115,8 @@ class StoredVersions(VersionOperations):
 
         Builds and commits nothing. Needs the declaration, not only the name.
         """
-        from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
         from dagster_adjunct.assets.sources.open_source import open_source
+        from dagster_adjunct.assets.sources.version_source import Awaiting
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)

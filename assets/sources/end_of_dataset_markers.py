@@ -8,118 +8,14 @@ told, unless the marker contradicts what was sealed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.versions.deliveries import MarkerFacts
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.interface.stream_system import Marker
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
-    from dagster_adjunct.assets.versions.stored_declaration import Declaration
-    from dagster_adjunct.resources.schemas.schema import Schema
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A version that has arrived whole, from whatever source: what it is called and where its records are.
-
-    `offsets` are the manifest's after it, `ranges` what it takes in by stream partition; both are empty for files
-    and queries. `markers` are what it promised, by stream partition or by completion object. `redelivered` counts
-    records dropped before it, `lost` what retention took before it was read. `notes` tell of what was not taken, and
-    `stream` which stream this is. `copies` are deliveries that lie there anew with the same contents: by name, what
-    their markers are now. `content` is the source's own. `identity` tells files from any others, so that a build of
-    them that died after it was finished is taken up; "" where nothing does.
-    """
-
-    version: str
-    offsets: Mapping[str, str] = field(default_factory=dict)
-    ranges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    markers: Mapping[str, MarkerFacts] = field(default_factory=dict)
-    redelivered: int = 0
-    lost: Lost | None = None
-    notes: tuple[str, ...] = ()
-    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
-    stream: str | None = None
-    content: Any = None
-    identity: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Awaiting:
-    """No version is complete. `version` is the one that has begun, if any; `missing` names the markers it lacks.
-
-    `offsets` are the manifest's behind dropped re-deliveries and what retention took (`lost`). `idle` says that nothing
-    at all has arrived. `notes` tell of what was not taken, and of what may be wrong with the place that was looked at.
-    """
-
-    version: str | None
-    missing: tuple[str, ...]
-    offsets: Mapping[str, str] = field(default_factory=dict)
-    redelivered: int = 0
-    idle: bool = False
-    lost: Lost | None = None
-    notes: tuple[str, ...] = ()
-    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
-    stream: str | None = None
-
-
-class VersionSource(Protocol):
-    """Where versions of one dataset come from, looked at once: `next` decides from what was seen then.
-
-    Every source refuses, with DatasetError naming the dataset, what can't make it: no schema, key columns missing.
-    """
-
-    @property
-    def spec(self) -> AdjunctDataset: ...
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of the entries, after extractor and `columns`."""
-        ...
-
-    @property
-    def declaration(self) -> Declaration: ...
-
-    @property
-    def copartitioned(self) -> bool:
-        """Whether partition i of what `read` returns holds exactly bucket i, so that no exchange is needed."""
-        ...
-
-    @property
-    def ordered_by(self) -> tuple[str, ...]:
-        """Columns of what `read` returns that put records of one key in order, the last one counting."""
-        ...
-
-    def first_manifest(self) -> BoundedManifest:
-        """Return the manifest of a dataset that has no commit yet."""
-        ...
-
-    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
-        """Return the next complete version after what the manifest has settled. Raises MarkerConflictError."""
-        ...
-
-    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
-        """Return how many records it holds; raise MarkerConflictError where they are not what was promised."""
-        ...
-
-    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return its records: the columns of `schema`, those of META, and `ordered_by`. Checked strictly.
-
-        As a frame of the session, of IN_PROCESS as a table.
-        """
-        ...
-
-    def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        """Say where the record lies that `read` gave this `__partition` and `__offset`; "" where it lies nowhere."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +57,24 @@ class Complete:
         """Where each partition stands after this version."""
         return {segment.ssp: segment.next for segment in self.segments}
 
+    def delivery(self, records: Mapping[SystemStreamPartition, int], redelivered: int) -> Delivery:
+        """Return it as a source gives it: it holds so many `records`, and so many were dropped before it."""
+        return Delivery(
+            self.version,
+            {str(ssp): str(offset) for ssp, offset in sorted(self.offsets.items())},
+            {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in self.segments},
+            {
+                str(cut.ssp): MarkerFacts(
+                    offset=cut.end,
+                    rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
+                    checksum=cut.marker.checksum,
+                )
+                for cut in self.segments
+            },
+            redelivered,
+            content=self,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -173,6 +87,17 @@ class Waiting:
     missing: tuple[SystemStreamPartition, ...]
     dropped: tuple[Segment, ...]
     offsets: dict[SystemStreamPartition, int]
+
+    def awaiting(self, redelivered: int, *, idle: bool) -> Awaiting:
+        """Return it as a source gives it: so many records were dropped; `idle` says that nothing at all has arrived."""
+        missing = tuple(map(str, self.missing))
+        return Awaiting(
+            self.version,
+            missing,
+            {str(ssp): str(offset) for ssp, offset in sorted(self.offsets.items())},
+            redelivered,
+            idle,
+        )
 
 
 def next_delivery(

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery
 from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
@@ -25,6 +24,7 @@ from dagster_adjunct.assets.sources.records_in_process import (
     refuse_in_process,
     what_only_spark_extracts,
 )
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import count_records, files_frame, files_table, open_tree

@@ -9,7 +9,7 @@ partitions, so what comes before the first common one is lost in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_adjunct.assets.sources.end_of_dataset_markers import Segment, Settled, check_one_version, is_bare
@@ -39,6 +39,24 @@ class Unknown:
 def cut_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartition, tuple[int, int]]:
     """Return what retention has taken before it was read: [first, oldest) by partition."""
     return {ssp: (offset, oldest[ssp]) for ssp, offset in sorted(offsets.items()) if offset < oldest[ssp]}
+
+
+def after_lost(
+    dataset: str,
+    offsets: Offsets,
+    oldest: Offsets,
+    markers: Sequence[Marker],
+    settled: Settled,
+    count: Callable[[Segment], int],
+) -> GoesOn | Unknown:
+    """Return where a dataset goes on: where it stands, unless retention has taken what comes next there.
+
+    `count` tells how many records a segment still holds. Raises what `go_on` does.
+    """
+    if not cut_partitions(offsets, oldest):
+        return GoesOn(dict(offsets), ())
+    counted = {segment.ssp: count(segment) for segment in to_count(offsets, oldest, markers)}
+    return go_on(dataset, offsets, oldest, markers, settled, counted)
 
 
 def to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[Segment]:

@@ -9,7 +9,7 @@ from dagster_adjunct.assets.declaration.dataset_inputs import FileSource, QueryS
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.end_of_dataset_markers import VersionSource
+    from dagster_adjunct.assets.sources.version_source import VersionSource
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
 

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset_inputs import Computation
-from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting, Delivery
 from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.records_in_process import (
     entries_in_arrow,
     refuse_in_process,
     what_only_spark_extracts,
 )
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.quoted_columns import column

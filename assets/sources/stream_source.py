@@ -9,23 +9,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.end_of_dataset_markers import (
-    Awaiting,
     Complete,
-    Delivery,
-    MarkerSaid,
     Segment,
-    Settled,
     check_counts,
     check_repeats,
     next_delivery,
 )
 from dagster_adjunct.assets.sources.entries_of_records import entries_of
-from dagster_adjunct.assets.sources.lost_versions import Unknown, cut_partitions, go_on, to_count
-from dagster_adjunct.assets.sources.opened_stream import Source, as_stored, by_partition
+from dagster_adjunct.assets.sources.lost_versions import Unknown, after_lost, cut_partitions
+from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
 from dagster_adjunct.assets.sources.records_in_process import entries_in_arrow, refuse_in_process, what_needs_spark
 from dagster_adjunct.assets.sources.redelivery import told_again
+from dagster_adjunct.assets.sources.settled_versions import settled_versions
 from dagster_adjunct.assets.sources.source_made_anew import made_anew
-from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.versions.deliveries import Lost
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
@@ -109,38 +107,31 @@ class StreamSource:
 
         Raises MarkerConflictError, and OffsetOutOfRangeError for a stream that was made anew.
         """
-        offsets = {ssp: int(offset) for ssp, offset in by_partition(manifest.offsets).items()}
         self.check_not_made_anew(manifest.stream)
-        markers, settled = self._markers(offsets), _settled(manifest)
+        settled = settled_versions(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
-        lost, gone, names = None, cut_partitions(offsets, oldest), _gone(manifest)
-        if gone:
-            counted = {cut.ssp: self._count(cut) for cut in to_count(offsets, oldest, markers)}
-            ahead = go_on(self.spec.name, offsets, oldest, markers, settled, counted)
-            if isinstance(ahead, Unknown):
-                return self._unknown(manifest, ahead, gone, {ssp: max(offsets[ssp], oldest[ssp]) for ssp in offsets})
-            offsets, names = ahead.offsets, names | set(ahead.versions)
-            # Before a dataset began, it has lost only what it can name.
-            lost = _lost(ahead.versions, gone, self._now()) if ahead.versions or manifest.change else None
-        answer = next_delivery(self.spec.name, offsets, markers, settled, names)
-        dropped = {cut: self._count(cut) for cut in answer.dropped}
-        notes = told_again(manifest, dropped)
-        if isinstance(answer, Complete):
-            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in answer.segments})
-            check_repeats(self.spec.name, answer, markers, records)
-            identity = self._stream.info.identity
-            return replace(_delivery(answer, sum(dropped.values()), records), lost=lost, notes=notes, stream=identity)
-        upcoming = self._upcoming(answer.offsets)
-        return Awaiting(
-            answer.version,
-            tuple(map(str, answer.missing)),
-            as_stored({ssp: str(offset) for ssp, offset in answer.offsets.items()}),
-            sum(dropped.values()),
-            idle=all(upcoming[ssp] == offset for ssp, offset in answer.offsets.items()),
-            lost=lost,
-            notes=notes,
-            stream=self._stream.info.identity,
-        )
+        markers, gone = self._markers(settled.offsets), cut_partitions(settled.offsets, oldest)
+        name, identity = self.spec.name, self._stream.info.identity
+
+        ahead = after_lost(name, settled.offsets, oldest, markers, settled.said, self._count)
+        if isinstance(ahead, Unknown):
+            starts = {ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()}
+            return self._unknown(manifest, ahead, gone, starts)
+        # Before a dataset began, it has lost only what it can name.
+        lost = _lost(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
+        found = next_delivery(name, ahead.offsets, markers, settled.said, settled.gone | set(ahead.versions))
+
+        dropped = {cut: self._count(cut) for cut in found.dropped}
+        answer: Delivery | Awaiting
+        if isinstance(found, Complete):
+            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in found.segments})
+            check_repeats(name, found, markers, records)
+            answer = found.delivery(records, sum(dropped.values()))
+        else:
+            upcoming = self._upcoming(found.offsets)
+            idle = all(upcoming[ssp] == offset for ssp, offset in found.offsets.items())
+            answer = found.awaiting(sum(dropped.values()), idle=idle)
+        return replace(answer, lost=lost, notes=told_again(manifest, dropped), stream=identity)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
         """Return how many records the version holds, after comparing counts and checksums with its markers.
@@ -274,49 +265,6 @@ class StreamSource:
 
     def _place_of(self, version: str, marker: Marker) -> str:
         return f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of {marker.ssp}"
-
-
-def _settled(manifest: BoundedManifest) -> Settled:
-    """Return what the markers of delivered versions said; nothing contradicts one abandoned, rejected, or long past.
-
-    The name of a rejected version that was dropped is not among them: what comes under it is a new version.
-    """
-    rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
-    settled: dict[str, Mapping[SystemStreamPartition, MarkerSaid]] = {name: {} for name in manifest.known}
-    for done in manifest.delivered:
-        if done.freed is not None:
-            continue
-        markers = {} if done.version in rejected else done.markers
-        settled[done.name] = {
-            SystemStreamPartition.parse(ssp): MarkerSaid(marker.rows, marker.checksum)
-            for ssp, marker in markers.items()
-        }
-    return settled | {ended.name: {} for ended in manifest.abandoned}
-
-
-def _gone(manifest: BoundedManifest) -> set[str]:
-    """Return the names of versions that were lost, or dropped after they were rejected: they may come again."""
-    return {name for lost in manifest.lost for name in lost.versions} | {
-        done.name for done in manifest.delivered if done.freed is not None
-    }
-
-
-def _delivery(complete: Complete, redelivered: int, records: Mapping[SystemStreamPartition, int]) -> Delivery:
-    return Delivery(
-        complete.version,
-        as_stored({ssp: str(offset) for ssp, offset in complete.offsets.items()}),
-        {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in complete.segments},
-        {
-            str(cut.ssp): MarkerFacts(
-                offset=cut.end,
-                rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
-                checksum=cut.marker.checksum,
-            )
-            for cut in complete.segments
-        },
-        redelivered,
-        content=complete,
-    )
 
 
 def _lost(versions: tuple[str, ...], gone: Mapping[SystemStreamPartition, tuple[int, int]], at: datetime) -> Lost:

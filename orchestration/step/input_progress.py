@@ -163,9 +163,9 @@ def delivered_version(
 ) -> tuple[str | None, str]:
     """Return the next version of a bounded dataset that is delivered whole, else None and what it waits for."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.sources.end_of_dataset_markers import Awaiting
     from dagster_adjunct.assets.sources.open_source import open_source
     from dagster_adjunct.assets.sources.stream_source import StreamSource
+    from dagster_adjunct.assets.sources.version_source import Awaiting
     from dagster_adjunct.assets.versions.carried_to_rewritten_stream import carried_over
     from dagster_adjunct.assets.versions.manifest import as_bounded
 
