@@ -253,10 +253,9 @@ def open_dataset(
     fixed = None
     if version is not None:
         fixed = stored.version(version)
-    elif isinstance(as_of, datetime):
-        fixed = stored.as_of(as_of)
     elif as_of is not None:
-        fixed = stored.as_of(commit=as_of)
+        when, commit = (as_of, None) if isinstance(as_of, datetime) else (None, as_of)
+        fixed = stored.as_of(when, commit=commit)
     return _opened(stored, fixed, cache=cache, lease=lease, on_damage=on_damage, holder=holder)
 
 

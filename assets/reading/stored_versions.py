@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.reading.chosen_version import chosen_version, committed_version
 from dagster_adjunct.assets.reading.dataset_names import dataset_not_found
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.no_version import (
@@ -21,15 +22,13 @@ from dagster_adjunct.assets.reading.no_version import (
 )
 from dagster_adjunct.assets.reading.version_operations import VersionOperations
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.choose_version import SHORT_ID, require_version
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import check_not_doomed
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, UnboundedManifest, as_bounded
-from dagster_adjunct.assets.versions.sealed_version import SealedVersion, version_number
+from dagster_adjunct.assets.versions.sealed_version import SealedVersion
 from dagster_adjunct.assets.writing.write_generation import check_declaration
 from dagster_adjunct.resources.errors import (
     DatasetError,
-    MalformedDocumentError,
     ManifestMismatchError,
     NoSealedVersionError,
     ObjectNotFoundError,
@@ -129,17 +128,7 @@ class StoredVersions(VersionOperations):
 
         Raises VersionDiscardedError for a version of an unbounded dataset that can't be read any more.
         """
-        manifest = self.require_manifest()
-        if manifest.version is not None and manifest.version.id == version:
-            return self._reader(manifest.version)
-        if isinstance(manifest, UnboundedManifest):
-            if version_number(version):
-                check_not_doomed(manifest, version)
-            return self._reader(self._committed(manifest, version))
-        ref = require_version(manifest, version)
-        if ref.state == "withdrawn":
-            require_version(manifest, ref.id, sealed=True)  # says why, and what to do
-        return self._reader(self.log.read_version(ref))
+        return self._reader(chosen_version(self.log, *self._newest_commit(), version))
 
     def as_of(self, when: datetime | None = None, *, commit: int | str | None = None) -> VersionReader:
         """Return what was served at a time (with its zone), or after a commit, by its number or id.
@@ -150,11 +139,11 @@ class StoredVersions(VersionOperations):
         """
         from dagster_adjunct.assets.reading.time_travel import served_at
 
-        current, manifest = self.read()
-        if current is None or manifest is None:
-            raise dataset_not_found(self._lake, self.name)
+        current, manifest = self._newest_commit()
         served = served_at(self.log, current, manifest, when, commit)
-        return self._reader(served) if isinstance(manifest, UnboundedManifest) else self.version(served.id)
+        if isinstance(manifest, UnboundedManifest):
+            return self._reader(served)
+        return self._reader(chosen_version(self.log, current, manifest, served.id))
 
     def version_of_batch(self, version: str) -> VersionReader:
         """Return the version of this id that an open batch was begun with.
@@ -165,9 +154,9 @@ class StoredVersions(VersionOperations):
         try:
             return self.version(version)
         except DatasetError:
-            manifest = self.require_manifest()
+            current, manifest = self._newest_commit()
             if isinstance(manifest, UnboundedManifest):
-                return self._reader(self._committed(manifest, version))
+                return self._reader(committed_version(self.log, current, manifest, version))
             withdrawn = manifest.ref(version)
             if withdrawn is not None:
                 return self._reader(self.log.read_version(withdrawn))
@@ -196,10 +185,13 @@ class StoredVersions(VersionOperations):
 
     def require_manifest(self) -> DatasetManifest:
         """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
-        manifest = self.manifest()
-        if manifest is None:
+        return self._newest_commit()[1]
+
+    def _newest_commit(self) -> tuple[Commit, DatasetManifest]:
+        commit, manifest = self.read()
+        if commit is None or manifest is None:
             raise dataset_not_found(self._lake, self.name)
-        return manifest
+        return commit, manifest
 
     def _reader(self, version: SealedVersion) -> VersionReader:
         return VersionReader(self._lake.store, self.name, version, self._cache)
@@ -216,38 +208,6 @@ class StoredVersions(VersionOperations):
             }
         )
         check_declaration(self.name, manifest.declaration, declared)
-
-    def _committed(self, manifest: UnboundedManifest, version: str) -> SealedVersion:
-        """Return an unbounded dataset's version, whose number is that of the commit that holds it."""
-        number, dash, commit_id = version.removeprefix("v").partition("-")
-        found = self._begun(manifest, version) if SHORT_ID.fullmatch(version) else None
-        if found is not None:
-            return found
-        if dash and number.isdecimal() and commit_id:
-            with suppress(ObjectNotFoundError, MalformedDocumentError):
-                found = self.log.read_at(int(number), commit_id).version
-        if found is None or found.id != version:
-            current = manifest.version.id if manifest.version else "none"
-            raise DatasetError(
-                f"dataset {self.name!r} has no version {version!r}; the current one is {current}, and those from "
-                f"number {manifest.retained_from} on can be read.",
-                f"See adjunct dataset history {self.name}.",
-                dataset=self.name,
-                version=version,
-            )
-        return found
-
-    def _begun(self, manifest: UnboundedManifest, version: str) -> SealedVersion | None:
-        """Return an unbounded dataset's version by the beginning of its id; its number is that of a commit."""
-        from dagster_adjunct.assets.reading.time_travel import served_at
-
-        number, current = version_number(version), self.read()[0]
-        if current is None or not manifest.retained_from <= number <= current.number:
-            return None
-        with suppress(DatasetError):  # nothing was served after that commit
-            found = served_at(self.log, current, manifest, None, number)
-            return found if found.id.startswith(version) else None
-        return None
 
 
 def stored_versions(lake: Lake, name: str) -> StoredVersions:
