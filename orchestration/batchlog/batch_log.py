@@ -203,17 +203,17 @@ class BatchLog:
         """
         logged = self.read()
         state = logged.state
-        stopped = [state.offsets.replays[each] for each in sorted(ids) if each in state.offsets.replays]
+        stopped = [state.offsets.replays[key] for key in sorted(ids) if key in state.offsets.replays]
         if not stopped:
             return []
-        if state.open is not None and set(state.open.replays.values()) & {each.id for each in stopped}:
+        if state.open is not None and set(state.open.replays.values()) & {replay.id for replay in stopped}:
             raise ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
-                f"{', '.join(str(each.ssp) for each in stopped)}.",
+                f"{', '.join(str(replay.ssp) for replay in stopped)}.",
                 "Wait for its end and repeat this, or abandon the batch: adjunct checkpoint abandon.",
                 application=self._application,
             )
-        replays = {key: each for key, each in state.offsets.replays.items() if each not in stopped}
+        replays = {key: replay for key, replay in state.offsets.replays.items() if replay not in stopped}
         update = {
             "offsets": state.offsets.model_copy(update={"replays": replays}),
             "note": f"replays cancelled: {reason}",
@@ -269,8 +269,8 @@ class BatchLog:
 
 def _lost(intent: Intent) -> str | None:
     """Return what retention took before this batch could read it, for the history."""
-    said = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(intent.lost.items())]
-    return f"lost to retention: {', '.join(said)}" if said else None
+    spans = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(intent.lost.items())]
+    return f"lost to retention: {', '.join(spans)}" if spans else None
 
 
 def _after(

@@ -87,7 +87,7 @@ class CheckpointChange:
     def concerns(self, ssp: SystemStreamPartition) -> bool:
         """Whether anything changed for this partition."""
         changed = {*self.moved, *self.resolved, *self.applied}
-        return ssp in changed or any(each.ssp == ssp for each in self.replays)
+        return ssp in changed or any(replay.ssp == ssp for replay in self.replays)
 
     def to_json(self) -> dict[str, Any]:
         """Return the change as JSON-able values."""

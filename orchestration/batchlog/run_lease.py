@@ -68,7 +68,7 @@ class Holder(StoredDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredLease:
     """A lease as it stands in the lake: its holder (None where that can't be read), and when it was written last."""
 
     key: str
@@ -95,9 +95,9 @@ class Claim:
     say: Callable[[str], None] = _log.warning
 
 
-def over(found: Found, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
+def over(stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
     """Return why a lease is over, "" of one whose holder may be alive; `now` gives the time by the store's clock."""
-    holder = found.holder
+    holder = stored.holder
     if holder is not None:
         if holder.ended:
             return "it has ended"
@@ -107,7 +107,7 @@ def over(found: Found, now: Callable[[], datetime], finished: Callable[[str], bo
         if holder.dagster and finished(holder.dagster):
             return "Dagster has ended the run"
     ttl = timedelta(seconds=holder.ttl) if holder is not None else TTL
-    return f"it was not renewed for {ttl}" if now() >= found.written + ttl else ""
+    return f"it was not renewed for {ttl}" if now() >= stored.written + ttl else ""
 
 
 class RunLease:
@@ -131,20 +131,22 @@ class RunLease:
     def __enter__(self) -> Self:
         began, pause, waits_for = time.monotonic(), 0.25, ""
         while True:
-            found = read_lease(self._store, self._key)
+            stored = read_lease(self._store, self._key)
             why = (
-                over(found, partial(time_of_store, self._store, self._clock_key), self._claim.finished) if found else ""
+                over(stored, partial(time_of_store, self._store, self._clock_key), self._claim.finished)
+                if stored
+                else ""
             )
-            if found is None or why or self._claim.take_over:
-                if self._take(found):
+            if stored is None or why or self._claim.take_over:
+                if self._take(stored):
                     break
                 continue
             waited = time.monotonic() - began
             limit = self._claim.wait.total_seconds()
             if waited >= limit:
-                raise self._busy(found)
-            if found.words() != waits_for:
-                waits_for = found.words()
+                raise self._busy(stored)
+            if stored.words() != waits_for:
+                waits_for = stored.words()
                 self._claim.say(
                     f"application {self._application} is being run by {waits_for}; waiting for its end, up to "
                     f"{timedelta(seconds=round(limit - waited))}"
@@ -152,8 +154,8 @@ class RunLease:
             time.sleep(min(pause, limit - waited))
             pause = min(_LONGEST_PAUSE, pause * 1.5)
         self._renewal.start()
-        if found is not None and not (found.holder and found.holder.ended):
-            self._claim.say(f"application {self._application} is taken over from {found.words()}: {why or 'as told'}")
+        if stored is not None and not (stored.holder and stored.holder.ended):
+            self._claim.say(f"application {self._application} is taken over from {stored.words()}: {why or 'as told'}")
         return self
 
     def __exit__(
@@ -176,14 +178,14 @@ class RunLease:
                 run=self._holder.run,
             )
 
-    def _take(self, found: Found | None) -> bool:
+    def _take(self, stored: StoredLease | None) -> bool:
         """Take the lease where it stands as it was found; False where somebody was faster."""
         _held.add(self._holder.id)
         try:
-            if found is None:
+            if stored is None:
                 self._renewal.write(partial(self._store.put_if_absent, self._key))
             else:
-                self._renewal.write(lambda body: self._store.put_if_match(self._key, body, found.etag))
+                self._renewal.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
         except (ObjectExistsError, PreconditionFailedError, TransientError):
             # Also our own success, of which the reply was lost: what stands there says whose it is.
             now = read_lease(self._store, self._key)
@@ -196,28 +198,28 @@ class RunLease:
             raise
         return True
 
-    def _busy(self, found: Found) -> ApplicationBusyError:
+    def _busy(self, stored: StoredLease) -> ApplicationBusyError:
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""
         return ApplicationBusyError(
-            f"application {self._application!r} is being run by {found.words()}, last renewed at "
-            f"{found.written:%H:%M:%S} UTC: not begun{waited}.",
+            f"application {self._application!r} is being run by {stored.words()}, last renewed at "
+            f"{stored.written:%H:%M:%S} UTC: not begun{waited}.",
             "Wait for its end (adjunct run --wait 1h), or stop it. One that hangs is taken over by adjunct run "
             "--take-over, by run_application(…, take_over=True), or with take_over in the op's config in Dagster.",
             application=self._application,
-            run=found.holder.run if found.holder else None,
+            run=stored.holder.run if stored.holder else None,
         )
 
     def _body(self) -> bytes:
         return self._holder.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
 
     def _not_ours(self, data: bytes) -> str:
-        found = _parse(data)
-        if found is not None and found.id == self._holder.id:
+        stored = _parse(data)
+        if stored is not None and stored.id == self._holder.id:
             return ""
-        return f"{found.words() if found else 'somebody whose lease can not be read'} has taken it over"
+        return f"{stored.words() if stored else 'somebody whose lease can not be read'} has taken it over"
 
 
-def read_lease(store: ObjectStore, key: str) -> Found | None:
+def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
     """Return a lease as it stands, None where there is none."""
     while True:
         try:
@@ -226,15 +228,15 @@ def read_lease(store: ObjectStore, key: str) -> Found | None:
             return None
         info = store.head(key)
         if info is not None and info.etag == stored.etag:
-            return Found(key, stored.etag, info.modified, _parse(stored.data))
+            return StoredLease(key, stored.etag, info.modified, _parse(stored.data))
 
 
 def who_runs(lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False) -> str:
     """Return who runs an application now, "" where nobody does. Writes nothing: the clock is this machine's."""
-    found = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
-    if found is None or over(found, lake.now, finished):
+    stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
+    if stored is None or over(stored, lake.now, finished):
         return ""
-    return found.words()
+    return stored.words()
 
 
 def _parse(data: bytes) -> Holder | None:

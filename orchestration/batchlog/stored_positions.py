@@ -185,7 +185,7 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": going})
 
     def _remembering(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
-        return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), each)[-_REMEMBERED:] for ssp, each in ids.items()}}
+        return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), newest)[-_REMEMBERED:] for ssp, newest in ids.items()}}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
         """Return the state after a batch that brought these replays (by id) to these offsets; ended ones are gone."""

@@ -132,7 +132,7 @@ class Startpoints:
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
         several = (partitions,) if isinstance(partitions, str | SystemStreamPartition) else partitions
         named = tuple(several) if isinstance(several, Iterable) else (several,)
-        if not all(isinstance(each, str | SystemStreamPartition) for each in named):
+        if not all(isinstance(partition, str | SystemStreamPartition) for partition in named):
             raise ConfigurationError(
                 f"partitions are {partitions!r}: expected texts or SystemStreamPartitions.",
                 'Write them as in "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.',

@@ -86,7 +86,7 @@ def _replaced(
     for held in there:
         by_ssp.setdefault(held.request.ssp, []).append(held)
     replaced = []
-    for request in (found.request for found in previews):
+    for request in (shown.request for shown in previews):
         for held in by_ssp.get(request.ssp, ()):
             old, new = held.at or held.request.task, request.task
             if old == new or (None in (old, new) and (old or new) not in named):
@@ -95,14 +95,14 @@ def _replaced(
 
 
 def _check(previews: Sequence[Preview]) -> None:
-    wrong = [found for found in previews if found.error and not found.falls_back]
+    wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
         more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
         raise ConfigurationError(
             f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
             "See what each would do with --dry-run; in Python: preview(…).",
         )
-    if all(found.request.until is not None and found.offsets == 0 for found in previews):
+    if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
         raise ConfigurationError(
             f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
@@ -118,19 +118,19 @@ def _behind(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> li
     handed for the partition, or for one that is not known: nothing is read there.
     """
 
-    def checked(found: Preview) -> Preview:
-        asked = found.request
+    def checked(shown: Preview) -> Preview:
+        asked = shown.request
         for unread in unreadable:
             waits = unread.kind == "request" and unread.key == request_key(asked.target)
-            of_task = unread.at is not None and unread.at in found.tasks
+            of_task = unread.at is not None and unread.at in shown.tasks
             holds = unread.at is not None and (unread.ssp == asked.ssp or (unread.ssp is None and of_task))
             if waits or holds:
                 way = f"{asked.ssp} --reason …" if unread.ssp else f"--all --task {str(unread.at)!r} --reason …"
                 error = f"{unread.summary()} Take that back first: adjunct startpoint clear MODULE:APP {way}."
-                return with_fields(found, error=error, falls_back=False)
-        return found
+                return with_fields(shown, error=error, falls_back=False)
+        return shown
 
-    return [checked(found) for found in previews]
+    return [checked(shown) for shown in previews]
 
 
 def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:

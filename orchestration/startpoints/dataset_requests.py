@@ -176,7 +176,10 @@ def _apply(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> Adv
 def _unreadable(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
     """Return why a dataset can't go on: nobody knows where it was to be rewound to."""
     ssps = handed.held[task]
-    why = [each.error for each in handed.unreadable if each.at is not None and (each.at == task or each.ssp in ssps)]
+    in_the_way = [
+        entry for entry in handed.unreadable if entry.at == task or (entry.at is not None and entry.ssp in ssps)
+    ]
+    why = [entry.error for entry in in_the_way]
     return MalformedDocumentError(
         f"dataset {name!r} was handed a startpoint that can't be read, and is left as it is. {why[0] if why else ''}",
         f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
@@ -192,7 +195,7 @@ def _resolvable(
     systems: Mapping[str, StreamSystem], requests: Requests
 ) -> tuple[dict[SystemStreamPartition, StartpointRequest], list[Unresolved]]:
     """Return the requests without those that have no offset and say to go on without them; and these."""
-    found: dict[SystemStreamPartition, StartpointRequest] = {}
+    resolvable: dict[SystemStreamPartition, StartpointRequest] = {}
     without: list[Unresolved] = []
     for ssp, request in requests.items():
         try:
@@ -201,8 +204,8 @@ def _resolvable(
         except PermanentError as error:
             without.append(Unresolved(request, str(error)))
         else:
-            found[ssp] = request
-    return found, without
+            resolvable[ssp] = request
+    return resolvable, without
 
 
 def rewindable(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:

@@ -46,7 +46,7 @@ class FanOutState:
 
     def all_unreadable(self) -> tuple[Unreadable, ...]:
         """Return all that can't be read, entries and parts of them."""
-        return (*self.unreadable, *(each for held in self.tasks.values() for each in held.unread))
+        return (*self.unreadable, *(part for held in self.tasks.values() for part in held.unread))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +88,39 @@ class FanOut:
 
     def gone(self) -> list[str]:
         """Return in words what was deleted and will not be applied, a line each."""
-        said = [f"{_said(each)} has expired: no run has taken it up in time" for each in self.expired]
-        said += [f"{_said(each)} is passed over: one that was asked for later waits there" for each in self.passed_over]
-        return said + [
-            f"{_said(each)} had been applied already, and each request is applied once: ask with a new one"
-            for each in self.again
+        lines = [f"{_in_words(request)} has expired: no run has taken it up in time" for request in self.expired]
+        lines += [
+            f"{_in_words(request)} is passed over: one that was asked for later waits there"
+            for request in self.passed_over
+        ]
+        return lines + [
+            f"{_in_words(request)} had been applied already, and each request is applied once: ask with a new one"
+            for request in self.again
         ]
 
     def left(self) -> list[str]:
         """Return in words what is there and not applied by any task, a line each."""
-        said = [
-            f"{_said(each)} waits, and no task {'' if each.task is None else repr(each.task) + ' '}reads the partition"
-            for each in self.unknown
+        lines = [
+            f"{_in_words(request)} waits, and no task "
+            f"{'' if request.task is None else repr(request.task) + ' '}reads the partition"
+            for request in self.unknown
         ]
-        said += [
-            f"{_said(each)}, handed to {task!r}, waits, and no task reads the partition any more"
+        lines += [
+            f"{_in_words(request)}, handed to {task!r}, waits, and no task reads the partition any more"
             for task, requests in self.stranded.items()
-            for each in requests.values()
+            for request in requests.values()
         ]
-        said += [f"{_said(each)} waits behind one that can't be read" for each in self.behind]
+        lines += [f"{_in_words(request)} waits behind one that can't be read" for request in self.behind]
         held = {ssp for ssps in self.held.values() for ssp in ssps}
-        for each in self.unreadable:
-            waits = "a startpoint was handed out" if each.kind == "fan-out" else "a startpoint waits"
-            more = "; nothing is read there until it is taken back" if each.at and each.ssp in held else ""
-            said.append(f"{each.partition or each.key}: {waits} that is left alone{more}: {each.error}")
-        named = {each.ssp for each in self.unreadable}
-        said += [
+        for entry in self.unreadable:
+            waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
+            more = "; nothing is read there until it is taken back" if entry.at and entry.ssp in held else ""
+            lines.append(f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}")
+        named = {entry.ssp for entry in self.unreadable}
+        lines += [
             f"{ssp}: nothing is read there: what its task was handed can't be read" for ssp in sorted(held - named)
         ]
-        return said
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +162,9 @@ def decide_fan_out(
 
     settled: dict[Target, int] = {}
     unknown, expired, again, behind, finished = [], [], [], [], []
-    stuck = {(each.ssp, each.task) for each in state.unreadable if each.at is None}
+    stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the store's order, so that the outcome does not depend on how they are kept.
-    for request in sorted(requests, key=lambda each: each.sequence):
+    for request in sorted(requests, key=lambda request: request.sequence):
         takers = _takers(request, tasks, owners)
         if state.settled.get(request.target) == request.sequence:
             settled[request.target] = request.sequence
@@ -209,7 +213,7 @@ def without(
     return TaskFanOut(pending, held.handed, held.unread)
 
 
-def _said(request: StartpointRequest) -> str:
+def _in_words(request: StartpointRequest) -> str:
     return f"{request.ssp}: a startpoint ({request.by}: {request.reason})"
 
 
@@ -223,12 +227,12 @@ def _held(
     Where it does not say for which partition, it may be for any that its task reads.
     """
     held: dict[str, set[SystemStreamPartition]] = {}
-    for each in state.all_unreadable():
-        if each.at is None:
+    for entry in state.all_unreadable():
+        if entry.at is None:
             continue
-        mine, ssp = tasks.get(each.at, frozenset()), each.ssp
+        mine, ssp = tasks.get(entry.at, frozenset()), entry.ssp
         if ssp is None or ssp in mine:
-            held.setdefault(each.at, set()).update(mine if ssp is None else [ssp])
+            held.setdefault(entry.at, set()).update(mine if ssp is None else [ssp])
         else:  # another task reads the partition now
             for task in owners.get(ssp, ()):
                 held.setdefault(task, set()).add(ssp)

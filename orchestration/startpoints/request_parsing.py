@@ -76,7 +76,7 @@ def expand_partitions(
     not read, and for a partition that the stream does not have; InvalidNameError and StreamNotFoundError.
     """
     counts: dict[str, int] = {}
-    found: dict[SystemStreamPartition, None] = {}
+    partitions: dict[SystemStreamPartition, None] = {}
     for text in texts:
         qualified, numbers = _split(text)
         _check_read(app, qualified)
@@ -84,8 +84,8 @@ def expand_partitions(
         if qualified not in counts:
             counts[qualified] = systems[system].info(stream).partitions
         for number in range(counts[qualified]) if numbers is None else _numbers(text, numbers, counts[qualified]):
-            found[SystemStreamPartition(system, stream, number)] = None
-    return list(found)
+            partitions[SystemStreamPartition(system, stream, number)] = None
+    return list(partitions)
 
 
 def startpoint_requests(
@@ -168,8 +168,8 @@ def _split(text: str) -> tuple[str, str | None]:
 def _numbers(text: str, spans: str, count: int) -> list[int]:
     numbers: list[int] = []
     for span in spans.split(","):
-        found = _SPAN.fullmatch(span)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        bounds = _SPAN.fullmatch(span)
+        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
         if first > last:
             raise ConfigurationError(
                 f"{text!r} can't be read: {span!r} is no partition and no range of them.",
@@ -188,8 +188,8 @@ def _numbers(text: str, spans: str, count: int) -> list[int]:
 
 def _check_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
-    fed = {str(each.stream): each for each in app.datasets if each.stream is not None}
-    goes_back = {name for name, each in fed.items() if each.follows_changes and each.following.persistent}
+    fed = {str(dataset.stream): dataset for dataset in app.datasets if dataset.stream is not None}
+    goes_back = {name for name, dataset in fed.items() if dataset.follows_changes and dataset.following.persistent}
     if stream in {*app.inputs, *goes_back}:
         return
     if stream not in fed:

@@ -109,28 +109,28 @@ def preview(
         for ssp in ssps if task not in named else ():
             owners.setdefault(ssp, []).append(task)
 
-    found: dict[int, Preview] = {}
+    previews: dict[int, Preview] = {}
     rewinds: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         ssp, tasks = request.ssp, tuple(owners.get(request.ssp, ()))
         if request.task is not None:
             tasks = (request.task,) if ssp in {**reading, **tables}.get(request.task, ()) else ()
         if request.task in reading and is_broadcast(app, ssp):
-            found[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
+            previews[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
         elif tasks:
             of_tables = [task for task in tasks if task in tables]
             for task in of_tables:
                 rewinds.setdefault(task, []).append(number)
-            found[number] = _followed(look, None if of_tables else state, request, tasks, now)
+            previews[number] = _followed(look, None if of_tables else state, request, tasks, now)
         else:
             who = "no task reads" if request.task is None else f"{request.task!r} is no task that reads"
             readers = [task for task, ssps in {**reading, **tables}.items() if ssp in ssps]
             instead = f"; {', '.join(map(repr, readers[:3]))} does" if request.task is not None and readers else ""
-            found[number] = Preview(request, (), error=f"{who} {ssp}{instead}.")
+            previews[number] = Preview(request, (), error=f"{who} {ssp}{instead}.")
     for dataset in app.datasets:
-        asked = {n: found[n] for n in rewinds.get(dataset_task(dataset.name), {}) if found[n].error is None}
-        found |= _of_table(lake, systems, dataset, asked)
-    return [found[number] for number in range(len(requests))]
+        asked = {n: previews[n] for n in rewinds.get(dataset_task(dataset.name), {}) if previews[n].error is None}
+        previews |= _of_table(lake, systems, dataset, asked)
+    return [previews[number] for number in range(len(requests))]
 
 
 def _followed(

@@ -104,7 +104,7 @@ def resolve_handed(
             raise refusal
         unresolved.append(Unresolved(request, str(refusal)))
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
-    found: list[ResolvedStartpoint | Replay] = []
+    looked_up: list[ResolvedStartpoint | Replay] = []
     for ssp, request in sorted(handed.newest.items()):
         stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
@@ -114,10 +114,10 @@ def resolve_handed(
         if isinstance(start, Unresolved):
             unresolved.append(start)
             continue
-        found.append(start)
+        looked_up.append(start)
         if isinstance(start, ResolvedStartpoint):
             startpoints[ssp] = start
-    return Resolved(startpoints, tuple(found), tuple(unresolved))
+    return Resolved(startpoints, tuple(looked_up), tuple(unresolved))
 
 
 def _look_up(

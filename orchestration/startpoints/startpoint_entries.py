@@ -63,7 +63,8 @@ class StartpointEntries:
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], set[Target]]:
             state = self.stored.state(snapshot.items())
-            handed = {(each.target, each.sequence) for held in state.tasks.values() for each in held.pending.values()}
+            pending = [request for held in state.tasks.values() for request in held.pending.values()]
+            handed = {(request.target, request.sequence) for request in pending}
             handed |= set(state.settled.items())
             ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
             return {settled_key(target): wanted[target] for target in ours}, ours
@@ -87,14 +88,14 @@ class StartpointEntries:
         """Remove what can't be read of a fan-out where it is still as it was found; return whether it was."""
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], bool]:
-            found = snapshot.get(unread.key)
-            if found is not None and found == unread.value:
+            entry = snapshot.get(unread.key)
+            if entry is not None and entry == unread.value:
                 return {unread.key: None}, True
             try:
-                held = self.stored.task(unread.key, found)
+                held = self.stored.task(unread.key, entry)
             except MalformedDocumentError:
                 return {}, False
-            kept = tuple(each for each in held.unread if each.value != unread.value)
+            kept = tuple(part for part in held.unread if part.value != unread.value)
             return {unread.key: task_json(replace(held, unread=kept))}, kept != held.unread
 
         return self.fan_outs.transact(decide, by=by)

@@ -89,8 +89,8 @@ def _ages(request: StartpointRequest, now: datetime, expires_after: timedelta) -
 
 def _offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
     """Return the offset that was found for it and stored; None while no run has started since."""
-    found = offsets.resolved.get(request.ssp)
-    return found.offset if found is not None and found.id == request.id else None
+    start = offsets.resolved.get(request.ssp)
+    return start.offset if start is not None and start.id == request.id else None
 
 
 def _replay(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:

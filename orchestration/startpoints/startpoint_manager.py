@@ -128,10 +128,10 @@ class StartpointManager:
 
         self._requests.transact(decide, by=", ".join(writers[:3]))
 
-    def _check_readable(self, key: str, found: object) -> None:
+    def _check_readable(self, key: str, there: object) -> None:
         try:
-            if found is not None:
-                self._stored.request(key, found)
+            if there is not None:
+                self._stored.request(key, there)
         except MalformedDocumentError as error:
             raise ConfigurationError(
                 f"nothing is written: what waits there can't be read, and would be lost. {error.problem}",
@@ -182,26 +182,26 @@ class StartpointManager:
         """
         known = partition_of(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
         key = request_key((known or ssp, task))
-        found = self._checked(self._requests.read()).get(key)
-        if found is None:
+        there = self._checked(self._requests.read()).get(key)
+        if there is None:
             return False
-        sequence = sequence_of(found)
+        sequence = sequence_of(there)
         if known is None or sequence is None:
-            return self._entries.delete_as_it_is(key, found, by="delete")
+            return self._entries.delete_as_it_is(key, there, by="delete")
         return bool(self._entries.take_back({(known, task): sequence}, by="delete"))
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
         """Take back what can't be read, each only where it is still as it was found; return what was taken back."""
         gone: list[Unreadable] = []
-        for each in unreadable:
-            ssp, sequence = each.ssp, sequence_of(each.value)
-            if each.kind == "fan-out":
-                taken = self._entries.remove_unreadable(each, by)
-            elif ssp is not None and sequence is not None and request_key((ssp, each.task)) == each.key:
-                taken = bool(self._entries.take_back({(ssp, each.task): sequence}, by=by))
+        for entry in unreadable:
+            ssp, sequence = entry.ssp, sequence_of(entry.value)
+            if entry.kind == "fan-out":
+                taken = self._entries.remove_unreadable(entry, by)
+            elif ssp is not None and sequence is not None and request_key((ssp, entry.task)) == entry.key:
+                taken = bool(self._entries.take_back({(ssp, entry.task): sequence}, by=by))
             else:
-                taken = self._entries.delete_as_it_is(each.key, each.value, by=by)
-            gone += [each] if taken else []
+                taken = self._entries.delete_as_it_is(entry.key, entry.value, by=by)
+            gone += [entry] if taken else []
         return gone
 
     def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:

@@ -100,7 +100,7 @@ class StartpointRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form, of JSON-able values."""
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             **named,
             "version": VERSION,
@@ -115,7 +115,7 @@ class StartpointRequest:
         return request_from_json(value, "startpoint request")
 
 
-_NAMED = {each.name for each in fields(StartpointRequest)}
+_NAMED = {field.name for field in fields(StartpointRequest)}
 _FIELDS = _NAMED | {"version"}
 
 

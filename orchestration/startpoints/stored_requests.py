@@ -34,15 +34,15 @@ class Stored:
 
     def requests(self, entries: Iterable[tuple[str, Any]]) -> tuple[list[StartpointRequest], list[Unreadable]]:
         """Return the requests, and what is among them and can't be read."""
-        found: list[StartpointRequest] = []
+        requests: list[StartpointRequest] = []
         unreadable: list[Unreadable] = []
         for key, value in entries:
             try:
-                found.append(self.request(key, value))
+                requests.append(self.request(key, value))
             except MalformedDocumentError as error:
                 ssp, task = [*_parts(key), None, None][:2]
                 unreadable.append(Unreadable("request", key, value, str(error), _text(ssp), _text(task)))
-        return found, unreadable
+        return requests, unreadable
 
     def request(self, key: str, value: object) -> StartpointRequest:
         """Return the request under this key. Raises MalformedDocumentError."""
@@ -138,7 +138,7 @@ def task_json(held: TaskFanOut) -> dict[str, Any] | None:
     return {
         "pending": [
             *(request.to_json() for _, request in sorted(held.pending.items())),
-            *(each.value for each in held.unread),
+            *(part.value for part in held.unread),
         ],
         "handed": {str(ssp): number for ssp, number in sorted(held.handed.items())},
     }
@@ -164,8 +164,8 @@ def waits_on(stream: str, key: str, value: object) -> bool:
 
 def sequence_of(stored: object) -> int | None:
     """Return the sequence of a stored request, also of one that can't be read; None where it has none."""
-    found = stored.get("sequence") if isinstance(stored, Mapping) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
+    return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None
 
 
 def equal_requests(left: object, right: Mapping[str, Any]) -> bool:
@@ -182,10 +182,10 @@ def _key(*parts: str | None) -> str:
 def _parts(key: str) -> list[Any]:
     """Return the parts of a key; none of one that this version would not have written."""
     try:
-        found = json.loads(key)
+        parts = json.loads(key)
     except ValueError:
         return []
-    return found if isinstance(found, list) else []
+    return parts if isinstance(parts, list) else []
 
 
 def _about(key: str) -> tuple[str | None, str | None, str | None]:

@@ -122,7 +122,7 @@ def _may_go(lake: Lake, dataset: AdjunctDataset) -> bool:
     """Whether a compaction has retired something long ago: a commit of changes alone makes nothing needless."""
     manifest = DatasetLog(lake, dataset.name).read()[1]
     limit = before(lake.now(), dataset.discard.grace)
-    return isinstance(manifest, UnboundedManifest) and any(each.at <= limit for each in manifest.retired)
+    return isinstance(manifest, UnboundedManifest) and any(retired.at <= limit for retired in manifest.retired)
 
 
 def discard_after(

@@ -41,9 +41,9 @@ class BatchVersions:
         app = self._app
         stored = [dataset for dataset in app.datasets if dataset.following.persistent]
         views = current_readers(
-            {each.name: self._datasets[each.name] for each in stored if each.name not in app.max_staleness}
+            {dataset.name: self._datasets[dataset.name] for dataset in stored if dataset.name not in app.max_staleness}
         )
-        for name in (each.name for each in stored if each.name in app.max_staleness):
+        for name in (dataset.name for dataset in stored if dataset.name in app.max_staleness):
             # Version and offsets of one commit: what is found fresh is what the batch meets.
             self._manifests[name] = self._datasets[name].manifest()
             views[name] = self._datasets[name].reader_of(self._manifests[name])

@@ -63,8 +63,8 @@ def stream_progress(system: StreamSystem, source: Input, state: ApplicationState
     elif fresh:
         starts |= system.oldest(fresh)
     lags = {ssp: system.distance(ssp, start, upcoming[ssp]) for ssp, start in starts.items()}
-    replays = [each for each in state.offsets.replays.values() if each.ssp.qualified_stream == source.stream]
-    again = sum(system.distance(each.ssp, each.next, each.until) for each in replays)
+    replays = [replay for replay in state.offsets.replays.values() if replay.ssp.qualified_stream == source.stream]
+    again = sum(system.distance(replay.ssp, replay.next, replay.until) for replay in replays)
     return StreamProgress(sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due)
 
 
@@ -99,16 +99,16 @@ def delivered_to_all(
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
     from dagster_adjunct.assets.versions.manifest import as_bounded
 
-    found = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
-    for version in dict.fromkeys(version for version, _ in found.values() if version is not None):
-        without = [dataset for dataset in datasets if found[dataset.name][0] != version]
+    delivered = {dataset.name: delivered_version(lake, systems, dataset) for dataset in datasets}
+    for version in dict.fromkeys(version for version, _ in delivered.values() if version is not None):
+        without = [dataset for dataset in datasets if delivered[dataset.name][0] != version]
         manifests = [StoredVersions(lake, dataset).manifest() for dataset in without]
         if all(manifest is not None and version in as_bounded(manifest).taken for manifest in manifests):
             return version, ""
     if len(datasets) == 1:
-        return None, found[datasets[0].name][1]
-    said = (f"{name}: {awaited or f'version {version} is there'}" for name, (version, awaited) in found.items())
-    return None, "; ".join(said)
+        return None, delivered[datasets[0].name][1]
+    awaited = [f"{name}: {what or f'version {version} is there'}" for name, (version, what) in delivered.items()]
+    return None, "; ".join(awaited)
 
 
 def feeding_streams(app: Application) -> tuple[str, ...]:
@@ -177,11 +177,11 @@ def delivered_version(
     manifest = source.first_manifest() if stored is None else as_bounded(stored)
     if isinstance(source, StreamSource):
         manifest = carried_over(manifest, source.info) or manifest
-    found = source.next(manifest)
-    if not isinstance(found, Awaiting):
-        return found.version, ""
-    named = f"version {found.version}" if found.version else "the next one"
-    return None, f"{named} waits for {', '.join(found.missing)}" if found.missing else "nothing was delivered"
+    arrived = source.next(manifest)
+    if not isinstance(arrived, Awaiting):
+        return arrived.version, ""
+    named = f"version {arrived.version}" if arrived.version else "the next one"
+    return None, f"{named} waits for {', '.join(arrived.missing)}" if arrived.missing else "nothing was delivered"
 
 
 def _next_offset(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:

@@ -35,13 +35,13 @@ class StepEvent:
             return str(self.detail["text"])
         if self.what == "again":
             return f"batch {self.batch}: {self.detail['text']}"
-        said = {
+        words = {
             "intent": "{records:,} {unit}, dataset versions {versions}",
             "output": "writing {output}",
             "outputs": "all outputs written",
             "batch": "committed; {records:,} {unit} so far",
         }[self.what]
-        return f"batch {self.batch}: {said.format(**{'unit': 'records', **self.detail})}"
+        return f"batch {self.batch}: {words.format(**{'unit': 'records', **self.detail})}"
 
 
 @dataclass(frozen=True, slots=True)

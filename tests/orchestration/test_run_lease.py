@@ -18,9 +18,9 @@ from dagster_adjunct.orchestration.batchlog import run_lease as module
 from dagster_adjunct.orchestration.batchlog.processes import Process, this_process
 from dagster_adjunct.orchestration.batchlog.run_lease import (
     Claim,
-    Found,
     Holder,
     RunLease,
+    StoredLease,
     over,
     read_lease,
     who_runs,
@@ -69,7 +69,9 @@ def holder(process: Process, **more: object) -> Holder:
 
 def why_over(found: Holder | None, seconds: float, *ended: str) -> str:
     """Return why a lease is over that was written so many seconds ago, by the store's clock."""
-    return over(Found(KEY, "e", BEGAN, found), lambda: BEGAN + timedelta(seconds=seconds), lambda run: run in ended)
+    return over(
+        StoredLease(KEY, "e", BEGAN, found), lambda: BEGAN + timedelta(seconds=seconds), lambda run: run in ended
+    )
 
 
 def test_a_lease_is_over_when_it_was_not_renewed_for_its_time_to_live_by_the_stores_clock() -> None:
