@@ -39,8 +39,7 @@ def test_eight_readers_meet_whole_versions_while_fifty_are_published_and_discard
 def test_eight_readers_meet_whole_versions_on_a_real_s3_server(
     versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable, value in versitygw.env.items():
-        monkeypatch.setenv(variable, value)
+    versitygw.set_in(monkeypatch)
     publish_and_discard_under_readers(versitygw.url(), versitygw.env, monkeypatch, pause=0.4, collectors=1)
 
 

@@ -78,8 +78,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def s3_place(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for variable, value in versitygw.env.items():
-        monkeypatch.setenv(variable, value)
+    versitygw.set_in(monkeypatch)
     return Place(f"s3://{versitygw.bucket()}/our deliveries", versitygw)
 
 

@@ -150,8 +150,7 @@ def test_each_version_is_one_snapshot_over_the_lakes_own_files(planes: Published
 def test_a_lake_on_s3_can_be_registered(
     versitygw: S3Server, new_catalog: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable, value in versitygw.env.items():
-        monkeypatch.setenv(variable, value)
+    versitygw.set_in(monkeypatch)
     catalog = new_catalog(
         **{
             "warehouse": f"s3://{versitygw.bucket()}/warehouse",

@@ -42,8 +42,7 @@ def test_of_two_writers_that_seal_the_same_version_one_wins(tmp_path: Path) -> N
 def test_of_two_writers_that_seal_the_same_version_one_wins_on_a_real_s3_server(
     versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable, value in versitygw.env.items():
-        monkeypatch.setenv(variable, value)
+    versitygw.set_in(monkeypatch)
     seal_in_two_processes(versitygw.url(), versitygw.env)
 
 

@@ -52,8 +52,7 @@ def on_s3(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eve
     """Run every n-th flight on the server, over a socket, and compare all rows."""
     lake, state = server.url(), tmp_path / "state.sqlite"
     result = drive(lake, state, *(REDUCED if every == EVERY else ()), env=server.env).result
-    for name, value in server.env.items():
-        monkeypatch.setenv(name, value)
+    server.set_in(monkeypatch)
     assert_outputs(lake, sqlite_state(state), every)
     assert_counters(lake, every)
     assert result["spark_started"]

@@ -53,6 +53,11 @@ class S3Server:
             "ADJUNCT_S3_PATH_STYLE": "true",
         }
 
+    def set_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let this process reach it, until the patch is undone."""
+        for variable, value in self.env.items():
+            monkeypatch.setenv(variable, value)
+
     @property
     def settings(self) -> LakeSettings:
         return LakeSettings(endpoint=self.endpoint, region=REGION, path_style=True)
@@ -105,8 +110,7 @@ def s3_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Each of the S3 servers in turn, with its environment set, so that `open_lake(server.url())` works."""
     name = {"versitygw": "versitygw", "moto": "moto_s3"}[request.param]
     server: S3Server = request.getfixturevalue(name)
-    for variable, value in server.env.items():
-        monkeypatch.setenv(variable, value)
+    server.set_in(monkeypatch)
     return server
 
 

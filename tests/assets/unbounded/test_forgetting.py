@@ -31,7 +31,7 @@ from dagster_adjunct.resources.objects.memory_store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.test_erasure import traces
+from tests.assets.test_erasure import copy_of, traces
 from tests.assets.unbounded.tables import BY_HAND, content, entries, faulty, send, table
 from tests.faulty_store import Crash, Fault
 
@@ -312,13 +312,6 @@ def test_an_open_batch_is_run_again_with_the_version_it_was_begun_with(quick: Wo
 
 
 # -- interruptions
-
-
-def copy_of(world: World) -> World:
-    store = InMemoryStore()
-    for item in world.lake.store.list(""):
-        store.put(item.key, world.lake.store.get(item.key).data)
-    return World(Lake(store, world.lake.id), world.spark, dict(world.sequences))
 
 
 def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(quick: World) -> None:

@@ -40,8 +40,7 @@ SPEC = table_of(chunk=2, on_bad_change=DeadLetters(f"lake.{DEAD}"))
 
 @pytest.fixture
 def world(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> World:
-    for variable, value in versitygw.env.items():
-        monkeypatch.setenv(variable, value)
+    versitygw.set_in(monkeypatch)
     return facts_in(open_lake(versitygw.url()), IN_PROCESS)
 
 

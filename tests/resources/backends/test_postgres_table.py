@@ -7,8 +7,7 @@ import socket
 import sys
 import threading
 import time
-from datetime import UTC, date, datetime, timedelta, timezone
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta, timezone
 
 import psycopg
 import pytest
@@ -23,49 +22,23 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables import (
-    BlockingTable,
     RemoteTable,
     RetryPolicy,
     UpdateContract,
     UpdateMessage,
 )
 from tests.resources.backends import hammer
+from tests.resources.backends.every_type import RECORD, TYPES, blocking
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 
 pytestmark = pytest.mark.server
 
 VARIABLE = "ADJUNCT_TEST_DSN"
-TYPES = {
-    "id": "bigint",
-    "s": "string",
-    "f": "double",
-    "ok": "boolean",
-    "at": "timestamp",
-    "day": "date",
-    "price": "decimal(20,10)",
-    "raw": "binary",
-    "small": "smallint",
-}
-RECORD = {
-    "id": -(2**63),
-    "s": "naïve 'quoted' \"text\" ✈ {braces} \\ NULL",
-    "f": 0.1,
-    "ok": True,
-    "at": datetime(2013, 7, 1, 5, 0, 0, 250_000, tzinfo=UTC),
-    "day": date(2013, 7, 1),
-    "price": Decimal("1234567890.0123456789"),
-    "raw": b"\0\xff",
-    "small": -7,
-}
 
 
 @pytest.fixture(autouse=True)
 def _dsn(postgres_server: PostgresServer, monkeypatch):
     monkeypatch.setenv(VARIABLE, postgres_server.dsn())
-
-
-def blocking(store, **settings) -> BlockingTable:
-    return BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store, **settings))
 
 
 def table_of(name: str, key="id", **settings) -> PostgresTable:

@@ -4,8 +4,7 @@ import asyncio
 import pickle
 import sqlite3
 import time
-from datetime import UTC, date, datetime, timedelta, timezone
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -18,38 +17,12 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables import (
-    BlockingTable,
-    RemoteTable,
     RetryPolicy,
     UpdateContract,
     UpdateMessage,
 )
 from tests.resources.backends import hammer
-
-TYPES = {
-    "id": "bigint",
-    "s": "string",
-    "f": "double",
-    "ok": "boolean",
-    "at": "timestamp",
-    "day": "date",
-    "price": "decimal(20,10)",
-    "raw": "binary",
-}
-RECORD = {
-    "id": -(2**63),
-    "s": "naïve 'quoted' \"text\" ✈",
-    "f": 0.1,
-    "ok": True,
-    "at": datetime(2013, 7, 1, 5, tzinfo=UTC),
-    "day": date(2013, 7, 1),
-    "price": Decimal("1234567890.0123456789"),
-    "raw": b"\0\xff",
-}
-
-
-def blocking(store, **settings) -> BlockingTable:
-    return BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store, **settings))
+from tests.resources.backends.every_type import RECORD, TYPES, blocking
 
 
 def test_every_type_of_value_comes_back_as_it_was(tmp_path):

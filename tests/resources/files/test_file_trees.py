@@ -46,8 +46,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Put, Cal
 
 @pytest.fixture
 def s3_server(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    for variable, value in versitygw.env.items():
-        monkeypatch.setenv(variable, value)
+    versitygw.set_in(monkeypatch)
     return versitygw
 
 

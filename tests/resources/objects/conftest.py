@@ -24,8 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     from dagster_adjunct.resources.objects.s3_store import S3Store
 
     server: S3Server = request.getfixturevalue(request.param)
-    for variable, value in server.env.items():
-        monkeypatch.setenv(variable, value)
+    server.set_in(monkeypatch)
     return S3Store(server.url(), server.settings.s3_options())
 
 

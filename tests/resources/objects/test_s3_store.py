@@ -34,8 +34,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def troubled(moto_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[TroubledS3]:
-    for variable, value in moto_s3.env.items():
-        monkeypatch.setenv(variable, value)
+    moto_s3.set_in(monkeypatch)
     yield from TroubledS3(moto_s3.endpoint).running()
 
 
@@ -173,8 +172,7 @@ def test_a_large_upload_gets_through_trouble_at_its_end(
 
 
 def test_listing_and_deleting_go_past_one_page(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, value in versitygw.env.items():
-        monkeypatch.setenv(variable, value)
+    versitygw.set_in(monkeypatch)
     store = S3Store(versitygw.url(), versitygw.settings.s3_options())
     keys = [f"many/{n:04d}" for n in range(1005)]
     with ThreadPoolExecutor(8) as pool:
