@@ -134,7 +134,17 @@ class _Parts:
         members = graph.datasets(app.name)
         bounded = [member for member in members if not member.dataset.follows_changes]
         followed = [member for member in members if member.dataset.follows_changes]
+        # Without assets of its own there are only datasets whose versions are partitions: nothing to run as a whole.
+        job = _application_job(app, own) if own else None
+        movable = job is not None and bool(app.inputs or followed)
         parts = cls()
+        if job is not None:
+            parts.jobs.append(job)
+            parts.sensors.append(new_records_sensor(app, job, own, rule))
+            if movable and app.startpoints:
+                parts.sensors.append(startpoint_sensor(app, job, own))
+            parts.sensors.append(restart_sensor(app, job, own, graph.written(app.name)))
+            parts.sensors.extend(delivered_sensor(unit, job) for unit in graph.delivered(app.name))
         if members:
             discarding = discard_job(app.name, members)
             parts.jobs.append(discarding)
@@ -145,17 +155,8 @@ class _Parts:
             parts.schedules.append(compact_schedule(compacting))
         if bounded:
             parts.jobs.append(version_job(app.name, bounded))
-        if not own:
-            return parts  # only datasets whose versions are partitions: there is nothing to run as a whole
-        job = _application_job(app, own)
-        parts.jobs.append(job)
-        parts.sensors.append(new_records_sensor(app, job, own, rule))
-        parts.sensors.append(restart_sensor(app, job, own, graph.written(app.name)))
-        parts.sensors.extend(delivered_sensor(unit, job) for unit in graph.delivered(app.name))
-        if app.inputs or followed:
+        if movable:
             parts.jobs.append(startpoint_job(app))
-            if app.startpoints:
-                parts.sensors.append(startpoint_sensor(app, job, own))
         return parts
 
     @classmethod
