@@ -27,7 +27,7 @@ from dagster_adjunct.assets.sources.records_in_process import (
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from dagster_adjunct.resources.files import count_records, files_frame, files_table, open_tree
+from dagster_adjunct.resources.files import DeclaredFiles, count_records, files_frame, files_table, open_tree
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from dagster_adjunct.resources.spark.spark_errors import unwrapped
 from dagster_adjunct.resources.streams.interface.checksum import (
@@ -356,7 +356,7 @@ class FileVersions:
     def _count(self, what: str, folder: Folder, promise: Promise, spark: Callable[[], SparkSession]) -> int | None:
         files, source = folder.files, self._source
         if source.format == "parquet" or sum(file.size for file in files) <= _READ_HERE:
-            return count_records(self._tree, files, source.format, source.schema, what, values=self._told)
+            return count_records(self._declared(what), files)
         if promise.rows is None:
             return None
         if spark is IN_PROCESS:
@@ -380,12 +380,13 @@ class FileVersions:
             )
 
     def _records(self, what: str, folder: Folder, spark: SparkSession) -> DataFrame:
-        source = self._source
-        return files_frame(spark, self._tree, folder.files, source.format, source.schema, what, values=self._told)
+        return files_frame(spark, self._declared(what), folder.files)
 
     def _table(self, what: str, folder: Folder) -> pa.Table:
-        source = self._source
-        return files_table(self._tree, folder.files, source.format, source.schema, what, values=self._told)
+        return files_table(self._declared(what), folder.files)
+
+    def _declared(self, what: str) -> DeclaredFiles:
+        return DeclaredFiles(self._tree, self._source.format, self._source.schema, what, self._told)
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self._spec.name!r}, version {delivery.version!r}"

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from dagster_adjunct.resources.files.file_formats import FileFormat
+from dagster_adjunct.resources.files.file_formats import DeclaredFiles, FileFormat
 from dagster_adjunct.resources.files.read_files import count_records, files_frame, files_table
 from dagster_adjunct.resources.files.tree import FileTree, FoundFile, open_tree
 
-__all__ = ["FileFormat", "FileTree", "FoundFile", "count_records", "files_frame", "files_table", "open_tree"]
+__all__ = [
+    "DeclaredFiles",
+    "FileFormat",
+    "FileTree",
+    "FoundFile",
+    "count_records",
+    "files_frame",
+    "files_table",
+    "open_tree",
+]

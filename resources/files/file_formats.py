@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
@@ -31,36 +32,44 @@ FileFormat = Literal["parquet", "csv", "jsonl"]
 _PLACE = re.compile(r"(, line \d+)?(: line \d+|: column '[^']*'( of line \d+)? is declared \w+(\(\d+,\d+\))?)?")
 
 
-def tables(
-    tree: FileTree,
-    file: FoundFile,
-    format: FileFormat,
-    schema: Schema,
-    what: str,
-    span: tuple[int, int] | None = None,
-    *,
-    values: bool = True,
-) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of a file as (number of the first, counted from 0; table with the schema's columns).
+@dataclass(frozen=True, slots=True)
+class DeclaredFiles:
+    """Files of one tree that are to hold records in this format, with these columns.
 
-    `span` chooses the row groups of a Parquet file that begin in these bytes. `what` names the dataset in errors.
-    Raises SchemaMismatchError for whatever is not as declared, and SourceChangedError; without `values`, errors name
-    the place and tell nothing of what stands there.
+    `what` names the dataset in errors. Without `values`, errors name the place and tell nothing of what stands there.
     """
-    if not values:
-        return _untold(tables(tree, file, format, schema, what, span), f"{what}: file {tree.url}/{file.path}")
-    where = f"{what}: file {tree.url}/{file.path}"
-    if format == "parquet":
-        from dagster_adjunct.resources.files.parquet import parquet_tables
 
-        return parquet_tables(tree, file, schema, where, span)
-    if format == "csv":
-        from dagster_adjunct.resources.files.csv import csv_tables
+    tree: FileTree
+    format: FileFormat
+    schema: Schema
+    what: str
+    values: bool = True
 
-        return csv_tables(tree, file, schema, where)
-    from dagster_adjunct.resources.files.jsonl import jsonl_tables
+    def place(self, file: FoundFile) -> str:
+        """Return how errors name a file."""
+        return f"{self.what}: file {self.tree.url}/{file.path}"
 
-    return jsonl_tables(tree, file, schema, where)
+    def tables(self, file: FoundFile, span: tuple[int, int] | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the records of a file as (number of the first, counted from 0; table with the schema's columns).
+
+        `span` chooses the row groups of a Parquet file that begin in these bytes. Raises SchemaMismatchError for
+        whatever is not as declared, and SourceChangedError.
+        """
+        parts = self._tables(file, span)
+        return parts if self.values else _untold(parts, self.place(file))
+
+    def _tables(self, file: FoundFile, span: tuple[int, int] | None) -> Iterator[tuple[int, pa.Table]]:
+        if self.format == "parquet":
+            from dagster_adjunct.resources.files.parquet import parquet_tables
+
+            return parquet_tables(self.tree, file, self.schema, self.place(file), span)
+        if self.format == "csv":
+            from dagster_adjunct.resources.files.csv import csv_tables
+
+            return csv_tables(self.tree, file, self.schema, self.place(file))
+        from dagster_adjunct.resources.files.jsonl import jsonl_tables
+
+        return jsonl_tables(self.tree, file, self.schema, self.place(file))
 
 
 def _untold(parts: Iterator[tuple[int, pa.Table]], where: str) -> Iterator[tuple[int, pa.Table]]:

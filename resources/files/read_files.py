@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.files.file_formats import FileFormat, tables
+from dagster_adjunct.resources.files.file_formats import DeclaredFiles, FileFormat
 from dagster_adjunct.resources.spark.spark_errors import wrapped
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.files.tree import FileTree, FoundFile
-    from dagster_adjunct.resources.schemas.schema import Schema
+    from dagster_adjunct.resources.files.tree import FoundFile
 
 _PIECE = 64 * 1024 * 1024
 _AT_ONCE = 16
@@ -41,25 +40,15 @@ class Piece:
     end: int
 
 
-def files_frame(
-    spark: SparkSession,
-    tree: FileTree,
-    files: Sequence[FoundFile],
-    format: FileFormat,
-    schema: Schema,
-    what: str,
-    *,
-    values: bool = True,
-) -> DataFrame:
-    """Return the records of these files: the columns of `schema`, then those of META.
+def files_frame(spark: SparkSession, declared: DeclaredFiles, files: Sequence[FoundFile]) -> DataFrame:
+    """Return the records of these files: the columns that are declared, then those of META.
 
-    `__partition` is the file's place in `files`, `__offset` the record's in its file, both counted from 0. Without
-    `values`, errors tell no values of records.
+    `__partition` is the file's place in `files`, `__offset` the record's in its file, both counted from 0.
     """
     from pyspark.sql import functions as F
 
-    tasks = shared_out(files, format)
-    read = _reader(tree, tasks, format, schema, what, values=values)
+    tasks, schema = shared_out(files, declared.format), declared.schema
+    read = _reader(declared, tasks)
     # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
     kinds = [*(field.type for field in schema.fields), "int", "bigint"]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(kinds))
@@ -71,47 +60,31 @@ def files_frame(
     )
 
 
-def files_table(
-    tree: FileTree,
-    files: Sequence[FoundFile],
-    format: FileFormat,
-    schema: Schema,
-    what: str,
-    *,
-    values: bool = True,
-) -> pa.Table:
+def files_table(declared: DeclaredFiles, files: Sequence[FoundFile]) -> pa.Table:
     """Return what `files_frame` does without Spark; all of it is held in memory."""
     import pyarrow as pa
 
-    columns = [*schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
+    columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
     parts = [
         batch.rename_columns([column.name for column in columns])
-        for task in shared_out(files, format)
+        for task in shared_out(files, declared.format)
         for piece in task
-        for batch in _batches(tree, piece, format, schema, what, values=values)
+        for batch in _batches(declared, piece)
     ]
     rows = pa.Table.from_batches(parts).cast(pa.schema(columns)) if parts else pa.schema(columns).empty_table()
     rows = rows.append_column(TIMESTAMP, pa.nulls(rows.num_rows, pa.timestamp("us", "UTC")))
     return rows.append_column(TOMBSTONE, pa.array([False] * rows.num_rows, pa.bool_()))
 
 
-def count_records(
-    tree: FileTree,
-    files: Sequence[FoundFile],
-    format: FileFormat,
-    schema: Schema,
-    what: str,
-    *,
-    values: bool = True,
-) -> int:
+def count_records(declared: DeclaredFiles, files: Sequence[FoundFile]) -> int:
     """Return how many records these files hold, without Spark: Parquet by footers, texts by reading them."""
 
     def count(file: FoundFile) -> int:
-        if format == "parquet":
+        if declared.format == "parquet":
             from dagster_adjunct.resources.files.parquet import count_parquet
 
-            return count_parquet(tree, file, schema, f"{what}: file {tree.url}/{file.path}")
-        return sum(table.num_rows for _, table in tables(tree, file, format, schema, what, values=values))
+            return count_parquet(declared.tree, file, declared.schema, declared.place(file))
+        return sum(table.num_rows for _, table in declared.tables(file))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return sum(pool.map(count, files))
@@ -137,24 +110,22 @@ def shared_out(files: Sequence[FoundFile], format: FileFormat) -> list[list[Piec
 
 
 def _reader(
-    tree: FileTree, tasks: list[list[Piece]], format: FileFormat, schema: Schema, what: str, *, values: bool
+    declared: DeclaredFiles, tasks: list[list[Piece]]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         wanted = [number for batch in batches for number in batch.column(0).to_pylist()]
         for number in wanted:
             for piece in tasks[number]:
-                yield from wrapped(_batches(tree, piece, format, schema, what, values=values))
+                yield from wrapped(_batches(declared, piece))
 
     return read
 
 
-def _batches(
-    tree: FileTree, piece: Piece, format: FileFormat, schema: Schema, what: str, *, values: bool
-) -> Iterator[pa.RecordBatch]:
+def _batches(declared: DeclaredFiles, piece: Piece) -> Iterator[pa.RecordBatch]:
     import numpy as np
     import pyarrow as pa
 
-    for first, table in tables(tree, piece.file, format, schema, what, (piece.start, piece.end), values=values):
+    for first, table in declared.tables(piece.file, (piece.start, piece.end)):
         rows = table.num_rows
         marks = [
             pa.array(np.full(rows, piece.number, np.int32)),

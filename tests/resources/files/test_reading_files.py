@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources.errors import SchemaMismatchError, SourceChangedError
-from dagster_adjunct.resources.files import FileFormat, count_records, open_tree
-from dagster_adjunct.resources.files.file_formats import tables
+from dagster_adjunct.resources.files import DeclaredFiles, FileFormat, count_records, open_tree
 from dagster_adjunct.resources.files.read_files import shared_out
 from dagster_adjunct.resources.files.tree import FoundFile
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -40,7 +39,7 @@ def rows(folder: Path, name: str, format: FileFormat, schema: Schema = PLANES) -
     tree = open_tree(str(folder))
     file = next(file for file in tree.list() if file.path == name)
     found: list[dict[str, Any]] = []
-    for number, table in tables(tree, file, format, schema, "dataset 'planes'"):
+    for number, table in DeclaredFiles(tree, format, schema, "dataset 'planes'").tables(file):
         assert number == len(found)
         assert table.schema.equals(schema.to_arrow())
         found += table.to_pylist()
@@ -224,8 +223,9 @@ def test_a_parquet_file_that_is_not_as_declared_is_refused_by_its_footer(
 ) -> None:
     pq.write_table(pa.table(columns), folder / "a.parquet")
     refused(folder, "a.parquet", "parquet", *parts)
+    tree = open_tree(str(folder))
     with pytest.raises(SchemaMismatchError, match=r"a\.parquet"):
-        count_records(open_tree(str(folder)), open_tree(str(folder)).list(), "parquet", PLANES, "dataset 'planes'")
+        count_records(DeclaredFiles(tree, "parquet", PLANES, "dataset 'planes'"), tree.list())
 
 
 def test_a_time_without_a_zone_is_refused_in_parquet(folder: Path) -> None:
@@ -253,7 +253,7 @@ def test_the_parts_of_a_large_parquet_file_hold_each_record_once(folder: Path) -
     edges = [0, 1, 5000, 5001, file.size]
     found: list[tuple[int, int]] = []
     for span in pairwise(edges):
-        for first, part in tables(tree, file, "parquet", PLANES, "it", span):
+        for first, part in DeclaredFiles(tree, "parquet", PLANES, "it").tables(file, span):
             found += enumerate(part.column("seats").to_pylist(), first)
     assert sorted(found) == [(i, i) for i in range(1000)]
 
@@ -276,7 +276,7 @@ def test_errors_tell_the_place_and_no_value_where_a_column_is_sensitive(
     tree = open_tree(str(folder))
     schema = PLANES.select(["tailnum", "seats"])
     with pytest.raises(SchemaMismatchError) as caught:
-        list(tables(tree, tree.list()[0], format, schema, "it", values=False))
+        list(DeclaredFiles(tree, format, schema, "it", values=False).tables(tree.list()[0]))
     assert f"{place}: what was found is not told, because columns are sensitive." in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -317,17 +317,17 @@ def test_a_file_that_is_replaced_or_removed_after_it_was_listed_is_noticed(folde
     listed = tree.list()[0]
     path.write_bytes(content[:5])
     with pytest.raises(SourceChangedError, match=re.escape(str(path)) + " was written to"):
-        list(tables(tree, listed, format, PLANES, "it"))
+        list(DeclaredFiles(tree, format, PLANES, "it").tables(listed))
     path.unlink()
     with pytest.raises(SourceChangedError, match="is gone"):
-        list(tables(tree, listed, format, PLANES, "it"))
+        list(DeclaredFiles(tree, format, PLANES, "it").tables(listed))
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_noticed(folder: Path) -> None:
     path = folder / "a.csv"
     path.write_text("tailnum,seats\n" + "N1,2\n" * 10)
     tree = open_tree(str(folder))
-    reading: Iterator[Any] = tables(tree, tree.list()[0], "csv", PLANES, "it")
+    reading: Iterator[Any] = DeclaredFiles(tree, "csv", PLANES, "it").tables(tree.list()[0])
     next(reading)
     path.write_text("tailnum,seats\n")
     with pytest.raises(SourceChangedError):
