@@ -7,13 +7,11 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.objects import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -110,18 +108,20 @@ def test_a_rebuild_says_why_and_keeps_what_was_served_until_it_is_done(world: Wo
     assert StoredVersions(world.lake, "rates").require_current().version == served
 
 
-def test_compacting_asks_for_the_level_and_prints_the_report(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def compact(lake: Any, name: str, spark: Any, *, by: str, level: Any) -> CompactionReport:
-        asked.append((name, level, by))
-        return CompactionReport(name, "compacted", "asked for", "major", "v000009-x", (9, 1), (10, 8), (5, 4))
-
-    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compact_table.compact_dataset", compact)
-    assert "major compaction, version v000009-x" in printed(world, "dataset", "compact", "rates", "--by", "ada")
-    report = json.loads(printed(world, "dataset", "compact", "rates", "--level", "major", "--by", "ada", "--json"))
-    assert report["generations"] == [9, 1]
-    assert asked == [("rates", None, "ada"), ("rates", "major", "ada")]
+def test_compacting_asks_for_the_level_and_prints_the_report(world: World) -> None:
+    world.advance(RATES)
+    for number in (5, 6):
+        world.send("rates", [("a", number)])
+        world.advance(RATES)
+    store = StoredVersions(world.lake, "rates")
+    before = len(store.require_current().sealed.generations)
+    command = ["dataset", "compact", "rates", "--by", "ada"]
+    minor = json.loads(printed(world, *command, "--level", "minor", "--json"))
+    assert (minor["level"], minor["generations"]) == ("minor", [before, 2])
+    assert f"major compaction, version {minor['version'][:1]}" in printed(world, *command, "--level", "major")
+    assert len(store.require_current().sealed.generations) == 1
+    assert "nothing" in printed(world, *command), "by its policy"
+    assert [(entry.action, entry.by) for entry in store.history(limit=2)] == [("compact", "ada")] * 2
 
 
 def test_what_is_bounded_follows_no_stream(world: World) -> None:

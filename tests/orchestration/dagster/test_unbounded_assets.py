@@ -20,9 +20,8 @@ from dagster_adjunct import (
     build_definitions,
     unbounded_dataset,
 )
-from dagster_adjunct.assets.declaration.following_changes import Following
+from dagster_adjunct.assets.declaration.following_changes import DeltaCompaction, Following
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.compaction_report import CompactionReport
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.stream_manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
@@ -217,31 +216,25 @@ def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) ->
     return Said(result, lab.instance)
 
 
-def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_no_other(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def compact(lake: Any, name: str, spark: Any, *, by: str, level: Any, policy: Any) -> CompactionReport:
-        asked.append((name, level, policy))
-        if name == "prices":
-            raise DatasetError("prices is broken.", "Mend it.")
-        return CompactionReport(name, "compacted", "8 deltas", "minor", "v000009-x", (9, 2), (10, 10), (5, 4))
-
-    monkeypatch.setattr("dagster_adjunct.assets.unbounded.compact_table.compact_dataset", compact)
-    other, absent = replace(PRICES, name="other", input="lake.other"), replace(PRICES, name="absent")
-    for dataset in (PRICES, other):
-        lab.deliver(dataset.name, MORE, None)
-        lab.advance(dataset)
-    said = compaction(lab, PRICES, other, absent)
+def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_no_other(lab: Lab) -> None:
+    policy = DeltaCompaction(deltas=2, inside_commit=False)
+    prices = replace(PRICES, following=Following(compaction=policy))
+    other, seldom = (replace(prices, name=name, input=f"lake.{name}") for name in ("other", "seldom"))
+    seldom = replace(seldom, following=Following(compaction=replace(policy, deltas=9)))
+    for dataset in (prices, other, seldom):
+        for _ in range(3):
+            lab.deliver(dataset.name, MORE, None)
+            lab.advance(dataset)
+    version = StoredVersions(lab.lake, "prices").require_current().sealed
+    lab.lake.store.delete(f"{version.generations[0].folder}/{version.generations[0].files[0].name}")
+    said = compaction(lab, prices, other, seldom, replace(PRICES, name="absent"))
     assert not said.success
-    assert "prices is broken" in said.failure.description
-    policy = PRICES.following.compaction
-    assert asked == [("prices", None, policy), ("other", None, policy)]
-    assert said.observed["other"]["adjunct/compaction"]["generations"] == [9, 2]
+    assert "dataset 'prices'" in said.failure.description
+    assert said.observed["other"]["adjunct/compaction"]["generations"] == [3, 1]
+    assert len(StoredVersions(lab.lake, "seldom").require_current().sealed.generations) == 3
     assert said.made == {}
-    compaction(lab, other, level="major")
-    assert asked[-1][:2] == ("other", "major")
+    assert compaction(lab, seldom, level="major").success
+    assert len(StoredVersions(lab.lake, "seldom").require_current().sealed.generations) == 1
 
 
 def test_the_compaction_schedule_is_off_until_somebody_switches_it_on(lab: Lab) -> None:
