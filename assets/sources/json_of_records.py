@@ -6,6 +6,8 @@ import base64
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.declaration.changes.problem_texts import spark_date
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -58,4 +60,4 @@ def _text(value: Any, kind: str) -> str:
 def _day(days: int) -> str:
     import numpy as np
 
-    return str(np.datetime64(days, "D"))
+    return spark_date(str(np.datetime64(days, "D")))

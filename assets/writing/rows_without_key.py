@@ -25,5 +25,5 @@ def places_without_key(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: 
         return list(zip(*(lacking.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True))
     frame: DataFrame = rows
     nulls = reduce(or_, (column(name).isNull() for name in key))
-    found = frame.where(nulls).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).limit(limit).collect()
-    return [(row[0], row[1]) for row in found]
+    places = frame.where(nulls).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).limit(limit).collect()
+    return [(row[0], row[1]) for row in places]

@@ -34,6 +34,10 @@ def same() -> Function:
     return lambda record: [dict(record)]
 
 
+def days() -> Function:
+    return lambda record: [{"id": record["id"], "day": record["day"]}]
+
+
 def renamed() -> Function:
     return lambda record: [{"tailnum": record["tailnum"].lower(), "seats": record["seats"]}]
 

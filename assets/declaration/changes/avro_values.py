@@ -63,10 +63,10 @@ def readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], A
 
         def read(data: bytes) -> Any:
             source = io.BytesIO(data)
-            found = schemaless_reader(source, parsed, None)
+            value = schemaless_reader(source, parsed, None)
             if rest := len(data) - source.tell():
                 raise ValueError(f"{rest} bytes are left over")
-            return found
+            return value
 
         return read
 

@@ -140,13 +140,13 @@ class OperationColumn(_RecordIsRow):
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        said: list[str] = []
+        declared: list[str] = []
         for name in ("delete", "write", "ignore"):
             given = getattr(self, name)
             words = tuple(dict.fromkeys(str(word).lower() for word in ((given,) if isinstance(given, str) else given)))
             object.__setattr__(self, name, words)
-            said += words
-        twice = sorted({word for word in said if said.count(word) > 1})
+            declared += words
+        twice = sorted({word for word in declared if declared.count(word) > 1})
         if twice:
             raise ConfigurationError(
                 f"the operation {twice[0]!r} of column {self.column!r} is declared in two ways.",
@@ -170,12 +170,12 @@ class OperationColumn(_RecordIsRow):
     ) -> DataFrame:
         from pyspark.sql import functions as F
 
-        said = F.lower(column(self.column))
+        operation = F.lower(column(self.column))
         if self.ignore:
-            records = records.where(F.coalesce(~said.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
-        known = F.coalesce(said.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
+            records = records.where(F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
+        known = F.coalesce(operation.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
         problem = F.when(~known, unknown_operation(column(self.column)))
-        tombstone = F.col(TOMBSTONE) | F.coalesce(said.isin(*self.delete), F.lit(False))
+        tombstone = F.col(TOMBSTONE) | F.coalesce(operation.isin(*self.delete), F.lit(False))
         return changed(records, schema, tombstone, problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
@@ -225,10 +225,10 @@ class DebeziumUnwrapped(_RecordIsRow):
         from pyspark.sql import functions as F
 
         mark = F.col(TOMBSTONE)
-        said = F.lower(column(self.deleted).cast("string"))
-        deleted = said == "true"
+        mark_text = F.lower(column(self.deleted).cast("string"))
+        deleted = mark_text == "true"
         problem = F.when(
-            ~F.coalesce(said.isin("true", "false"), F.lit(False)) & ~mark,
+            ~F.coalesce(mark_text.isin("true", "false"), F.lit(False)) & ~mark,
             F.concat(
                 F.lit(f"column {self.deleted!r} is "), shown(column(self.deleted).cast("string")),
                 F.lit(": expected true or false"),
@@ -291,10 +291,10 @@ def changed_rows(
 
 
 def _check_type(records: Schema, column: str, kinds: tuple[str, ...], whose: str, meaning: str) -> None:
-    found = records.field(column, whose)
-    if found.type not in kinds:
+    field = records.field(column, whose)
+    if field.type not in kinds:
         raise SchemaMismatchError(
-            f"{whose} has column {column!r} as {found.type}, and it is declared to say {meaning}: expected "
+            f"{whose} has column {column!r} as {field.type}, and it is declared to say {meaning}: expected "
             f"{' or '.join(kinds)}.",
             "Name the right column in the change format.",
             column=column,

@@ -97,10 +97,10 @@ class DebeziumEnvelope:
 
     def schema(self, records: Schema, what: str) -> Schema:
         kind = "string" if self.format == "json" else "binary"
-        found = records.field(self.value, f"{what}: the record")
-        if found.type != kind:
+        field = records.field(self.value, f"{what}: the record")
+        if field.type != kind:
             raise SchemaMismatchError(
-                f"{what}: the record has column {self.value!r} as {found.type}, and envelopes in {self.format} are "
+                f"{what}: the record has column {self.value!r} as {field.type}, and envelopes in {self.format} are "
                 f"{kind}.",
                 "Name the column with the envelope in value=, or declare the right format=.",
                 column=self.value,

@@ -237,25 +237,25 @@ def _unread(schema: Schema, old: Schema) -> Column:
     form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {_BAD} string"
     again = F.from_json(F.col(_TEXT), form, {"columnNameOfCorruptRecord": _BAD})
 
-    def said(read: Column) -> Column:
+    def reason_of(read: Column) -> Column:
         payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
         return F.coalesce(_lost(payload["after"], _RAW, schema), _lost(payload["before"], _RAW_BEFORE, old))
 
     return F.coalesce(
         F.when(F.try_parse_json(F.col(_TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
-        F.transform(F.array(again), said)[0],
+        F.transform(F.array(again), reason_of)[0],
         F.concat(F.lit("not a Debezium envelope: "), text),
     )
 
 
-def _lost(said: Column, raw: str, schema: Schema) -> Column:
-    """Return which of the columns that are said could not be read as what they are declared."""
+def _lost(sent: Column, raw: str, schema: Schema) -> Column:
+    """Return which of the columns that are sent could not be read as what they are declared."""
     from pyspark.sql import functions as F
 
     types = F.create_map(*[F.lit(part) for field in schema.fields for part in (field.name, field.type)])
     read = F.coalesce(F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array())
     lost = F.filter(
-        F.map_entries(said),
+        F.map_entries(sent),
         lambda entry: (
             F.map_contains_key(types, entry["key"]) & entry["value"].isNotNull() & ~F.array_contains(read, entry["key"])
         ),
@@ -266,25 +266,25 @@ def _lost(said: Column, raw: str, schema: Schema) -> Column:
     return F.when(F.size(lost) > 0, told)
 
 
-def _told(field: Field, said: Column) -> Column:
+def _told(field: Field, sent: Column) -> Column:
     from pyspark.sql import functions as F
 
-    return F.concat(F.lit(f"column {field.name!r} is "), shown(said), F.lit(f", declared {field.type}"))
+    return F.concat(F.lit(f"column {field.name!r} is "), shown(sent), F.lit(f", declared {field.type}"))
 
 
 def _misfit(declared: DebeziumEnvelope, field: Field, raw: str, converted: str) -> Column:
     from pyspark.sql import functions as F
 
     value = F.col(raw)[field.name]
-    said = text_of(field, value)
-    told = _told(field, said)
+    sent = text_of(field, value)
+    told = _told(field, sent)
     if field.type in ("float", "double"):
         told = F.lit(f"column {field.name!r} is a number too large for {field.type}")
     if field.type in DATED:
         told = F.concat(told, F.when(dated(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise(""))
     if field.type == "timestamp" and declared.timestamps is None:
         told = F.concat(told, F.when(is_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
-    return F.when(said.isNotNull() & F.col(converted)[field.name].isNull(), told)
+    return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), told)
 
 
 def _unavailable(placeholder: str | None, field: Field) -> Column:

@@ -92,11 +92,11 @@ def dates_outside_years(column: pa.Array | pa.ChunkedArray, kind: str) -> dict[i
     outside = pc.fill_null(pc.or_(pc.less(counts, least), pc.greater(counts, most)), False)
     times = counts.filter(outside).to_numpy().astype(f"datetime64[{'D' if kind == 'date' else 'us'}]")
     rows = np.nonzero(outside.to_numpy())[0].tolist()
-    return dict(zip(rows, map(_written, np.datetime_as_string(times).tolist()), strict=True))
+    return dict(zip(rows, map(spark_date, np.datetime_as_string(times).tolist()), strict=True))
 
 
-def _written(text: str) -> str:
-    """Return a date or timestamp of numpy's as Spark writes it: a sign before long years, no needless zeros."""
+def spark_date(text: str) -> str:
+    """Return a date or timestamp that numpy wrote as Spark writes it: a sign before long years, no needless zeros."""
     sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
     day, _, time = digits.partition("T")
     year, _, rest = day.partition("-")

@@ -1,0 +1,67 @@
+"""Changes and dead letters of records with nasty values, decoded by Spark and in process: the same to the letter."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.assets.declaration.changes.change_formats import DebeziumUnwrapped, OperationColumn
+from dagster_adjunct.assets.declaration.extractors.extractor import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.following_changes import DeadLetters
+from dagster_adjunct.assets.unbounded.engine import engine_of
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.given_session import IN_PROCESS
+from tests.assets.changes.changing import changes_of, dataset, stream
+from tests.assets.conftest import World
+
+TYPES = Schema.of(
+    **{"id": "bigint", "op": "string", "gone": "string", "a b\"c": "string"},
+    t="tinyint", s="smallint", i="int", yes="boolean", day="date", at="timestamp", raw="binary",
+)  # fmt: skip
+TEXTS = [
+    "", "plain", 'quo"te', "back\\slash", "tab\tline\nfeed\r\b\f", "\x00\x01\x1f\x7f", "é€😀", "\x02marked\x03",
+    "x" * 120
+]  # fmt: skip
+INSTANTS = [dt.datetime(2, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 2, 29, 23, 59, 59, 999_999, dt.UTC), None]
+
+
+def records() -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for number, text in enumerate([*TEXTS, None]):
+        at = INSTANTS[number % 3]
+        rows.append((
+            None if number % 4 == 3 else number, text, ["TRUE", "false", text][number % 3], text,
+            -128, 32767, None if number % 2 else -(2**31), [True, False, None][number % 3],
+            [0, -719_162, 2_932_896, 2_932_897, -800_000, None][number % 6],
+            at if number != 5 else 10**18, None if text is None else text.encode(), number % 5 == 4,
+        ))  # fmt: skip
+    return rows
+
+
+DEAD = DeadLetters("lake.dead")
+FORMS: dict[str, dict[str, Any]] = {
+    "upserts": {},
+    "operations": {"changes": OperationColumn(write=("", "plain", "é€😀"), ignore=('quo"te',))},
+    "unwrapped": {"changes": DebeziumUnwrapped("gone", "op")},
+    "by a column": {"order_by": "at"},
+    "sensitive": {"changes": OperationColumn(), "sensitive": ["op"]},
+    "columns": {"extractor": Projection("id BIGINT, i BIGINT, t DOUBLE")},
+    "a function": {"extractor": PythonExtractor("tests.assets.extractors:days", "id BIGINT, day DATE", ("id",))},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_changes_and_dead_letters_are_the_same_by_both(world: World, spark: Any, name: str) -> None:
+    stream(world, TYPES, records())
+    spec = dataset(on_bad_change=DEAD, **FORMS[name])
+    told = []
+    for engine in (lambda: spark, IN_PROCESS):
+        world.spark = engine
+        good, bad = engine_of(engine).decoder.split_problems(changes_of(world, spec), spec)
+        tables = [rows if engine is IN_PROCESS else rows.toArrow() for rows in (good, bad)]
+        told.append([sorted(map(repr, table.to_pylist())) for table in tables])
+    assert told[0][0] == told[1][0]
+    assert told[0][1] == told[1][1]
+    assert told[0][1], "some are bad"
