@@ -154,8 +154,9 @@ class StartpointManager:
         """Return all that is asked for and handed to tasks, in one look."""
         now = self._now_ms()
         # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
-        requests, unread = self._stored.requests(self._checked(self._requests.read()).items())
-        state = self._stored.state(self._fan_outs.read().items())
+        asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
+        requests, unread = self._stored.requests(asked.items())
+        state = self._stored.state(handed.items())
         requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
         return StoredStartpoints(
             waiting=[request for request in requests if not request.expired(now, self._expiry_ms)],
@@ -249,13 +250,13 @@ class StartpointManager:
         reserved = frozenset(named_only)
 
         def decide(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
+            has_taken = taken or self._applied()  # anew where another coordinator came between
             before = self._stored.state(snapshot.items())
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
             # before they were read. The swap then makes sure that they have not changed since.
-            requests, unreadable = self._stored.requests(self._checked(self._requests.read()).items())
-            decision = decide_fan_out(
-                before, requests, reading, self._now_ms(), self._expiry_ms, reserved, taken or self._applied(), complete
-            )
+            asked, now = self._checked(self._requests.read()), self._now_ms()
+            requests, unreadable = self._stored.requests(asked.items())
+            decision = decide_fan_out(before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete)
             report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
             return difference(before, decision.state), replace(decision, report=report)
 
