@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dagster_adjunct.resources.objects.faulty_store import Fault
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, NumberFormatException, ParseException
 from pyspark.sql import SparkSession
@@ -60,6 +59,7 @@ from dagster_adjunct.resources.spark.given_session import IN_PROCESS
 from tests.assets.conftest import World, no_spark
 from tests.assets.cycle import builds, faulty
 from tests.assets.sealing import table_of, view_of
+from tests.faulty_store import Fault
 
 SCHEMA = Schema.of(tailnum="string", seats="int", maker="string")
 ROWS = [("N1", 100, "AIRBUS"), ("N2", None, "BOEING"), ("N3", 50, None), ("N4", 9, "CESSNA")]
