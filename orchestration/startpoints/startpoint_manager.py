@@ -249,7 +249,7 @@ class StartpointManager:
         }
         reserved = frozenset(named_only)
 
-        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], Decision]:
+        def decide(snapshot: Snapshot) -> tuple[dict[str, Any], tuple[int | None, Decision]]:
             has_taken = taken or self._applied()  # anew where another coordinator came between
             before = self._stored.state(snapshot.items())
             # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
@@ -258,9 +258,13 @@ class StartpointManager:
             requests, unreadable = self._stored.requests(asked.items())
             decision = decide_fan_out(before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete)
             report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
-            return difference(before, decision.state), replace(decision, report=report)
+            changes = difference(before, decision.state)
+            return changes, (None if changes else snapshot.version, replace(decision, report=report))
 
-        decision = self._fan_outs.transact(decide, by="fan-out")
+        unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
+        # Nothing to change is no swap, which would have met a fan-out that came between the two looks.
+        while unchanged is not None and self._fan_outs.read().version != unchanged:
+            unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
         self._entries.delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
         return decision.report
 

@@ -277,6 +277,19 @@ def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: 
     assert honest.read().waiting == []
 
 
+@pytest.mark.parametrize("nth", range(1, 16))
+def test_a_coordinator_that_finds_nothing_to_change_has_seen_what_another_handed_out_meanwhile(
+    lake: Lake, clock: Clock, nth: int
+) -> None:
+    honest, startpoint = on(lake, clock), made(clock)
+    write_startpoint(honest, S0, startpoint, **WHO)
+    another = Fault("*", nth, "meanwhile", lambda: honest.fan_out({T1: [S0]}, complete=True) and None)
+    report = on(lake, clock, another).fan_out({T0: [S0]}, complete=True)
+    assert {task: {ssp: each.startpoint for ssp, each in held.items()} for task, held in report.tasks.items()} == {
+        T0: {S0: startpoint}
+    }
+
+
 def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clock) -> None:
     names = ["a", 'a"', '"a', "lake.s.0", '["task","a"]', "a\n", "ä", '["settled","lake.s.0",null]', " ", "null"]
     wanted = {}
