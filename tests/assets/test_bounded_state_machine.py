@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.leases import Lease, all_leases
 from dagster_adjunct.assets.versions.sealed_version import Verdict
 from dagster_adjunct.resources.bucketing.hashing import bucket_of
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
@@ -174,6 +174,9 @@ class BoundedMachine(RuleBasedStateMachine):
         try:
             act(faulty(self.world, Fault("*", crash[0], crash[1])) if crash else self.world.lake)  # type: ignore[arg-type]
         except Crash:
+            for lease in all_leases(self.world.lake, "planes"):
+                if lease.holder != "a reader":  # of an advance that died while it judged: it runs out
+                    self.world.lake.store.delete(lease.key)
             seen = self._seen()
             self.model = next((each for each in reversed(outcomes) if each.seen() == seen), outcomes[-1])
 
