@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.discard_policy import natural_order
 from dagster_adjunct.assets.sources.entries_of_records import declaration_of, entries_of, schema_of_entries
 from dagster_adjunct.assets.sources.folder_contents import FolderContents
+from dagster_adjunct.assets.sources.folder_records import FolderRecords
 from dagster_adjunct.assets.sources.folders import Folder, Promise, folders_in, promise_in
 from dagster_adjunct.assets.sources.records_in_process import (
     entries_in_arrow,
@@ -27,15 +28,9 @@ from dagster_adjunct.assets.sources.records_in_process import (
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from dagster_adjunct.resources.files import DeclaredFiles, count_records, files_frame, files_table, open_tree
+from dagster_adjunct.resources.files import DeclaredFiles, open_tree
 from dagster_adjunct.resources.spark.given_session import IN_PROCESS
-from dagster_adjunct.resources.spark.spark_errors import unwrapped
-from dagster_adjunct.resources.streams.interface.checksum import (
-    NOTHING,
-    checksum_in_arrow,
-    promised_checksum,
-    records_checksum,
-)
+from dagster_adjunct.resources.streams.interface.checksum import promised_checksum
 from dagster_adjunct.resources.streams.interface.stream_system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
@@ -47,8 +42,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.sources.folder_contents import Copies
     from dagster_adjunct.assets.versions.stored_declaration import Declaration
     from dagster_adjunct.resources.schemas.schema import Schema
-
-_READ_HERE = 16 * 1024 * 1024
 
 
 class FileVersions:
@@ -157,7 +150,8 @@ class FileVersions:
                 "object.",
             )
         checksum = promised_checksum(promise.checksum, f"{what}: the completion object {self._marker(folder)}")
-        rows = self._count(what, folder, promise, spark)
+        records = self._records(what, folder)
+        rows = records.count(spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
             raise MarkerConflictError(
                 f"{what}: the completion object {self._marker(folder)} expects {promise.rows} records, the files hold "
@@ -165,7 +159,7 @@ class FileVersions:
                 "The version is not published and what is served stays. Deliver the right content under a new name.",
             )
         if checksum is not None:
-            self._check_checksum(what, folder, checksum, spark if rows else None)
+            records.check_checksum(checksum, spark if rows else None)
         return rows
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
@@ -173,8 +167,8 @@ class FileVersions:
         what, folder = self._what(delivery), delivery.content[0]
         if spark is IN_PROCESS:
             refuse_in_process(self._spec, what_only_spark_extracts(self._spec))
-            return entries_in_arrow(self._spec, self._table(what, folder), self._schema)
-        return entries_of(self._spec, self._records(what, folder, spark()), self._schema)
+            return entries_in_arrow(self._spec, self._records(what, folder).table(), self._schema)
+        return entries_of(self._spec, self._records(what, folder).frame(spark()), self._schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Name file and line; of a Parquet file, the row. A line break in a quoted value begins no line here."""
@@ -353,40 +347,9 @@ class FileVersions:
             dataset=self._spec.name,
         )
 
-    def _count(self, what: str, folder: Folder, promise: Promise, spark: Callable[[], SparkSession]) -> int | None:
-        files, source = folder.files, self._source
-        if source.format == "parquet" or sum(file.size for file in files) <= _READ_HERE:
-            return count_records(self._declared(what), files)
-        if promise.rows is None:
-            return None
-        if spark is IN_PROCESS:
-            return int(self._table(what, folder).num_rows)
-        with unwrapped():
-            return self._records(what, folder, spark()).count()
-
-    def _check_checksum(
-        self, what: str, folder: Folder, expected: str, spark: Callable[[], SparkSession] | None
-    ) -> None:
-        schema, checksum = self._source.schema, NOTHING
-        if spark is IN_PROCESS:
-            checksum = checksum_in_arrow(self._table(what, folder), schema)
-        elif spark is not None:
-            checksum = records_checksum(self._records(what, folder, spark()), schema)
-        if checksum != expected:
-            raise MarkerConflictError(
-                f"{what}: the completion object {self._marker(folder)} expects records with the checksum {expected}, "
-                f"the files hold {checksum}.",
-                "The version is not published and what is served stays. Deliver the right content under a new name.",
-            )
-
-    def _records(self, what: str, folder: Folder, spark: SparkSession) -> DataFrame:
-        return files_frame(spark, self._declared(what), folder.files)
-
-    def _table(self, what: str, folder: Folder) -> pa.Table:
-        return files_table(self._declared(what), folder.files)
-
-    def _declared(self, what: str) -> DeclaredFiles:
-        return DeclaredFiles(self._tree, self._source.format, self._source.schema, what, self._told)
+    def _records(self, what: str, folder: Folder) -> FolderRecords:
+        declared = DeclaredFiles(self._tree, self._source.format, self._source.schema, what, self._told)
+        return FolderRecords(declared, folder.files, f"{what}: the completion object {self._marker(folder)}")
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self._spec.name!r}, version {delivery.version!r}"
