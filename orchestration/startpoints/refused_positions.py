@@ -9,12 +9,11 @@ from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, Intent
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState, Replay, ResolvedStartpoint
     from dagster_adjunct.orchestration.operators.input import Input
     from dagster_adjunct.orchestration.startpoints.input_positions import InputPositions
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
-    from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange, StreamInfo, StreamSystem
+    from dagster_adjunct.resources.streams.interface.stream_system import OffsetRange, StreamInfo
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 _SHOWN = 5
@@ -38,27 +37,10 @@ def check_same_streams(
         without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
         if without:
             raise OffsetOutOfRangeError(
-                f"{name} was {_made_anew(info, before)} (it is {info.identity}, and was {before}): the checkpoint of "
+                f"{name} was {info.how_it_came(before)} (it is {info.identity}, and was {before}): the checkpoint of "
                 f"application {app.name!r} is of the stream before, in {', '.join(without[:3])}"
                 f"{', …' if len(without) > 3 else ''}.",
                 _where_to_begin(name, info, before),
-                application=app.name,
-                stream=name,
-            )
-
-
-def check_open_batch(
-    systems: Mapping[str, StreamSystem], app: Application, state: ApplicationState, intent: Intent
-) -> None:
-    """Raise OffsetOutOfRangeError for a batch that is to be run again over a stream that was made anew meanwhile."""
-    for name, ssp in sorted({ssp.qualified_stream: ssp for ssp in intent.ranges}.items()):
-        before, info = state.offsets.streams.get(name), systems[ssp.system].info(ssp.stream)
-        if info.is_another(before):
-            raise OffsetOutOfRangeError(
-                f"{name} was {_made_anew(info, before)} (it is {info.identity}, and was {before}), and batch "
-                f"{intent.batch} of application {app.name!r} is open over the stream before.",
-                f"Give the batch up (adjunct checkpoint abandon {app.name} --reason …), then say where to "
-                f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
                 application=app.name,
                 stream=name,
             )
@@ -153,10 +135,6 @@ def _whose(startpoint: ResolvedStartpoint | None) -> str:
     if startpoint is None:
         return ""
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
-
-
-def _made_anew(info: StreamInfo, before: str | None) -> str:
-    return f"repartitioned into {info.partitions}" if info.is_rewritten(before) else "deleted and made anew"
 
 
 def _where_to_begin(stream: str, info: StreamInfo, before: str | None) -> str:

@@ -33,11 +33,14 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Where a run's tasks start: `startpoints` by partition, and of these and of replays what was `found` just now."""
+    """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
+
+    `told` says in words what was looked up just now, and what has no offset and is gone on without.
+    """
 
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
-    found: tuple[ResolvedStartpoint | Replay, ...]
-    unresolved: tuple[Unresolved, ...]
+    replays: tuple[Replay, ...]
+    told: tuple[str, ...]
 
 
 def resolve_request(
@@ -104,7 +107,8 @@ def resolve_handed(
             raise refusal
         unresolved.append(Unresolved(request, str(refusal)))
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
-    looked_up: list[ResolvedStartpoint | Replay] = []
+    replays: list[Replay] = []
+    told: list[str] = []
     for ssp, request in sorted(handed.newest.items()):
         stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
@@ -114,10 +118,16 @@ def resolve_handed(
         if isinstance(start, Unresolved):
             unresolved.append(start)
             continue
-        looked_up.append(start)
-        if isinstance(start, ResolvedStartpoint):
+        if isinstance(start, Replay):
+            replays.append(start)
+        else:
             startpoints[ssp] = start
-    return Resolved(startpoints, tuple(looked_up), tuple(unresolved))
+        offset = start.start if isinstance(start, Replay) else start.offset
+        told.append(f"{ssp}: to start at {start.position}, found at offset {offset} ({start.by}: {start.reason})")
+    for without in unresolved:
+        asked = without.request
+        told.append(f"{asked.ssp}: goes on from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
+    return Resolved(startpoints, tuple(replays), tuple(told))
 
 
 def _look_up(

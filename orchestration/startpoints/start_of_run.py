@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.stored_positions import Replay, replay_id
+from dagster_adjunct.orchestration.batchlog.stored_positions import replay_id
 from dagster_adjunct.orchestration.startpoints.first_positions import first_positions
 from dagster_adjunct.orchestration.startpoints.handed_requests import sort_handed_requests
 from dagster_adjunct.orchestration.startpoints.refused_positions import check_same_streams
 from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carry_over_all
-from dagster_adjunct.orchestration.startpoints.resolve_offsets import Unresolved, resolve_handed
+from dagster_adjunct.orchestration.startpoints.resolve_offsets import resolve_handed
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.batchlog.stored_positions import ResolvedStartpoint
     from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
     from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
@@ -39,46 +38,17 @@ if TYPE_CHECKING:
 class Start:
     """What the start of a run decided; its `state` is to be stored before anything is read.
 
-    `resolved` are the startpoints whose offsets were found now, and `unresolved` those that have none and are gone on
-    without. `done` names what is still fanned out and was taken in by an earlier commit, or will be by that of this
-    start, by task and partition: it is to be removed after that. `paused` are replays that stay where they are, since
-    startpoints are switched off. `carried` says of streams that were repartitioned that the checkpoint is of them now.
-    Partitions that are `held` are not read in this run: something was handed out for them that can't be read.
+    `done` names what is still fanned out and was taken in by an earlier commit, or will be by that of this start, by
+    task and partition: it is to be removed after that. `carried` says of streams that were repartitioned that the
+    checkpoint is of them now. Partitions that are `held` are not read in this run: something was handed out for them
+    that can't be read. `told` says in words what was found and what is left, a line each.
     """
 
     state: ApplicationState
-    fan_out: FanOut
-    resolved: tuple[ResolvedStartpoint | Replay, ...]
-    unresolved: tuple[Unresolved, ...]
     done: Mapping[str, Mapping[SystemStreamPartition, str]]
-    paused: tuple[Replay, ...]
     carried: tuple[str, ...]
     held: frozenset[SystemStreamPartition]
-
-    def texts(self) -> list[str]:
-        """Return in words what was found, a line each."""
-        lines = [
-            f"{start.ssp}: to start at {start.position}, found at offset {_first_offset(start)} "
-            f"({start.by}: {start.reason})"
-            for start in self.resolved
-        ]
-        lines += [
-            f"{asked.ssp}: goes on from its checkpoint ({asked.by}: {asked.reason}): {unresolved.error}"
-            for unresolved in self.unresolved
-            for asked in (unresolved.request,)
-        ]
-        lines += self.carried
-        lines += [
-            f"{request.ssp}: startpoints are switched off: {describe_startpoint(request.startpoint)} is left alone "
-            f"({request.by}: {request.reason})"
-            for request in self.fan_out.left_alone
-        ]
-        lines += [
-            f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "
-            f"{replay.next} ({replay.by}: {replay.reason})"
-            for replay in self.paused
-        ]
-        return [*lines, *self.fan_out.gone(), *self.fan_out.left()]
+    told: tuple[str, ...]
 
 
 def start_of_run(
@@ -103,8 +73,7 @@ def start_of_run(
     check_same_streams(app, streams, known, resolved.startpoints, reset)
     checkpoint = state.checkpoint | first_positions(app, streams, state, resolved.startpoints)
 
-    replays = [start for start in resolved.found if isinstance(start, Replay)]
-    begun = {replay.ssp for replay in replays}
+    begun = {replay.ssp for replay in resolved.replays}
     done: dict[str, dict[SystemStreamPartition, str]] = {}
     for task, request in (*handed.passed, *((task, one) for task, one in handed.waiting if one.ssp in begun)):
         done.setdefault(task, {})[request.ssp] = request.id
@@ -115,18 +84,21 @@ def start_of_run(
             "begun": known.begun & still_there if app.startpoints else known.begun,
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
         }
-    ).with_replays(replays)
+    ).with_replays(resolved.replays)
+    switched_off = [
+        f"{request.ssp}: startpoints are switched off: {describe_startpoint(request.startpoint)} is left alone "
+        f"({request.by}: {request.reason})"
+        for request in fan_out.left_alone
+    ]
+    switched_off += [
+        f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "
+        f"{replay.next} ({replay.by}: {replay.reason})"
+        for replay in (() if app.startpoints else offsets.replays.values())
+    ]
     return Start(
         state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets}),
-        fan_out=fan_out,
-        resolved=resolved.found,
-        unresolved=resolved.unresolved,
         done=done,
-        paused=() if app.startpoints else tuple(offsets.replays.values()),
         carried=carried,
         held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
+        told=(*resolved.told, *carried, *switched_off, *fan_out.gone(), *fan_out.left()),
     )
-
-
-def _first_offset(start: ResolvedStartpoint | Replay) -> str:
-    return start.start if isinstance(start, Replay) else start.offset

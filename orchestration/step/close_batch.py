@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch, add_counters
-from dagster_adjunct.orchestration.step.batch_counts import lost_counters
+from dagster_adjunct.orchestration.batchlog.batch_log import ClosedBatch
+from dagster_adjunct.orchestration.step.lost_offsets import with_lost
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
         intent=intent,
         closed_at=context.lake.now(),
         records=opened.records,
-        counters=add_counters(written.counters, lost_counters(context.systems, intent.lost)),
+        counters=with_lost(written.counters, context.systems, intent.lost),
         seconds=written.seconds,
     )
     context.on_event(StepEvent("outputs", intent.batch))
@@ -35,6 +35,6 @@ def close_batch(step: OpenedStep, written: WrittenBatch) -> StepRun:
     texts = [f"{after.applied[ssp].words(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
     texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
     run = replace(run, logged=logged).told(context, texts).with_batch(done, time.monotonic() - began)
-    told = {"records": state.records, "unit": opened.unit, "counters": written.counters}
+    told = {"records": state.records, "unit": context.unit, "counters": written.counters}
     context.on_event(StepEvent("batch", intent.batch, told))
     return run

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.step.batch_counts import records_in, unit_of_records
 from dagster_adjunct.orchestration.step.compile_batch import BatchInputs
 from dagster_adjunct.orchestration.step.rehearsal import check_outputs
 from dagster_adjunct.orchestration.step.step_report import StepEvent
@@ -20,13 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenBatch:
-    """A batch whose intent is committed: what it reads, how many `records` of this `unit`, and the seconds so far."""
+    """A batch whose intent is committed: what it reads, how many records (or offsets), and the seconds so far."""
 
     run: StepRun
     intent: Intent
     inputs: BatchInputs
     records: int
-    unit: str
     seconds: dict[str, float]
 
 
@@ -38,17 +36,17 @@ def commit_intent(step: OpenedStep, run: StepRun, planned: PlannedBatch) -> Open
     if columns != run.columns:  # once a run, and for other columns of the datasets
         check_outputs(context, views)
     run = replace(run, columns=columns, logged=step.log.open(run.logged, intent))
-    records = records_in(context.systems, intent.ranges)
-    unit = unit_of_records(context.systems, context.app)
-    told = {"records": records, "unit": unit, "versions": intent.versions}
+    spans = intent.ranges.items()
+    records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
+    told = {"records": records, "unit": context.unit, "versions": intent.versions}
     context.on_event(StepEvent("intent", intent.batch, told))
     inputs = BatchInputs(
         batch=intent.batch,
-        ranges={ssp: OffsetRange(span.start, span.end) for ssp, span in intent.ranges.items()},
+        ranges={ssp: OffsetRange(span.start, span.end) for ssp, span in spans},
         views=views,
         epochs=intent.epochs,
-        consumed=None if intent.replays else {ssp: span.end for ssp, span in intent.ranges.items()},
+        consumed=None if intent.replays else {ssp: span.end for ssp, span in spans},
         identities=state.offsets.streams,
         tasks=intent.tasks,
     )
-    return OpenBatch(run, intent, inputs, records, unit, {"intent": time.monotonic() - planned.began})
+    return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - planned.began})

@@ -23,4 +23,4 @@ def commit_start(step: OpenedStep, run: StepRun, seen: Seen) -> StepRun:
         logged = step.log.move(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
     if start.done:
         step.startpoints.remove_fan_outs(start.done)
-    return replace(run, logged=logged, held=start.held).told(context, start.texts())
+    return replace(run, logged=logged, held=start.held).told(context, start.told)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import add_counters
-from dagster_adjunct.orchestration.step.batch_counts import lost_counters
+from dagster_adjunct.orchestration.step.lost_offsets import with_lost
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def settle(step: OpenedStep, run: StepRun, nothing: NothingToRead) -> StepRun:
     if not (positions.startpoints or positions.lost):
         return run
     applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-    lost = lost_counters(context.systems, positions.lost)
+    lost = with_lost({}, context.systems, positions.lost)
     reached = {ssp: span.start for ssp, span in positions.unread.items()}
     note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
     logged = step.log.settle(run.logged, reached, applied, lost, by=context.run, note=note)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.resources.names import split_stream_name
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -52,6 +54,12 @@ class StepContext:
     @property
     def run(self) -> str:
         return self.runtime.by
+
+    @property
+    def unit(self) -> str:
+        """What is counted of the inputs: in systems with holes, offsets have no records behind them everywhere."""
+        names = {split_stream_name(stream)[0] for stream in self.app.inputs}
+        return "records" if all(self.systems[name].counts_unread for name in names) else "offsets"
 
     def check(self) -> None:
         """Raise where the run may not go on."""

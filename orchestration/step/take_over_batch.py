@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.startpoints.refused_positions import check_open_batch
 from dagster_adjunct.orchestration.step.next_batch import PlannedBatch
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batchlog.batch_log import Intent
+    from dagster_adjunct.orchestration.step.step_context import StepContext
     from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 
 
@@ -21,6 +22,21 @@ def take_over(step: OpenedStep, run: StepRun, left_open: Intent) -> PlannedBatch
     began = time.monotonic()
     context = step.context
     context.check()
-    check_open_batch(context.systems, context.app, run.logged.state, left_open)
+    _check_same_streams(context, run, left_open)
     step.versions.hold(left_open.versions, reopened=True)
     return PlannedBatch(left_open.model_copy(update={"run": context.run}), began)
+
+
+def _check_same_streams(context: StepContext, run: StepRun, left_open: Intent) -> None:
+    before, app = run.logged.state.offsets.streams, context.app.name
+    for name, ssp in sorted({ssp.qualified_stream: ssp for ssp in left_open.ranges}.items()):
+        identity, info = before.get(name), context.systems[ssp.system].info(ssp.stream)
+        if info.is_another(identity):
+            raise OffsetOutOfRangeError(
+                f"{name} was {info.how_it_came(identity)} (it is {info.identity}, and was {identity}), and batch "
+                f"{left_open.batch} of application {app!r} is open over the stream before.",
+                f"Give the batch up (adjunct checkpoint abandon {app} --reason …), then say where to "
+                f"begin in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
+                application=app,
+                stream=name,
+            )

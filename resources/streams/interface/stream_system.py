@@ -91,6 +91,10 @@ class StreamInfo:
         """Whether the stream holds the records of the one of this identity, in other partitions."""
         return self.repartitioned is not None and self.repartitioned.identity == before
 
+    def how_it_came(self, before: str | None) -> str:
+        """Return what was done to the stream of this identity, which is another one by now: words after "was"."""
+        return f"repartitioned into {self.partitions}" if self.is_rewritten(before) else "deleted and made anew"
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
