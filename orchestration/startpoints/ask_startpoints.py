@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
+from dagster_adjunct.orchestration.startpoints.earlier_requests import behind_unreadable, check_kinds, replaced_by
 from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, not_applied
-from dagster_adjunct.orchestration.startpoints.request_preview import Preview, preview
-from dagster_adjunct.orchestration.startpoints.stored_requests import request_key
+from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.startpoints.request_preview import Preview
     from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-    from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +65,16 @@ def ask(
     startpoints = startpoints_of(lake, app)
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)
-    previews = _behind(stored.unreadable, preview(lake, systems, app, requests, state))
+    previews = preview_requests(lake, systems, app, requests, state)
+    previews = behind_unreadable(stored.unreadable, previews)
     there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
-    replaced = _replaced(previews, there, named_only(app))
+    replaced = replaced_by(previews, there, named_only(app))
     if not dry_run:
         _check(previews)
         if not replace:
-            _check_kinds(replaced)
+            check_kinds(replaced)
         startpoints.write_startpoints(requests)
     return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run)
-
-
-def _replaced(
-    previews: Sequence[Preview], there: Iterable[Held], named: Collection[str]
-) -> list[tuple[Held, StartpointRequest]]:
-    """Return what the requests take the place of; tasks that are `named` get no requests for all tasks."""
-    by_ssp: dict[SystemStreamPartition, list[Held]] = {}
-    for held in there:
-        by_ssp.setdefault(held.request.ssp, []).append(held)
-    replaced = []
-    for request in (shown.request for shown in previews):
-        for held in by_ssp.get(request.ssp, ()):
-            old, new = held.at or held.request.task, request.task
-            if old == new or (None in (old, new) and (old or new) not in named):
-                replaced.append((held, request))
-    return replaced
 
 
 def _check(previews: Sequence[Preview]) -> None:
@@ -109,37 +92,3 @@ def _check(previews: Sequence[Preview]) -> None:
             f"replay (offset {first.end}){others}; nothing is written.",
             "Choose an end that lies after the start.",
         )
-
-
-def _behind(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
-    """Return the previews, with an error where what can't be read is in the way.
-
-    That is what waits at the same partition and task, in whose place a request would be lost, and what a task was
-    handed for the partition, or for one that is not known: nothing is read there.
-    """
-
-    def checked(shown: Preview) -> Preview:
-        asked = shown.request
-        for unread in unreadable:
-            waits = unread.kind == "request" and unread.key == request_key(asked.target)
-            of_task = unread.at is not None and unread.at in shown.tasks
-            holds = unread.at is not None and (unread.ssp == asked.ssp or (unread.ssp is None and of_task))
-            if waits or holds:
-                way = f"{asked.ssp} --reason …" if unread.ssp else f"--all --task {str(unread.at)!r} --reason …"
-                error = f"{unread.summary()} Take that back first: adjunct startpoint clear MODULE:APP {way}."
-                return with_fields(shown, error=error, falls_back=False)
-        return shown
-
-    return [checked(shown) for shown in previews]
-
-
-def _check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
-    for held, request in replaced:
-        if (held.request.until is None) != (request.until is None):
-            what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
-            other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
-            raise ConfigurationError(
-                f"{what} would take the place of {other}: {held.summary()}.",
-                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace; "
-                "in Python: replace=True.",
-            )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.startpoints.dataset_requests import dataset_tasks, named_only, taken_in
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
-from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,13 +16,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.runtime import Runtime
     from dagster_adjunct.orchestration.batchlog.stored_positions import OffsetState
     from dagster_adjunct.orchestration.planner import ExecutionPlan
-    from dagster_adjunct.resources.objects import Lake
+    from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-
-
-def startpoints_of(lake: Lake, app: Application) -> StartpointManager:
-    """Return the startpoints of an application, which expire as it says."""
-    return StartpointManager(MetadataStore(lake), app)
 
 
 def fan_out_requests(

@@ -1,37 +1,23 @@
-"""What requests for startpoints would do, before they are written."""
+"""What one request for startpoints would do to an input, before it is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.batchlog.stored_positions import Replay
-from dagster_adjunct.orchestration.planner.lake_catalog import plan_application
-from dagster_adjunct.orchestration.startpoints.dataset_requests import (
-    dataset_task,
-    dataset_tasks,
-    named_only,
-    positioned,
-)
-from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadcast, one_task_of_all
 from dagster_adjunct.orchestration.startpoints.resolve_offsets import resolve_request
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot, look_at_stream
 from dagster_adjunct.resources.errors import PermanentError
 from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState
-    from dagster_adjunct.resources.objects import Lake
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
-    from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
+    from dagster_adjunct.orchestration.startpoints.stream_snapshots import StreamSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,51 +75,7 @@ class Preview:
         }
 
 
-def preview(
-    lake: Lake,
-    systems: Mapping[str, StreamSystem],
-    app: Application,
-    requests: Sequence[StartpointRequest],
-    state: ApplicationState,
-) -> list[Preview]:
-    """Return what each request would do if a run started now from this state; what can't be followed has an `error`.
-
-    Looks once at each stream. Raises what planning the application raises.
-    """
-    now = lake.now()
-    look = cache(partial(look_at_stream, systems))
-    reading = plan_application(app, systems).partitions_by_task() if app.inputs else {}
-    tables, named = dataset_tasks(app, systems), named_only(app)
-    owners: dict[SystemStreamPartition, list[str]] = {}
-    for task, ssps in {**reading, **tables}.items():
-        for ssp in ssps if task not in named else ():
-            owners.setdefault(ssp, []).append(task)
-
-    previews: dict[int, Preview] = {}
-    rewinds: dict[str, list[int]] = {}
-    for number, request in enumerate(requests):
-        ssp, tasks = request.ssp, tuple(owners.get(request.ssp, ()))
-        if request.task is not None:
-            tasks = (request.task,) if ssp in {**reading, **tables}.get(request.task, ()) else ()
-        if request.task in reading and is_broadcast(app, ssp):
-            previews[number] = Preview(request, (str(request.task),), error=str(one_task_of_all(request)))
-        elif tasks:
-            of_tables = [task for task in tasks if task in tables]
-            for task in of_tables:
-                rewinds.setdefault(task, []).append(number)
-            previews[number] = _followed(look, None if of_tables else state, request, tasks, now)
-        else:
-            who = "no task reads" if request.task is None else f"{request.task!r} is no task that reads"
-            readers = [task for task, ssps in {**reading, **tables}.items() if ssp in ssps]
-            instead = f"; {', '.join(map(repr, readers[:3]))} does" if request.task is not None and readers else ""
-            previews[number] = Preview(request, (), error=f"{who} {ssp}{instead}.")
-    for dataset in app.datasets:
-        asked = {n: previews[n] for n in rewinds.get(dataset_task(dataset.name), {}) if previews[n].error is None}
-        previews |= _of_table(lake, systems, dataset, asked)
-    return [previews[number] for number in range(len(requests))]
-
-
-def _followed(
+def preview_request(
     look: Callable[[str], StreamSnapshot],
     state: ApplicationState | None,
     request: StartpointRequest,
@@ -167,37 +109,3 @@ def _followed(
     if checkpoint is not None and not stream.info.is_another(state.offsets.streams.get(stream.name)):
         moved = distance(checkpoint, start.offset) - distance(start.offset, checkpoint)
     return Preview(request, tasks, checkpoint, start.offset, end, distance(start.offset, end), moved)
-
-
-def _of_table(
-    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
-) -> dict[int, Preview]:
-    """Return what these requests would do to the table of a dataset, all of them together."""
-    requests = {before.request.ssp: before.request for before in previews.values()}
-    if not requests:
-        return {}
-    try:
-        plan = plan_rewind(
-            lake,
-            systems,
-            dataset,
-            positions={ssp: positioned(request) for ssp, request in requests.items()},
-            force={ssp for ssp, request in requests.items() if request.force},
-        )
-    except PermanentError as error:
-        return {number: replace(before, error=str(error)) for number, before in previews.items()}
-    refusal = None if plan.refusal is None else str(plan.refusal)
-    rewound = {partition.ssp: partition for partition in plan.partitions}
-    changed = {}
-    for number, before in previews.items():
-        partition = rewound[before.request.ssp]
-        changed[number] = replace(
-            before,
-            checkpoint=partition.taken,
-            start=partition.start,
-            end=partition.taken,
-            offsets=partition.again,
-            moved=None if partition.taken is None else partition.skipped - partition.again,
-            error=refusal,
-        )
-    return changed

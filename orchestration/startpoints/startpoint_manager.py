@@ -38,11 +38,13 @@ from dagster_adjunct.orchestration.startpoints.stored_requests import (
 )
 from dagster_adjunct.orchestration.startpoints.unreadable_requests import Unreadable, partition_of
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.resources.metadata import MetadataStore, Snapshot
+    from dagster_adjunct.resources.metadata import Snapshot
+    from dagster_adjunct.resources.objects.lake import Lake
 
 REQUESTS = "startpoints"
 FAN_OUTS = "startpoints-fan-out"
@@ -344,3 +346,8 @@ def _request(request: object) -> StartpointRequest:
         f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
         "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
     )
+
+
+def startpoints_of(lake: Lake, app: Application) -> StartpointManager:
+    """Return the startpoints of an application, which expire as it says."""
+    return StartpointManager(MetadataStore(lake), app)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import startpoints_of
 from dagster_adjunct.orchestration.startpoints.handed_requests import is_broadcast
 from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, has_begun, not_applied
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

@@ -19,7 +19,8 @@ from dagster_adjunct.orchestration.startpoints.dataset_requests import (
     apply_dataset_startpoints,
     rewindable,
 )
-from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out, startpoints_of
+from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import hand_out
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.advancing import advance_units, follow_meanwhile
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.step_context import StepContext

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
-from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
+from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 from dagster_adjunct.orchestration.step.close_batch import close_batch
 from dagster_adjunct.orchestration.step.commit_intent import commit_intent
 from dagster_adjunct.orchestration.step.commit_start import commit_start
@@ -30,7 +30,6 @@ from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.take_over_batch import take_over
 from dagster_adjunct.resources.errors import CommitConflictError
-from dagster_adjunct.resources.metadata import MetadataStore
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -86,5 +85,5 @@ def _open(context: StepContext) -> tuple[OpenedStep, StepRun]:
     """Return what a run of the step works over, and the run at its beginning, from the newest commit."""
     log = BatchLog(context.lake, context.app.name)
     run = StepRun(log.read())
-    startpoints = StartpointManager(MetadataStore(context.lake), context.app)
+    startpoints = startpoints_of(context.lake, context.app)
     return OpenedStep(context, log, startpoints, context.plan.partitions_by_task(), BatchVersions(context)), run

@@ -58,10 +58,8 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
     def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
         from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
-        from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import (
-            fan_out_requests,
-            startpoints_of,
-        )
+        from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
+        from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
         from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
 
         lake = tick.lake

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
-from dagster_adjunct.orchestration.startpoints import request_preview
+from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
 from dagster_adjunct.orchestration.startpoints.request_parsing import (
     expand_partitions,
     parse_position,
     startpoint_requests,
 )
+from dagster_adjunct.orchestration.startpoints.request_preview import Preview
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -60,8 +61,8 @@ def app() -> Application:
 
 def preview(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
-) -> list[request_preview.Preview]:
-    return request_preview.preview(lake, systems, app, requests, application_state(lake, app.name))
+) -> list[Preview]:
+    return preview_requests(lake, systems, app, requests, application_state(lake, app.name))
 
 
 def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:
