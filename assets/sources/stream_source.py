@@ -115,8 +115,11 @@ class StreamSource:
 
         ahead = after_lost(name, settled.offsets, oldest, markers, settled.said, self._count)
         if isinstance(ahead, Unknown):
-            starts = {ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()}
-            return self._unknown(manifest, ahead, gone, starts)
+            # It waits at the offsets that stand: only the next markers tell which versions are lost.
+            notes = (_lost((), gone, self._now()).summary(),) if manifest.change else ()
+            missing = tuple(map(str, ahead.missing))
+            idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
+            return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
         # Before a dataset began, it has lost only what it can name.
         lost = _lost(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
         found = next_delivery(name, ahead.offsets, markers, settled.said, settled.gone | set(ahead.versions))
@@ -128,9 +131,7 @@ class StreamSource:
             check_repeats(name, found, markers, records)
             answer = found.delivery(records, sum(dropped.values()))
         else:
-            upcoming = self._upcoming(found.offsets)
-            idle = all(upcoming[ssp] == offset for ssp, offset in found.offsets.items())
-            answer = found.awaiting(sum(dropped.values()), idle=idle)
+            answer = found.awaiting(sum(dropped.values()), idle=self._ends_at(found.offsets))
         return replace(answer, lost=lost, notes=told_again(manifest, dropped), stream=identity)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
@@ -174,13 +175,13 @@ class StreamSource:
 
     # -- inside
 
-    def _upcoming(self, offsets: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
-        """Return where the stream ends, refused where that is before what was read of it."""
+    def _ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
+        """Whether the stream ends at these offsets; refused where it ends before what was read of it."""
         ends = self._stream.system.upcoming(self._stream.ssps)
         if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
             ends = self._system.upcoming(self._stream.ssps)  # another writer may have read on since we looked
         self._check_same(read_to={ssp: str(offset) for ssp, offset in offsets.items()}, ends=ends)
-        return {ssp: int(end) for ssp, end in ends.items()}
+        return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
 
     def _check_same(
         self,
@@ -209,24 +210,6 @@ class StreamSource:
         return (
             "Declare the dataset under a new name to build it from there beside this one, or delete this one (adjunct "
             f"dataset delete {self.spec.name} --reason …) and advance it again."
-        )
-
-    def _unknown(
-        self,
-        manifest: BoundedManifest,
-        unknown: Unknown,
-        gone: Mapping[SystemStreamPartition, tuple[int, int]],
-        starts: Mapping[SystemStreamPartition, int],
-    ) -> Awaiting:
-        """Return a wait at the offsets that stand: only the next markers tell which versions are lost."""
-        upcoming = self._upcoming(starts)
-        return Awaiting(
-            unknown.version,
-            tuple(map(str, unknown.missing)),
-            manifest.offsets,
-            idle=all(upcoming[ssp] == offset for ssp, offset in starts.items()),
-            notes=(_lost((), gone, self._now()).summary(),) if manifest.change else (),
-            stream=self._stream.info.identity,
         )
 
     def _count(self, cut: Segment) -> int:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batchlog.batch_log import application_state
 from dagster_adjunct.orchestration.startpoints.dataset_requests import named_only
-from dagster_adjunct.orchestration.startpoints.earlier_requests import behind_unreadable, check_kinds, replaced_by
+from dagster_adjunct.orchestration.startpoints.earlier_requests import behind_unreadable, replaced_by
 from dagster_adjunct.orchestration.startpoints.held_startpoints import Held, not_applied
 from dagster_adjunct.orchestration.startpoints.preview_requests import preview_requests
+from dagster_adjunct.orchestration.startpoints.refused_requests import check_followed, check_kinds
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
 from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -70,25 +71,8 @@ def ask(
     there = [*map(Held, stored.waiting), *not_applied(stored.handed, state)]
     replaced = replaced_by(previews, there, named_only(app))
     if not dry_run:
-        _check(previews)
+        check_followed(previews)
         if not replace:
             check_kinds(replaced)
         startpoints.write_startpoints(requests)
     return Asked(tuple(previews), tuple(dict.fromkeys(old for old, _ in replaced)), not dry_run)
-
-
-def _check(previews: Sequence[Preview]) -> None:
-    wrong = [shown for shown in previews if shown.error and not shown.falls_back]
-    if wrong:
-        more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
-        raise ConfigurationError(
-            f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
-            "See what each would do with --dry-run; in Python: preview(…).",
-        )
-    if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
-        first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
-        raise ConfigurationError(
-            f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
-            f"replay (offset {first.end}){others}; nothing is written.",
-            "Choose an end that lies after the start.",
-        )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.orchestration.startpoints.fan_out_in_words import gone_in_words
 from dagster_adjunct.orchestration.startpoints.resolve_offsets import Unresolved
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -126,7 +127,7 @@ def apply_dataset_startpoints(
     reports: list[AdvanceReport] = []
     failed: dict[str, AdjunctError] = {}
     unresolved: list[Unresolved] = []
-    for text in handed.gone():
+    for text in gone_in_words(handed):
         _log.warning("%s", text)
     for dataset in rewindable(app, only):
         task = dataset_task(dataset.name)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.startpoints.stored_requests import request_key
-from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.held_startpoints import Held
@@ -53,16 +52,3 @@ def replaced_by(
             if old == new or (None in (old, new) and (old or new) not in named):
                 replaced.append((held, request))
     return replaced
-
-
-def check_kinds(replaced: Sequence[tuple[Held, StartpointRequest]]) -> None:
-    """Refuse a bounded replay that takes the place of a startpoint which moves the position, or the other way round."""
-    for held, request in replaced:
-        if (held.request.until is None) != (request.until is None):
-            what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
-            other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
-            raise ConfigurationError(
-                f"{what} would take the place of {other}: {held.summary()}.",
-                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace; "
-                "in Python: replace=True.",
-            )

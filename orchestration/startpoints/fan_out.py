@@ -1,6 +1,6 @@
 """What a fan-out decides: which task starts where, from the requests and from what tasks have not committed yet.
 
-Plain values in, plain values out; `application_startpoints.py` reads and writes them.
+Plain values in, plain values out; `startpoint_manager.py` reads and writes them.
 """
 
 from __future__ import annotations
@@ -85,42 +85,6 @@ class FanOut:
             for task, requests in self.tasks.items()
         }
         return replace(self, tasks=tasks)
-
-    def gone(self) -> list[str]:
-        """Return in words what was deleted and will not be applied, a line each."""
-        lines = [f"{_in_words(request)} has expired: no run has taken it up in time" for request in self.expired]
-        lines += [
-            f"{_in_words(request)} is passed over: one that was asked for later waits there"
-            for request in self.passed_over
-        ]
-        return lines + [
-            f"{_in_words(request)} had been applied already, and each request is applied once: ask with a new one"
-            for request in self.again
-        ]
-
-    def left(self) -> list[str]:
-        """Return in words what is there and not applied by any task, a line each."""
-        lines = [
-            f"{_in_words(request)} waits, and no task "
-            f"{'' if request.task is None else repr(request.task) + ' '}reads the partition"
-            for request in self.unknown
-        ]
-        lines += [
-            f"{_in_words(request)}, handed to {task!r}, waits, and no task reads the partition any more"
-            for task, requests in self.stranded.items()
-            for request in requests.values()
-        ]
-        lines += [f"{_in_words(request)} waits behind one that can't be read" for request in self.behind]
-        held = {ssp for ssps in self.held.values() for ssp in ssps}
-        for entry in self.unreadable:
-            waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
-            more = "; nothing is read there until it is taken back" if entry.at and entry.ssp in held else ""
-            lines.append(f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}")
-        named = {entry.ssp for entry in self.unreadable}
-        lines += [
-            f"{ssp}: nothing is read there: what its task was handed can't be read" for ssp in sorted(held - named)
-        ]
-        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +175,6 @@ def without(
         if ssp not in chosen or (ids is not None and ids.get(ssp) not in (request.id, request.startpoint.id))
     }
     return TaskFanOut(pending, held.handed, held.unread)
-
-
-def _in_words(request: StartpointRequest) -> str:
-    return f"{request.ssp}: a startpoint ({request.by}: {request.reason})"
 
 
 def _held(

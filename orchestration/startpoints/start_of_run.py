@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.stored_positions import replay_id
+from dagster_adjunct.orchestration.startpoints.fan_out_in_words import (
+    gone_in_words,
+    left_alone_in_words,
+    left_in_words,
+)
 from dagster_adjunct.orchestration.startpoints.first_positions import first_positions
 from dagster_adjunct.orchestration.startpoints.handed_requests import sort_handed_requests
 from dagster_adjunct.orchestration.startpoints.refused_positions import check_same_streams
 from dagster_adjunct.orchestration.startpoints.repartitioned_positions import carry_over_all
 from dagster_adjunct.orchestration.startpoints.resolve_offsets import resolve_handed
-from dagster_adjunct.resources.streams.interface.startpoint import describe_startpoint
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -85,12 +89,7 @@ def start_of_run(
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
         }
     ).with_replays(resolved.replays)
-    switched_off = [
-        f"{request.ssp}: startpoints are switched off: {describe_startpoint(request.startpoint)} is left alone "
-        f"({request.by}: {request.reason})"
-        for request in fan_out.left_alone
-    ]
-    switched_off += [
+    paused = [
         f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "
         f"{replay.next} ({replay.by}: {replay.reason})"
         for replay in (() if app.startpoints else offsets.replays.values())
@@ -100,5 +99,12 @@ def start_of_run(
         done=done,
         carried=carried,
         held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
-        told=(*resolved.told, *carried, *switched_off, *fan_out.gone(), *fan_out.left()),
+        told=(
+            *resolved.told,
+            *carried,
+            *left_alone_in_words(fan_out),
+            *paused,
+            *gone_in_words(fan_out),
+            *left_in_words(fan_out),
+        ),
     )

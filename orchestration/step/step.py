@@ -7,6 +7,7 @@
     intent     the same, committed before anything is read
     run        ranges and versions -> operators -> outputs; each output is idempotent by (application, batch)
     close      the intent is closed, which is the checkpoint
+    settle     instead, where there is nothing to read: the positions that the inputs are read up to
 
 A crash anywhere leaves either a closed batch or an open intent; the next run runs that intent again as written.
 """
@@ -17,15 +18,14 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
-from dagster_adjunct.orchestration.step.close_batch import close_batch
 from dagster_adjunct.orchestration.step.commit_intent import commit_intent
+from dagster_adjunct.orchestration.step.commit_offsets import close_batch, settle
 from dagster_adjunct.orchestration.step.commit_start import commit_start
 from dagster_adjunct.orchestration.step.dataset_versions import BatchVersions
 from dagster_adjunct.orchestration.step.look_before_batch import look
 from dagster_adjunct.orchestration.step.next_batch import NothingToRead, PlannedBatch
 from dagster_adjunct.orchestration.step.plan_batch import plan_batch
 from dagster_adjunct.orchestration.step.run_outputs import run_outputs
-from dagster_adjunct.orchestration.step.settle_positions import settle
 from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.take_over_batch import take_over
@@ -62,13 +62,13 @@ def run_step(context: StepContext) -> StepReport:
                     seen = look(step, run)
                     run = commit_start(step, run, seen)
                     planned = plan_batch(step, run, seen)
-                if isinstance(planned, NothingToRead):
-                    run, caught_up = settle(step, run, planned), True
-                else:
+                if isinstance(planned, PlannedBatch):
                     opened = commit_intent(step, run, planned)
                     run = opened.run
                     written = run_outputs(step, opened)
                     run = close_batch(step, written)
+                else:
+                    run, caught_up = settle(step, run, planned), True
             return run.report(context, caught_up=caught_up)
         except CommitConflictError as conflict:
             if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _BEGINNINGS:

@@ -59,6 +59,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
         from dagster_adjunct.orchestration.planner.lake_catalog import plan_application, systems_for
         from dagster_adjunct.orchestration.startpoints.fan_out_coordinator import fan_out_requests
+        from dagster_adjunct.orchestration.startpoints.fan_out_in_words import gone_in_words, left_in_words
         from dagster_adjunct.orchestration.startpoints.startpoint_manager import startpoints_of
         from dagster_adjunct.orchestration.step.input_progress import waiting_datasets
 
@@ -80,7 +81,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         planned = plan_application(app, systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
         pending = not_applied(fan_out.tasks, state.offsets)
-        for text in (*fan_out.gone(), *fan_out.left()):
+        for text in (*gone_in_words(fan_out), *left_in_words(fan_out)):
             tick.context.log.warning(text)
         nobodys = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
         left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in nobodys]

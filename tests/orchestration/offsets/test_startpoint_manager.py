@@ -11,6 +11,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.fan_out_in_words import gone_in_words, left_in_words
 from dagster_adjunct.orchestration.startpoints.startpoint_listing import list_startpoints
 from dagster_adjunct.orchestration.startpoints.startpoint_manager import StartpointManager
 from dagster_adjunct.orchestration.startpoints.startpoint_request import StartpointRequest
@@ -192,7 +193,7 @@ def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now_or_st
     report = manager.fan_out({T1: [S0, S1]})
     assert pending(manager) == {T1: {S0: broadcast}, T0: {S1: specific}}
     assert (set(report.tasks), stranded(report)) == ({T1}, {T0: {S1: specific}})
-    (text,) = report.left()
+    (text,) = left_in_words(report)
     assert "lake.s.1: a startpoint (ada: ticket 7), handed to 'Partition 0', waits, and no task reads" in text
     report = manager.fan_out({T1: [S1]})  # nobody reads S0
     assert stranded(report) == {T0: {S1: specific}, T1: {S0: broadcast}}
@@ -200,7 +201,7 @@ def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now_or_st
     clock.now += timedelta(days=30)
     report = manager.fan_out({"new": [S0], T0: [S1]})
     assert pending(manager) == {"new": {S0: broadcast}, T0: {S1: specific}}
-    assert (set(report.tasks), report.stranded, report.left()) == ({"new", T0}, {}, [])
+    assert (set(report.tasks), report.stranded, left_in_words(report)) == ({"new", T0}, {}, [])
 
 
 def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
@@ -385,7 +386,7 @@ def test_expired_requests_are_shown_until_they_are_deleted_and_that_is_told(
     assert manager.read().expired == []
     clock.now += timedelta(hours=12)
     assert [each.ssp for each in manager.read().expired] == [S0]
-    assert manager.fan_out({T0: [S0]}).gone() == [
+    assert gone_in_words(manager.fan_out({T0: [S0]})) == [
         "lake.s.0: a startpoint (ada: ticket 7) has expired: no run has taken it up in time"
     ]
     assert manager.read().expired == []
@@ -415,7 +416,7 @@ def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
     report = manager.fan_out({T0: [S0]}, taken=lambda task, each: each.id == request.id)
     assert report.tasks == {}, "a commit has taken it in"
     assert [each.id for each in report.again] == [request.id]
-    assert "had been applied already" in report.gone()[0]
+    assert "had been applied already" in gone_in_words(report)[0]
     assert manager.read().waiting == []
 
 
@@ -425,7 +426,7 @@ def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointMa
     write_startpoint(manager, S0, made(clock, hours=1), task=T0, **WHO)
     report = manager.fan_out({T0: [S0]})
     assert [each.task for each in report.passed_over] == [T0]
-    assert "is passed over: one that was asked for later waits there" in report.gone()[0]
+    assert "is passed over: one that was asked for later waits there" in gone_in_words(report)[0]
 
 
 def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock_is_behind(
