@@ -283,11 +283,6 @@ def _after(
     return {**state.checkpoint, **ends}, state.offsets.with_applied(intent.startpoints, intent.batch, at)
 
 
-def list_applications(lake: Lake) -> list[str]:
-    """Return the applications that have a batch log in the lake, sorted; also one whose first commit failed."""
-    return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
-
-
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
     """Return, by dataset and version, which batches met it: from the batch log's whole history, oldest first."""
     batches: dict[int, dict[str, str | None]] = {}

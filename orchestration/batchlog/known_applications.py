@@ -1,4 +1,4 @@
-"""Which applications a lake knows, for errors about names that it does not."""
+"""Which applications a lake knows, and what is said of names that it does not."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batchlog.batch_log import list_applications
+from dagster_adjunct.orchestration.batchlog.batch_log import NAMES
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
 
 _SHOWN = 5
+
+
+def list_applications(lake: Lake) -> list[str]:
+    """Return the applications that have a batch log in the lake, sorted; also one whose first commit failed."""
+    return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
 
 
 def check_known(lake: Lake, name: str) -> None:

@@ -223,8 +223,7 @@ def _ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPa
 
 
 def _unknown(lake: Lake, application: str) -> ConfigurationError:
-    from dagster_adjunct.orchestration.batchlog.batch_log import list_applications
-    from dagster_adjunct.orchestration.batchlog.known_applications import nearest
+    from dagster_adjunct.orchestration.batchlog.known_applications import list_applications, nearest
 
     known = nearest(application, list_applications(lake))
     return ConfigurationError(

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batchlog.batch_log import list_applications
-from dagster_adjunct.orchestration.batchlog.known_applications import nearest
+from dagster_adjunct.orchestration.batchlog.known_applications import list_applications, nearest
 from dagster_adjunct.orchestration.planner.lake_catalog import systems_for
 from dagster_adjunct.orchestration.startpoints.ask_startpoints import Asked, ask
 from dagster_adjunct.orchestration.startpoints.request_parsing import expand_partitions, startpoint_requests

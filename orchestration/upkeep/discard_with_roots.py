@@ -10,7 +10,8 @@ from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.unbounded.transient_version import is_transient
-from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog, list_applications
+from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
+from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.first_error import raise_first
 from dagster_adjunct.resources.metadata import MetadataStore

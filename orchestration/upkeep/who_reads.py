@@ -9,7 +9,8 @@ from dagster_adjunct.assets.reading.dataset_names import list_datasets
 from dagster_adjunct.assets.reading.stored_versions import stored_versions
 from dagster_adjunct.assets.versions.build_attempts import RUNNING, attempts
 from dagster_adjunct.assets.versions.leases import live_leases, store_now
-from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog, list_applications
+from dagster_adjunct.orchestration.batchlog.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects.removal import is_deleted
 from dagster_adjunct.resources.streams.lake.lake_streams import LakeStreams

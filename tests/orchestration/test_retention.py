@@ -17,8 +17,8 @@ from dagster_adjunct.orchestration.batchlog.batch_log import (
     ClosedBatch,
     Intent,
     Range,
-    list_applications,
 )
+from dagster_adjunct.orchestration.batchlog.known_applications import list_applications
 from dagster_adjunct.orchestration.upkeep.discard_with_roots import open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects import Lake, open_lake
