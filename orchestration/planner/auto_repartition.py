@@ -8,6 +8,7 @@ of the branches behind it ask for first, so that the fewest of them need another
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,14 @@ class Inserted:
 def repartitioned(app: Application, catalog: Catalog) -> tuple[Flows, dict[str, Inserted]]:
     """Return the flows with exchanges in place, and the exchanges by the operator that they stand before."""
     counts = declared_counts(app, catalog)
-    for stream, partitions in _preferred(app, follow(app, catalog)).items():
+    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match}
+    for stream, partitions in _preferred(app, follow(app, catalog), joined).items():
         if counts[stream] is None:
             counts[stream] = partitions
-    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match}
     inserted: dict[str, Inserted] = {}
 
     def decide(operator: Operator, needed: Requirement, flow: Flow) -> Flow:
-        if not needed.joins and needed.dataset not in joined:
+        if _asks_nothing(needed, joined):
             return flow
         why = mismatch(needed, flow)
         if not why and counts[flow.stream] != needed.partitions:
@@ -76,7 +77,12 @@ def mismatch(needed: Requirement, flow: Flow) -> str:
     return f"it is partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
 
 
-def _preferred(app: Application, flows: Flows) -> dict[str, int]:
+def _asks_nothing(needed: Requirement, joined: Collection[str]) -> bool:
+    """Whether this is a sink to a dataset that nothing joins: its own exchange brings the records there."""
+    return not needed.joins and needed.dataset not in joined
+
+
+def _preferred(app: Application, flows: Flows, joined: Collection[str]) -> dict[str, int]:
     """Return the count that most first joins behind each intermediate stream need; the earliest on a tie."""
     votes: dict[str, Counter[int]] = {}
     met: set[str] = set()  # operators whose records have met a partitioned dataset since their stream began
@@ -89,7 +95,7 @@ def _preferred(app: Application, flows: Flows) -> dict[str, int]:
             met.add(operator.id)
             continue
         needed = operator.spec.requirement(app)
-        if needed is None:
+        if needed is None or _asks_nothing(needed, joined):
             continue
         flow = flows.before(operator.id)
         if flow.stream in votes and not mismatch(needed, flow):

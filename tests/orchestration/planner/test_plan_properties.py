@@ -6,7 +6,7 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -157,6 +157,7 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
 
 @settings(max_examples=300, deadline=None)
 @given(PROGRAMS)
+@example([(("move", ("k", None)), 0), (("feed", "t0"), 1), (("join", "t1"), 1)])
 def test_auto_repartition_accepts_every_random_application_and_proves_it(program):
     app = described(program, auto_repartition=True)
     planned = plan(app, STREAMS)
