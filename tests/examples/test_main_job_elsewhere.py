@@ -16,7 +16,7 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200)]
-EVERY = 32
+EVERY = 64
 REDUCED = ["--every", str(EVERY), "--batch", "3000"]
 
 
