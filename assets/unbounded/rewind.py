@@ -20,6 +20,7 @@ from dagster_adjunct.assets.unbounded.rewind_plan import (
     Positions,
     RewindPlan,
     decide_rewind,
+    not_valid,
     open_startpoints,
 )
 from dagster_adjunct.assets.unbounded.table_report import report_of
@@ -56,7 +57,7 @@ def plan_rewind(
     if plan.action != "rewind" or plan.refusal is not None:
         return plan
     decision = decide(seen).decision
-    return plan if decision.action == "continue" else replace(plan, refusal=_not_valid(spec, decision))
+    return plan if decision.action == "continue" else replace(plan, refusal=not_valid(spec, decision))
 
 
 @unwrapped()
@@ -118,7 +119,7 @@ def _rewind(
         return carry_out(advance, plan, applied=ids)
     if seen.manifest is None or plan.decision.action != "continue":
         _check(rewind)
-        raise _not_valid(spec, plan.decision)
+        raise not_valid(spec, plan.decision)
     progress = taken_up(advance, plan)
     if progress.running or progress.manifest.quarantining is not None:
         progress = _ended_what_was_begun(advance, progress)
@@ -175,23 +176,6 @@ def _check_kind(spec: AdjunctDataset) -> None:
             "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
             dataset=spec.name,
         )
-
-
-def _not_valid(spec: AdjunctDataset, decision: Decision) -> DatasetError:
-    return DatasetError(
-        f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
-        f"would {_INSTEAD[decision.action]}.",
-        "Take the startpoints back and advance it, or ask for the oldest offset of every partition: it is built anew.",
-        dataset=spec.name,
-    )
-
-
-_INSTEAD = {
-    "bootstrap": "build it anew",
-    "create": "create it",
-    "recreate": "empty it",
-    "serve-stale": "leave it as it is",
-}
 
 
 def _no_session() -> NoReturn:

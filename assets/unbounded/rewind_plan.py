@@ -25,8 +25,10 @@ from dagster_adjunct.resources.streams.interface.startpoint import (
 from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import Source
     from dagster_adjunct.assets.unbounded.table_state import Seen
+    from dagster_adjunct.assets.versions.unbounded_state import Decision
 
 Positions = Mapping[SystemStreamPartition, Startpoint]
 Force = bool | Collection[SystemStreamPartition]
@@ -200,3 +202,21 @@ def _refusal(
                 f"Build it anew: {rebuild}. Forced, they stay.",
             )
     return None
+
+
+def not_valid(spec: AdjunctDataset, decision: Decision) -> DatasetError:
+    """Return the refusal to rewind a table that the next advance would not continue."""
+    return DatasetError(
+        f"dataset {spec.name!r} can't be rewound, for its table is not valid ({decision.reason}): the next advance "
+        f"would {_INSTEAD[decision.action]}.",
+        "Take the startpoints back and advance it, or ask for the oldest offset of every partition: it is built anew.",
+        dataset=spec.name,
+    )
+
+
+_INSTEAD = {
+    "bootstrap": "build it anew",
+    "create": "create it",
+    "recreate": "empty it",
+    "serve-stale": "leave it as it is",
+}
