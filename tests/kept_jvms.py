@@ -5,8 +5,9 @@ loading, verifying and interpreting what the JVM before it had just compiled. Py
 `$SPARK_HOME/bin/spark-submit`, so a Spark home with another `spark-submit` (spark_submit.py) serves all of them, and
 nothing of ours knows of it.
 
-What asks for packages or for a cluster gets a JVM of its own, as without this module. So does a group of processes
-that is killed to see what its death leaves behind: its JVM has to die with it (`without_kept_jvms`).
+What asks for packages or for a cluster, or comes while all are lent, gets a JVM of its own, as without this module. So
+does a group of processes that is killed to see what its death leaves behind: its JVM has to die with it
+(`without_kept_jvms`).
 """
 
 from __future__ import annotations

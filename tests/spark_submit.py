@@ -27,10 +27,12 @@ _HOME, _REAL = "SPARK_HOME", "KEPT_JVMS_SPARK_HOME"
 def _main(folder: Path, arguments: list[str]) -> None:
     asked = dict(arguments[at + 1].split("=", 1) for at, argument in enumerate(arguments[:-1]) if argument == "--conf")
     real = os.environ[_REAL]
-    if asked.get("spark.jars.packages") or not asked.get("spark.master", "local").startswith("local"):
+    needs_its_own = asked.get("spark.jars.packages") or not asked.get("spark.master", "local").startswith("local")
+    claimed = None if needs_its_own else _claimed(folder, real)
+    if claimed is None:
         os.environ.pop(_HOME)
         os.execv(f"{real}/bin/spark-submit", ["spark-submit", *arguments])
-    place, jvm = _claimed(folder, real)
+    place, jvm = claimed
     gateway = _prepared(jvm, asked)
     told = Path(os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"])
     secret = jvm["secret"].encode()
@@ -43,19 +45,21 @@ def _main(folder: Path, arguments: list[str]) -> None:
     place.close()
 
 
-def _claimed(folder: Path, real: str) -> tuple[Any, dict[str, Any]]:
-    """Return a place whose lock we hold from here on, and the JVM there, rather one that is there already."""
-    while True:
-        places = [folder / f"{number}.lock" for number in range(_PLACES)]
-        for place in sorted(places, key=lambda place: not place.with_suffix(".jvm").exists()):
-            lock = place.open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                continue
-            return lock, _jvm_of(place.with_suffix(".jvm"), folder, real)
-        time.sleep(0.1)
+def _claimed(folder: Path, real: str) -> tuple[Any, dict[str, Any]] | None:
+    """Return a place whose lock we hold from here on, and the JVM there, rather one that is there already.
+
+    None where all are lent: who waited for one might wait for a process that waits for this one.
+    """
+    places = [folder / f"{number}.lock" for number in range(_PLACES)]
+    for place in sorted(places, key=lambda place: not place.with_suffix(".jvm").exists()):
+        lock = place.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        return lock, _jvm_of(place.with_suffix(".jvm"), folder, real)
+    return None
 
 
 def _jvm_of(file: Path, folder: Path, real: str) -> dict[str, Any]:

@@ -248,6 +248,11 @@ def _ask(validator: Validator, candidate: Candidate) -> Verdict:
     try:
         verdict = _verdict(validator, candidate)
     except Exception as error:  # code of users: whatever it raises is the verdict, with its text
+        if isinstance(error, ConfigurationError) and error.argument == "spark":
+            view = candidate.view
+            version = view.sealed.name or view.version
+            of = f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r}"
+            raise error.reworded(f"{of}: {error.problem}", error.next_step) from error
         if _passes(error, warns):
             raise
         if _is_mistake(error) and not warns:

@@ -27,6 +27,7 @@ class InProcess:
         raise ConfigurationError(
             "this needs a Spark session, and there is none: IN_PROCESS, or the master none, was given.",
             "Pass a session, or what session_scope() gives for another master than none.",
+            argument="spark",
         )
 
     def __repr__(self) -> str:
