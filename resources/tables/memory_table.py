@@ -1,31 +1,41 @@
-"""A table in this process's memory, for tests and for trying things out."""
+"""A table in this process's memory: the twin of real stores, for tests and for trying things out."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_adjunct.resources.tables.table_functions import (
-    TableReadFunction,
-    TableWriteFunction,
-    record_not_found,
-)
+from dagster_adjunct.resources.tables.changes import Changes, changes_of
+from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.operation import Mark, Operation, OperationKind
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
+from dagster_adjunct.resources.tables.table_functions import StoreFunction, record_not_found
 
 Record = Mapping[str, Any]
 
-_STORES: dict[str, dict[Hashable, dict[str, Any]]] = {}
+
+@dataclass(slots=True)
+class _Store:
+    """The records of one name, and beside them, for a key with conditions, what was applied to it."""
+
+    records: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
+    newest: dict[Hashable, tuple[Any, str]] = field(default_factory=dict)
+    applied: dict[Hashable, dict[str, str]] = field(default_factory=dict)
 
 
-class MemoryTable(TableReadFunction[Hashable, Record], TableWriteFunction[Hashable, Record, Record]):
-    """Records as mappings, kept by `name` for as long as the process lives; updates set fields.
+_STORES: dict[str, _Store] = {}
 
-    Two of the same name share their records. It knows single requests and put-if-absent only, so a
-    table over it goes the generic way that a simple store's function goes.
+
+class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
+    """Records as mappings, kept by `name` for as long as the process lives; it does all that a store may do.
+
+    Two of the same name share their records. One event loop at a time: nothing here waits, so no entry is seen half.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._records = _STORES.setdefault(name, {})
+        self._store = _STORES.setdefault(name, _Store())
 
     def __repr__(self) -> str:
         return f"MemoryTable({self.name!r})"
@@ -33,31 +43,114 @@ class MemoryTable(TableReadFunction[Hashable, Record], TableWriteFunction[Hashab
     def __reduce__(self) -> tuple[type[MemoryTable], tuple[str]]:
         return (MemoryTable, (self.name,))
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            updates=True,
+            changes=frozenset({"set", "add", "append", "remove"}),
+            puts_if_absent=True,
+            updates_with_defaults=True,
+            newest_by=True,
+            idempotent=True,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values."""
         return {"name": self.name}
 
     def clear(self) -> None:
-        """Forget all records of this name."""
-        self._records.clear()
+        """Forget all records of this name, and what was applied to them."""
+        for kept in (self._store.records, self._store.newest, self._store.applied):
+            kept.clear()
 
-    async def get(self, key: Hashable, *args: object) -> Record | None:
-        record = self._records.get(key)
-        return None if record is None else dict(record)
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        entries, kind = operation.entries, operation.kind
+        if kind is OperationKind.GET:
+            records = self._store.records
+            return Outcomes(len(entries), [dict(records[key]) if key in records else None for key in entries.keys])
+        if kind is OperationKind.PUT and not operation.conditions:
+            for key, value in zip(entries.keys, entries.values or (), strict=True):
+                self._store.records[key] = dict(value)
+            return Outcomes(len(entries))
+        problems: dict[int, Problem] = {}
+        begun = 0
+        for place, key in enumerate(entries.keys):
+            if not self._holds(operation, place, key):
+                problems[place] = Problem(State.SKIPPED)
+                continue
+            began, problem = self._write(operation, place, key)
+            begun += began
+            if problem is None:
+                self._remember(operation, place, key)
+            else:
+                problems[place] = problem
+        return Outcomes(len(entries), problems=problems, defaults_put=begun)
 
-    async def put(self, key: Hashable, value: Record, *args: object) -> None:
-        self._records[key] = dict(value)
+    def _write(self, operation: Operation[Any], place: int, key: Hashable) -> tuple[int, Problem | None]:
+        """Do one entry; return how many defaults that put, and the problem if there is one."""
+        records, entries = self._store.records, operation.entries
+        if operation.kind is OperationKind.DELETE:
+            records.pop(key, None)
+            return 0, None
+        assert entries.values is not None
+        if operation.kind is OperationKind.PUT:
+            records[key] = dict(entries.values[place])
+            return 0, None
+        if operation.kind is OperationKind.PUT_IF_ABSENT:
+            if key in records:
+                return 0, Problem(State.SKIPPED)
+            records[key] = dict(entries.values[place])
+            return 0, None
+        begun = 0
+        if key not in records:
+            default = None if entries.defaults is None else entries.defaults[place]
+            if default is None:
+                return 0, Problem(State.MISSING, record_not_found([key], f"memory table {self.name}"))
+            records[key], begun = dict(default), 1
+        apply_changes(records[key], changes_of(entries.values[place]))
+        return begun, None
 
-    async def put_if_absent_all(self, entries: Sequence[tuple[Hashable, Record]], *args: object) -> int:
-        before = len(self._records)
-        for key, value in entries:
-            self._records.setdefault(key, dict(value))
-        return len(self._records) - before
+    def _holds(self, operation: Operation[Any], place: int, key: Hashable) -> bool:
+        conditions, entries = operation.conditions, operation.entries
+        if conditions.idempotent:
+            mark = _mark(operation, place)
+            if mark.position <= self._store.applied.get(key, {}).get(mark.source, ""):
+                return False
+        if conditions.newest_by is not None:
+            assert entries.newest is not None
+            known = self._store.newest.get(key) or self._time_of_record(key, conditions.newest_by)
+            return known is None or (entries.newest[place], _mark(operation, place).tie) >= known
+        return True
 
-    async def delete(self, key: Hashable, *args: object) -> None:
-        self._records.pop(key, None)
+    def _time_of_record(self, key: Hashable, newest_by: str) -> tuple[Any, str] | None:
+        """The time of a record that was put without conditions: older than any message of the same time."""
+        time = self._store.records.get(key, {}).get(newest_by)
+        return None if time is None else (time, "")
 
-    async def update(self, key: Hashable, update: Record, *args: object) -> None:
-        if key not in self._records:
-            raise record_not_found([key], f"memory table {self.name}")
-        self._records[key].update(update)
+    def _remember(self, operation: Operation[Any], place: int, key: Hashable) -> None:
+        conditions, entries = operation.conditions, operation.entries
+        if conditions.idempotent:
+            mark = _mark(operation, place)
+            self._store.applied.setdefault(key, {})[mark.source] = mark.position
+        if conditions.newest_by is not None:
+            assert entries.newest is not None
+            self._store.newest[key] = (entries.newest[place], _mark(operation, place).tie)
+
+
+def apply_changes(record: dict[str, Any], changes: Changes) -> None:
+    """Change `record` as `changes` say."""
+    record.update(changes.set)
+    for name, number in changes.add.items():
+        if number is not None:
+            record[name] = (record.get(name) or 0) + number
+    for name, values in changes.append.items():
+        if values:
+            record[name] = [*(record.get(name) or ()), *values]
+    for name in changes.remove:
+        record.pop(name, None)
+
+
+def _mark(operation: Operation[Any], place: int) -> Mark:
+    marks = operation.entries.marks
+    assert marks is not None  # whoever states conditions gives marks
+    return marks[place]

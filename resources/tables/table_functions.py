@@ -1,21 +1,27 @@
 """Read and write functions: how a `RemoteTable` reaches one kind of store.
 
-A function is small and picklable while it is closed, and holds its connection between `open` and
-`close`. Pickling never carries the connection, so a function can be declared on a driver and opened
-by each executor. Behaviour of updates: SAMZA-2709 (partial updates in the Table API).
+A function is small and picklable while it is closed, and holds its connection between `open` and `close`. Pickling never
+carries the connection, so a function can be declared on a driver and opened by each executor. Behaviour of updates:
+SAMZA-2709 (partial updates in the Table API).
 
-What a store can do beyond the basic requests is said by two small protocols, `PutsIfAbsent` and
-`UpdatesWithDefaults`; a function offers them by having the method.
+There are two ways to write one. A service that takes one request a key: override `get`, or `put`, `delete` and
+`update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends several of them at a time. A store that
+takes many entries at once and tells what became of each: override `send` of `StoreFunction`, and say in `capabilities`
+what it can do.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
+from dagster_adjunct.resources.tables.error_chain import causes, first_cause
+from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.partial_update import UpdateMessage
@@ -28,8 +34,17 @@ T = TypeVar("T")
 _AT_ONCE = 32  # requests in flight at a time when a *_all form is built on the single form
 
 
-class TableFunction:
-    """What read and write functions share: a life-cycle, and a word on which errors pass."""
+class TableFunction(ABC):
+    """What read and write functions share: a life-cycle, operations, and a word on which errors pass."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the function can do; known without a connection."""
+        return Capabilities(takes_args=True)
+
+    def column_types(self) -> dict[str, str] | None:
+        """The table's columns and their types, where they are declared; None where only the store knows them."""
+        return None
 
     async def open(self) -> None:
         """Connect, or do nothing when connected.
@@ -44,8 +59,25 @@ class TableFunction:
         """Whether the request that raised `error` may succeed when it is sent again as it was."""
         return isinstance(error, TransientError)
 
+    def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        """What an error of a request says of its entries. `sent`: the store may have got it, and have acted on it.
 
-class TableReadFunction(TableFunction, ABC, Generic[K, V]):
+        A missing record is told by RecordNotFoundError anywhere among the error's causes. An error that passes is known
+        to have had no effect only where nothing was sent.
+        """
+        if first_cause(error, RecordNotFoundError) is not None:
+            return Problem(State.MISSING, error)
+        for cause in causes(error):
+            if isinstance(cause, TransientError) or self.is_retriable(cause):
+                return Problem(State.UNKNOWN if sent else State.FAILED, error, getattr(cause, "retry_after", None))
+        return Problem(State.REFUSED, error)
+
+    @abstractmethod
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Do what the operation asks, in the order of each key's entries, and tell what became of each entry."""
+
+
+class TableReadFunction(TableFunction, Generic[K, V]):
     """Reads records by key. `args` are handed through from the caller of the table."""
 
     @abstractmethod
@@ -54,17 +86,39 @@ class TableReadFunction(TableFunction, ABC, Generic[K, V]):
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one. Built on `get` unless the store can do better."""
-        values_of = await _key_by_key([(key, key) for key in keys], lambda key, _: self.get(key, *args))
-        return {key: value for key, values in values_of.items() for value in values if value is not None}
+        values = await _several([lambda key=key: self.get(key, *args) for key in keys])
+        return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        keys = operation.entries.keys
+        if type(self).get_all is TableReadFunction.get_all:
+            return await _one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
+        try:
+            records = await self.get_all(list(dict.fromkeys(keys)), *operation.args)
+        except Exception as error:
+            return Outcomes.all(len(keys), self.problem_of(error))
+        return Outcomes(len(keys), [records.get(key) for key in keys])
 
 
-class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
+class TableWriteFunction(TableFunction, Generic[K, V, U]):
     """Writes records by key: whole ones (V) with put, parts of them (U) with update.
 
-    The `_all` forms keep the order of the entries of one key and promise nothing about the order
-    between keys. As they stand here they send single requests, and one that fails does not keep the
-    others from being sent; a store with batches or transactions overrides them.
+    The `_all` forms keep the order of the entries of one key and promise nothing about the order between keys. As they
+    stand here they send single requests, and one that fails does not keep the others from being sent.
+
+    A function that overrides an `_all` form answers for all of its entries at once: it raises what holds for all, but
+    RecordNotFoundError of `update_all` names the keys without a record, and all other entries are applied then.
     """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        own = type(self)
+        return Capabilities(
+            takes_args=True,
+            updates=own.update is not TableWriteFunction.update or own.update_all is not TableWriteFunction.update_all,
+            changes=frozenset({"set"}),
+            puts_if_absent=own.put_if_absent is not TableWriteFunction.put_if_absent,
+        )
 
     @abstractmethod
     async def put(self, key: K, value: V, *args: object) -> None:
@@ -79,6 +133,13 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
         raise TableError(
             f"{type(self).__name__} has no partial updates, and one was asked for.",
             "Put whole records, or override update() in the function.",
+        )
+
+    async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
+        """Make `value` the record of `key` where there is none, in one request; return whether it was made."""
+        raise TableError(
+            f"{type(self).__name__} can't put a record only where there is none, and was asked to.",
+            "Override put_if_absent() in the function.",
         )
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
@@ -97,35 +158,147 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
         """
         await _key_by_key(entries, lambda key, update: self.update(key, update, *args))
 
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        own, args, entries = type(self), operation.args, operation.entries
+        kind, values = operation.kind, entries.values or ()
+        if kind is OperationKind.PUT_IF_ABSENT:
+            return await _one_by_one(self, operation, lambda key, value: self.put_if_absent(key, value, *args))
+        if kind is OperationKind.PUT:
+            if own.put_all is TableWriteFunction.put_all:
+                return await _one_by_one(self, operation, lambda key, value: self.put(key, value, *args))
+            return await self._at_once(operation, lambda: self.put_all(list(zip(entries.keys, values, strict=True)), *args))
+        if kind is OperationKind.DELETE:
+            if own.delete_all is TableWriteFunction.delete_all:
+                return await _one_by_one(self, operation, lambda key, _: self.delete(key, *args))
+            return await self._at_once(operation, lambda: self.delete_all(list(entries.keys), *args))
+        if own.update_all is TableWriteFunction.update_all:
+            return await _one_by_one(self, operation, lambda key, update: self.update(key, update, *args))
+        return await self._at_once(operation, lambda: self.update_all(list(zip(entries.keys, values, strict=True)), *args))
 
-@runtime_checkable
-class PutsIfAbsent(Protocol):
-    """A write function that can insert without ever replacing."""
-
-    async def put_if_absent_all(self, entries: Sequence[tuple[Any, Any]], *args: object) -> int:
-        """Insert each record whose key has none; return how many were inserted.
-
-        With two entries for one key the first counts.
-        """
-        ...
-
-
-@runtime_checkable
-class UpdatesWithDefaults(Protocol):
-    """A write function that applies updates and their defaults in one request or transaction."""
-
-    async def update_with_defaults_all(
-        self, entries: Sequence[tuple[Any, UpdateMessage[Any, Any]]], *args: object
-    ) -> int:
-        """Apply each message in order; where no record exists, insert the message's default first.
-
-        Returns how many defaults were inserted. A message that meets no record and has no default
-        has no effect; when the others are applied, RecordNotFoundError names the keys of such ones.
-        """
-        ...
+    async def _at_once(self, operation: Operation[Any], request: Callable[[], Awaitable[None]]) -> Outcomes:
+        count = len(operation)
+        try:
+            await request()
+        except Exception as error:
+            missing = first_cause(error, RecordNotFoundError)
+            problem = self.problem_of(error)
+            if missing is None or (not missing.keys and count == 1):
+                return Outcomes.all(count, problem)
+            if not missing.keys:
+                untold = TableError(
+                    f"{type(self).__name__} raised RecordNotFoundError for {count} entries without their keys.",
+                    "Give the error the keys without a record: RecordNotFoundError(…, keys=…).",
+                )
+                untold.__cause__ = error
+                return Outcomes.all(count, Problem(State.REFUSED, untold))
+            lacking = set(missing.keys)
+            keys = operation.entries.keys
+            return Outcomes(count, problems={place: problem for place, key in enumerate(keys) if key in lacking})
+        return Outcomes(count)
 
 
-async def _key_by_key(entries: Sequence[tuple[K, T]], request: Callable[[K, T], Awaitable[V]]) -> Mapping[K, list[V]]:
+class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
+    """A function of both kinds whose store takes operations as they are; the single requests go through `send`."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities: ...
+
+    @abstractmethod
+    async def send(self, operation: Operation[Any]) -> Outcomes: ...
+
+    async def get(self, key: K, *args: object) -> V | None:
+        return (await self.get_all([key], *args)).get(key)
+
+    async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
+        outcomes = await self._sent(OperationKind.GET, RowEntries(list(keys)), args)
+        records = outcomes.records or []
+        return {key: record for key, record in zip(keys, records, strict=True) if record is not None}
+
+    async def put(self, key: K, value: V, *args: object) -> None:
+        await self.put_all([(key, value)], *args)
+
+    async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
+        await self._sent(OperationKind.PUT, _rows(entries), args)
+
+    async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
+        return not (await self._sent(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args)).problems
+
+    async def delete(self, key: K, *args: object) -> None:
+        await self.delete_all([key], *args)
+
+    async def delete_all(self, keys: Sequence[K], *args: object) -> None:
+        await self._sent(OperationKind.DELETE, RowEntries(list(keys)), args)
+
+    async def update(self, key: K, update: U, *args: object) -> None:
+        await self.update_all([(key, update)], *args)
+
+    async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
+        await self._sent(OperationKind.UPDATE, _rows(entries), args)
+
+    async def _sent(self, kind: OperationKind, entries: RowEntries[Any], args: tuple[object, ...]) -> Outcomes:
+        await self.open()
+        outcomes = await self.send(Operation(kind, entries, args))
+        missing = outcomes.places(State.MISSING)
+        for problem in outcomes.problems.values():
+            if problem.error is not None and problem.state not in (State.MISSING, State.SKIPPED):
+                raise problem.error
+        if missing:
+            raise record_not_found([entries.keys[place] for place in missing])
+        return outcomes
+
+
+def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
+    return RowEntries([key for key, _ in entries], [value for _, value in entries])
+
+
+async def _one_by_one(
+    function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
+) -> Outcomes:
+    """One request per entry: in sequence for one key, several keys at a time; after a failure of a key, no more of it.
+
+    What follows a failed entry of its key is FAILED, nothing of it was sent; what follows a missing one is sent.
+    """
+    keys = operation.entries.keys
+    values: Sequence[Any] = operation.entries.values or [None] * len(keys)
+    by_key: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        by_key.setdefault(key, []).append(place)
+    slots = asyncio.Semaphore(_AT_ONCE)
+    answers: list[Any] = [None] * len(keys)
+    problems: dict[int, Problem] = {}
+
+    async def in_sequence(places: list[int]) -> None:
+        async with slots:
+            for done, place in enumerate(places):
+                try:
+                    answers[place] = await request(keys[place], values[place])
+                except Exception as error:
+                    problem = problems[place] = function.problem_of(error)
+                    if problem.state is not State.MISSING:
+                        left = Problem(State.FAILED if problem.may_pass else State.REFUSED, error, problem.retry_after)
+                        problems.update(dict.fromkeys(places[done + 1 :], left))
+                        return
+
+    await asyncio.gather(*(in_sequence(places) for places in by_key.values()))
+    if operation.kind is OperationKind.GET:
+        return Outcomes(len(keys), answers, problems)
+    if operation.kind is OperationKind.PUT_IF_ABSENT:
+        problems |= {p: Problem(State.SKIPPED) for p, made in enumerate(answers) if not made and p not in problems}
+    return Outcomes(len(keys), problems=problems)
+
+
+async def _several(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(request: Callable[[], Awaitable[T]]) -> T:
+        async with slots:
+            return await request()
+
+    return await asyncio.gather(*map(one, requests))
+
+
+async def _key_by_key(entries: Sequence[tuple[K, T]], request: Callable[[K, T], Awaitable[Any]]) -> None:
     """Send one request per entry: in sequence for one key, several keys at a time.
 
     Every key gets its turn before an error is raised. Missing records are collected into one error;
@@ -136,23 +309,20 @@ async def _key_by_key(entries: Sequence[tuple[K, T]], request: Callable[[K, T], 
         by_key.setdefault(key, []).append(item)
     slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def in_sequence(key: K, items: list[T]) -> list[V]:
+    async def in_sequence(key: K, items: list[T]) -> None:
         async with slots:
-            return [await request(key, item) for item in items]
+            for item in items:
+                await request(key, item)
 
     answers = await asyncio.gather(*(in_sequence(*pair) for pair in by_key.items()), return_exceptions=True)
     missing: list[object] = []
-    results: dict[K, list[V]] = {}
     for key, answer in zip(by_key, answers, strict=True):
-        if isinstance(answer, RecordNotFoundError):
-            missing.append(key)
-        elif isinstance(answer, BaseException):
+        if isinstance(answer, BaseException) and first_cause(answer, RecordNotFoundError) is None:
             raise answer
-        else:
-            results[key] = answer
+        if isinstance(answer, BaseException):
+            missing.append(key)
     if missing:
         raise record_not_found(missing)
-    return results
 
 
 def record_not_found(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
@@ -164,3 +334,18 @@ def record_not_found(keys: Sequence[object], table: str = "the table") -> Record
         "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS.",
         keys=tuple(keys),
     )
+
+
+# Until RemoteTable sends operations, it asks functions for these two.
+
+
+@runtime_checkable
+class PutsIfAbsent(Protocol):
+    async def put_if_absent_all(self, entries: Sequence[tuple[Any, Any]], *args: object) -> int: ...
+
+
+@runtime_checkable
+class UpdatesWithDefaults(Protocol):
+    async def update_with_defaults_all(
+        self, entries: Sequence[tuple[Any, UpdateMessage[Any, Any]]], *args: object
+    ) -> int: ...

@@ -1,0 +1,91 @@
+"""`ArrowEntries`: entries as an Arrow batch, of which Python values are made when somebody asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.operation import Mark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowEntries:
+    """Entries whose columns are Arrow arrays of one length.
+
+    `key` are the key's columns, by name. `records` is a struct array: the records of puts, or what updates set; where
+    `typed`, its fields are those of `Changes`, each a struct (but `remove`, which updates of a batch have in common).
+    `to_python` makes a list of Python values of an array, of a struct dictionaries.
+    """
+
+    key: pa.StructArray
+    records: pa.StructArray | None
+    to_python: Callable[[Any], list[Any]]
+    default_records: pa.StructArray | None = None
+    sources: pa.Array | None = None
+    positions: pa.Array | None = None
+    times: pa.Array | None = None
+    typed: bool = False
+    remove: Sequence[str] = ()
+    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def keys(self) -> Sequence[Any]:
+        return self._once("keys", self._keys)
+
+    def _keys(self) -> list[Any]:
+        columns = [self.to_python(column) for column in self.key.flatten()]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    @property
+    def values(self) -> Sequence[Any] | None:
+        values = self._python("values", self.records)
+        if values is None or not self.typed:
+            return values
+        return self._once("changes", lambda: [Changes(**row, remove=self.remove) for row in values])
+
+    @property
+    def defaults(self) -> Sequence[Any] | None:
+        return self._python("defaults", self.default_records)
+
+    @property
+    def newest(self) -> Sequence[Any] | None:
+        return self._python("newest", self.times)
+
+    @property
+    def marks(self) -> Sequence[Mark] | None:
+        if self.sources is None or self.positions is None:
+            return None
+        return self._once("marks", self._marks)
+
+    def _marks(self) -> list[Mark]:
+        assert self.sources is not None
+        assert self.positions is not None
+        return list(map(Mark, self.sources.to_pylist(), self.positions.to_pylist()))
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def take(self, indices: Sequence[int]) -> ArrowEntries:
+        return self._with(lambda array: array.take(indices))
+
+    def part(self, start: int, end: int) -> ArrowEntries:
+        return self if start == 0 and end >= len(self) else self._with(lambda array: array.slice(start, end - start))
+
+    def _with(self, pick: Callable[[Any], Any]) -> ArrowEntries:
+        columns = (self.default_records, self.sources, self.positions, self.times)
+        picked = [None if column is None else pick(column) for column in columns]
+        records = None if self.records is None else pick(self.records)
+        return ArrowEntries(pick(self.key), records, self.to_python, *picked, typed=self.typed, remove=self.remove)
+
+    def _python(self, name: str, array: Any) -> list[Any] | None:
+        return None if array is None else self._once(name, lambda: self.to_python(array))
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]

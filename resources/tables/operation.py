@@ -1,0 +1,157 @@
+"""`Operation`: one request to a table, as every layer takes and hands on.
+
+    RemoteTable -> cache -> update contract -> batch and order -> retry -> rate -> function
+    Operation(kind, entries, args)  --send-->  Outcomes, one for each entry
+
+Entries lie in columns, one sequence for keys, one for records and so on, so that a layer that has nothing to say about
+them costs the same for one entry as for a thousand. `RowEntries` holds Python values; `ArrowEntries` (arrow_entries.py)
+holds an Arrow batch, and makes Python values of a column when a layer or a function first asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+K_co = TypeVar("K_co", bound=Hashable, covariant=True)
+
+
+class OperationKind(Enum):
+    """What a request asks of a table, for each of its entries."""
+
+    GET = "get"
+    PUT = "put"  # make `value` the record, whatever was there
+    PUT_IF_ABSENT = "put-if-absent"  # make `value` the record where there is none
+    DELETE = "delete"
+    UPDATE = "update"  # apply `value` to the record; without one: begin it with `default`, or it is missing
+
+    @property
+    def writes(self) -> bool:
+        return self is not OperationKind.GET
+
+
+class Mark(NamedTuple):
+    """Where the message of an entry stands in what it was read from: what replays and late records are told by.
+
+    `source` is a stream's partition ("lake.flights.3"). Of one source, a later message has a greater `position`
+    (`position_of`), which stores compare as text.
+    """
+
+    source: str
+    position: str
+
+    @property
+    def tie(self) -> str:
+        """What orders messages of equal time: by source, offset and ordinal; an epoch has no say."""
+        return f"{self.source} {self.position.partition(':')[2]}"
+
+
+def position_of(epoch: int, offset: int, ordinal: int = 0) -> str:
+    """The text of a position, which sorts as the three numbers do. `ordinal` counts the updates of one message."""
+    return f"{epoch:010d}:{offset:020d}:{ordinal:06d}"
+
+
+class Entries(Protocol[K_co]):
+    """The entries of an operation, in order. All sequences have their length; one that is None says nothing of any."""
+
+    @property
+    def keys(self) -> Sequence[K_co]: ...
+
+    @property
+    def values(self) -> Sequence[Any] | None:
+        """Records of puts and updates of updates; None for gets and deletes."""
+        ...
+
+    @property
+    def defaults(self) -> Sequence[Any] | None:
+        """Records to begin with, for updates; None in it where a message has no default."""
+        ...
+
+    @property
+    def marks(self) -> Sequence[Mark] | None:
+        """Where each message stands; needed by conditions (`Conditions`)."""
+        ...
+
+    @property
+    def newest(self) -> Sequence[Any] | None:
+        """The time of each message, for `Conditions.newest_by`; a delete has no record that it could be read from."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Sequence[int]) -> Entries[K_co]:
+        """The entries at `indices`, in that order."""
+        ...
+
+    def part(self, start: int, end: int) -> Entries[K_co]:
+        """The entries from `start` to before `end`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowEntries(Generic[K_co]):
+    """Entries as Python values."""
+
+    keys: Sequence[K_co]
+    values: Sequence[Any] | None = None
+    defaults: Sequence[Any] | None = None
+    marks: Sequence[Mark] | None = None
+    newest: Sequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, indices: Sequence[int]) -> RowEntries[K_co]:
+        def picked(column: Sequence[Any] | None) -> list[Any] | None:
+            return None if column is None else [column[index] for index in indices]
+
+        keys = [self.keys[index] for index in indices]
+        return RowEntries(keys, *map(picked, (self.values, self.defaults, self.marks, self.newest)))
+
+    def part(self, start: int, end: int) -> RowEntries[K_co]:
+        if start == 0 and end >= len(self.keys):
+            return self
+
+        def cut(column: Sequence[Any] | None) -> Sequence[Any] | None:
+            return None if column is None else column[start:end]
+
+        return RowEntries(self.keys[start:end], *map(cut, (self.values, self.defaults, self.marks, self.newest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the store itself has to check, in the same request as the write; an entry that fails it is skipped.
+
+    `newest_by` names the column whose greatest value stays: an entry is applied where the store has no newer one; equal
+    times are told apart by `Mark.tie`, and an entry that is equal in both is applied again. `idempotent` keeps, beside
+    the record, the greatest position applied from each source, and skips entries at or below it. With either a delete
+    leaves the mark behind (a tombstone), so that what is older and comes later does not bring the record back.
+    """
+
+    newest_by: str | None = None
+    idempotent: bool = False
+
+    def __bool__(self) -> bool:
+        return self.idempotent or self.newest_by is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[K_co]):
+    """One request: a kind, the entries, and what the caller hands through to the function.
+
+    A key may occur several times; its entries take effect in their order.
+    """
+
+    kind: OperationKind
+    entries: Entries[K_co]
+    args: tuple[object, ...] = ()
+    conditions: Conditions = field(default=Conditions())
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def with_entries(self, entries: Entries[K_co]) -> Operation[K_co]:
+        """The same request for other entries."""
+        return replace(self, entries=entries)
