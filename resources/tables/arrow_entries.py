@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.tables.changes import Changes
@@ -35,7 +35,8 @@ class ArrowEntries:
 
     @property
     def keys(self) -> Sequence[Any]:
-        return self._once("keys", self._keys)
+        keys: list[Any] = self._once("keys", self._keys)
+        return keys
 
     def _keys(self) -> list[Any]:
         columns = [self.to_python(column) for column in self.key.flatten()]
@@ -46,7 +47,8 @@ class ArrowEntries:
         values = self._python("values", self.records)
         if values is None or not self.typed:
             return values
-        return self._once("changes", lambda: [Changes(**row, remove=self.remove) for row in values])
+        changes: list[Changes] = self._once("changes", lambda: [Changes(**row, remove=self.remove) for row in values])
+        return changes
 
     @property
     def defaults(self) -> Sequence[Any] | None:
@@ -60,7 +62,8 @@ class ArrowEntries:
     def marks(self) -> Sequence[Mark] | None:
         if self.sources is None or self.positions is None:
             return None
-        return self._once("marks", self._marks)
+        marks: list[Mark] = self._once("marks", self._marks)
+        return marks
 
     def _marks(self) -> list[Mark]:
         assert self.sources is not None
@@ -77,10 +80,10 @@ class ArrowEntries:
         return self if start == 0 and end >= len(self) else self._with(lambda array: array.slice(start, end - start))
 
     def _with(self, pick: Callable[[Any], Any]) -> ArrowEntries:
-        columns = (self.default_records, self.sources, self.positions, self.times)
-        picked = [None if column is None else pick(column) for column in columns]
-        records = None if self.records is None else pick(self.records)
-        return ArrowEntries(pick(self.key), records, self.to_python, *picked, typed=self.typed, remove=self.remove)
+        columns = ("key", "records", "default_records", "sources", "positions", "times")
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in columns}
+        picked: dict[str, Any] = {name: None if array is None else pick(array) for name, array in arrays.items()}
+        return replace(self, **picked, _made={})
 
     def _python(self, name: str, array: Any) -> list[Any] | None:
         return None if array is None else self._once(name, lambda: self.to_python(array))

@@ -25,7 +25,7 @@ class FunctionLayer:
         function = self._function(operation)
         try:
             await function.open()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return Outcomes.all(len(operation), function.problem_of(error, sent=False))
         return await function.send(operation)
 

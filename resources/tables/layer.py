@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from dagster_adjunct.resources.tables.operation import Operation
 from dagster_adjunct.resources.tables.outcomes import Outcomes
 
-K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
-
-class Layer(Protocol[K_contra]):
+class Layer(Protocol):
     """Takes operations and tells what became of each entry.
 
     What goes wrong with single entries is in the outcomes. What is raised is about all of them and no request was sent

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
@@ -46,13 +47,13 @@ class TableFunction(ABC):
         """The table's columns and their types, where they are declared; None where only the store knows them."""
         return None
 
-    async def open(self) -> None:
+    async def open(self) -> None:  # noqa: B027 - nothing to do is the rule
         """Connect, or do nothing when connected.
 
         It is called before every request, so a function that lost its connection gets it back here.
         """
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027
         """Give back what `open` took. A closed function may be opened again."""
 
     def is_retriable(self, error: BaseException) -> bool:
@@ -86,7 +87,7 @@ class TableReadFunction(TableFunction, Generic[K, V]):
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one. Built on `get` unless the store can do better."""
-        values = await _several([lambda key=key: self.get(key, *args) for key in keys])
+        values = await _several([partial(self.get, key, *args) for key in keys])
         return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
@@ -95,7 +96,7 @@ class TableReadFunction(TableFunction, Generic[K, V]):
             return await _one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
         try:
             records = await self.get_all(list(dict.fromkeys(keys)), *operation.args)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return Outcomes.all(len(keys), self.problem_of(error))
         return Outcomes(len(keys), [records.get(key) for key in keys])
 
@@ -166,20 +167,24 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         if kind is OperationKind.PUT:
             if own.put_all is TableWriteFunction.put_all:
                 return await _one_by_one(self, operation, lambda key, value: self.put(key, value, *args))
-            return await self._at_once(operation, lambda: self.put_all(list(zip(entries.keys, values, strict=True)), *args))
+            return await self._at_once(
+                operation, lambda: self.put_all(list(zip(entries.keys, values, strict=True)), *args)
+            )
         if kind is OperationKind.DELETE:
             if own.delete_all is TableWriteFunction.delete_all:
                 return await _one_by_one(self, operation, lambda key, _: self.delete(key, *args))
             return await self._at_once(operation, lambda: self.delete_all(list(entries.keys), *args))
         if own.update_all is TableWriteFunction.update_all:
             return await _one_by_one(self, operation, lambda key, update: self.update(key, update, *args))
-        return await self._at_once(operation, lambda: self.update_all(list(zip(entries.keys, values, strict=True)), *args))
+        return await self._at_once(
+            operation, lambda: self.update_all(list(zip(entries.keys, values, strict=True)), *args)
+        )
 
     async def _at_once(self, operation: Operation[Any], request: Callable[[], Awaitable[None]]) -> Outcomes:
         count = len(operation)
         try:
             await request()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
             missing = first_cause(error, RecordNotFoundError)
             problem = self.problem_of(error)
             if missing is None or (not missing.keys and count == 1):
@@ -273,7 +278,7 @@ async def _one_by_one(
             for done, place in enumerate(places):
                 try:
                     answers[place] = await request(keys[place], values[place])
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - it becomes the outcome
                     problem = problems[place] = function.problem_of(error)
                     if problem.state is not State.MISSING:
                         left = Problem(State.FAILED if problem.may_pass else State.REFUSED, error, problem.retry_after)
