@@ -1,13 +1,13 @@
 """Read and write functions: how a `RemoteTable` reaches one kind of store.
 
-A function is small and picklable while it is closed, and holds its connection between `open` and `close`. Pickling never
-carries the connection, so a function can be declared on a driver and opened by each executor. Behaviour of updates:
-SAMZA-2709 (partial updates in the Table API).
+A function is small and picklable while it is closed, and holds its connection between `open` and `close`. Pickling
+never carries the connection, so a function can be declared on a driver and opened by each executor. Behaviour of
+updates: SAMZA-2709 (partial updates in the Table API).
 
 There are two ways to write one. A service that takes one request a key: override `get`, or `put`, `delete` and
-`update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends several of them at a time. A store that
-takes many entries at once and tells what became of each: override `send` of `StoreFunction`, and say in `capabilities`
-what it can do.
+`update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends several of them at a time. A store
+that takes many entries at once and tells what became of each: override `send` of `StoreFunction`, and say in
+`capabilities` what it can do.
 """
 
 from __future__ import annotations
