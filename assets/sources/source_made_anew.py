@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo
+    from dagster_adjunct.assets.sources.opened_stream import Source
+    from dagster_adjunct.resources.streams.interface.stream_system import StreamInfo, StreamSystem
     from dagster_adjunct.resources.streams.interface.system_stream_partition import SystemStreamPartition
 
 
@@ -65,3 +67,49 @@ def made_anew(
         offset=read_to[beyond],
         upcoming=ends[beyond],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SameStream:
+    """The input stream of a bounded dataset, watched for being another one than it was read from before."""
+
+    stream: Source
+    system: StreamSystem
+
+    def check(self, before: str | None) -> None:
+        """Raise OffsetOutOfRangeError where the stream is not the one that had this identity."""
+        self._check(before, {}, {})
+
+    def ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
+        """Whether the stream ends at these offsets; refused where it ends before what was read of it."""
+        ends = self.stream.system.upcoming(self.stream.ssps)
+        if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
+            ends = self.system.upcoming(self.stream.ssps)  # another writer may have read on since we looked
+        self._check(None, {ssp: str(offset) for ssp, offset in offsets.items()}, ends)
+        return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
+
+    def _check(
+        self,
+        before: str | None,
+        read_to: Mapping[SystemStreamPartition, str],
+        ends: Mapping[SystemStreamPartition, str],
+    ) -> None:
+        spec = self.stream.spec
+        ways_on = (
+            "Declare the dataset under a new name to build it from there beside this one, or delete this one (adjunct "
+            f"dataset delete {spec.name} --reason …) and advance it again."
+        )
+        refusal = made_anew(
+            spec.name,
+            str(spec.input),
+            self.stream.info,
+            before=before,
+            read_to=read_to,
+            ends=ends,
+            compare=self.system.compare,
+            deleted_next="its versions are others, whatever their names, and none is taken. What is served stays. "
+            f"{ways_on}",
+            rewritten_next=ways_on,
+        )
+        if refusal is not None:
+            raise refusal

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.sources.end_of_dataset_markers import (
@@ -21,7 +20,7 @@ from dagster_adjunct.assets.sources.opened_stream import Source, as_stored
 from dagster_adjunct.assets.sources.records_in_process import entries_in_arrow, refuse_in_process, what_needs_spark
 from dagster_adjunct.assets.sources.redelivery import told_again
 from dagster_adjunct.assets.sources.settled_versions import settled_versions
-from dagster_adjunct.assets.sources.source_made_anew import made_anew
+from dagster_adjunct.assets.sources.source_made_anew import SameStream
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import Lost
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
@@ -59,7 +58,7 @@ class StreamSource:
     def __init__(self, stream: Source, system: StreamSystem, now: Callable[[], datetime]) -> None:
         self._now = now
         self._stream = stream
-        self._system = system
+        self._same = SameStream(stream, system)
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     @classmethod
@@ -118,7 +117,7 @@ class StreamSource:
             # It waits at the offsets that stand: only the next markers tell which versions are lost.
             notes = (_lost((), gone, self._now()).summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
-            idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
+            idle = self._same.ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
             return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
         # Before a dataset began, it has lost only what it can name.
         lost = _lost(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
@@ -131,7 +130,7 @@ class StreamSource:
             check_repeats(name, found, markers, records)
             answer = found.delivery(records, sum(dropped.values()))
         else:
-            answer = found.awaiting(sum(dropped.values()), idle=self._ends_at(found.offsets))
+            answer = found.awaiting(sum(dropped.values()), idle=self._same.ends_at(found.offsets))
         return replace(answer, lost=lost, notes=told_again(manifest, dropped), stream=identity)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
@@ -171,46 +170,9 @@ class StreamSource:
 
     def check_not_made_anew(self, before: str | None) -> None:
         """Raise OffsetOutOfRangeError where the stream is not the one that had this identity."""
-        self._check_same(before=before)
+        self._same.check(before)
 
     # -- inside
-
-    def _ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
-        """Whether the stream ends at these offsets; refused where it ends before what was read of it."""
-        ends = self._stream.system.upcoming(self._stream.ssps)
-        if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
-            ends = self._system.upcoming(self._stream.ssps)  # another writer may have read on since we looked
-        self._check_same(read_to={ssp: str(offset) for ssp, offset in offsets.items()}, ends=ends)
-        return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
-
-    def _check_same(
-        self,
-        *,
-        before: str | None = None,
-        read_to: Mapping[SystemStreamPartition, str] = MappingProxyType({}),
-        ends: Mapping[SystemStreamPartition, str] = MappingProxyType({}),
-    ) -> None:
-        refusal = made_anew(
-            self.spec.name,
-            str(self.spec.input),
-            self._stream.info,
-            before=before,
-            read_to=read_to,
-            ends=ends,
-            compare=self._system.compare,
-            deleted_next="its versions are others, whatever their names, and none is taken. What is served stays. "
-            f"{self._ways_on}",
-            rewritten_next=self._ways_on,
-        )
-        if refusal is not None:
-            raise refusal
-
-    @property
-    def _ways_on(self) -> str:
-        return (
-            "Declare the dataset under a new name to build it from there beside this one, or delete this one (adjunct "
-            f"dataset delete {self.spec.name} --reason …) and advance it again."
-        )
 
     def _count(self, cut: Segment) -> int:
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
