@@ -5,6 +5,7 @@ set -eu
 sh "$(dirname "$0")/install-versitygw.sh"
 sh "$(dirname "$0")/install-kafka.sh"
 sh "$(dirname "$0")/install-registry.sh"
+sh "$(dirname "$0")/install-dynamodb.sh"
 cd "$(dirname "$0")/.."
 if [ ! -d "${XDG_CACHE_HOME:-$HOME/.cache}/dagster-adjunct/ivy/jars" ]; then
     echo "fetching Spark's S3 packages (once) …"
