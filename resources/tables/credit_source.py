@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-# Credits that nobody used expire after so long, and a request that costs more than come in meanwhile is split where it
-# can be: in 10 s no more than the rate and a tenth of it go out.
+# Credits that nobody used expire after so long, and a request that costs more than come in within the other is split
+# where it can be: so in any 10 s no more than the rate and a tenth of it go out.
 KEPT_SECONDS = 0.5
+LARGEST_SECONDS = 0.25
 
 READ, WRITE = "read", "write"
 
@@ -28,7 +29,7 @@ class Budget:
     @property
     def largest(self) -> int:
         """How many credits one request should cost at most, where it can be split; at least 1."""
-        return max(1, int(self.rate * KEPT_SECONDS))
+        return max(1, int(self.rate * LARGEST_SECONDS))
 
 
 class CreditSource(Protocol):
