@@ -274,6 +274,8 @@ class Batch:
         self._check_joins(frame)
         self._before_output(table)
         remote = cast("RemoteTable[Any, Any, Any]", self.app.tables[table])
+        if self._context.credits is not None:
+            remote = self._context.credits.paid(remote, self._spark)
         positions = " and ".join(self._origins[operator].streams.values())
         write = TableWrite(remote, contract, on_null_key, self.partitions_at(operator), positions)
         exchange = operator in self._exchanges

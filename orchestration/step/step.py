@@ -14,6 +14,7 @@ A crash anywhere leaves either a closed batch or an open intent; the next run ru
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batchlog.batch_log import BatchLog
@@ -30,6 +31,7 @@ from dagster_adjunct.orchestration.step.step_report import StepEvent
 from dagster_adjunct.orchestration.step.step_run import OpenedStep, StepRun
 from dagster_adjunct.orchestration.step.take_over_batch import take_over
 from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.tables.credits.run_credits import RunCredits, budgets_of
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_context import StepContext
@@ -50,6 +52,11 @@ def run_step(context: StepContext) -> StepReport:
     application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
     from that commit.
     """
+    with RunCredits(context.lake, budgets_of(context.app.tables.values())) as credits:
+        return _run_step(replace(context, credits=credits))
+
+
+def _run_step(context: StepContext) -> StepReport:
     for attempt in range(1, _BEGINNINGS + 1):
         step, begun = _open(context)
         run, caught_up = begun, False

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.step_report import StepEvent
     from dagster_adjunct.resources.objects import Lake
     from dagster_adjunct.resources.streams.interface.stream_system import StreamSystem
+    from dagster_adjunct.resources.tables.credits.run_credits import RunCredits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class StepContext:
     `between_batches` is called before each batch is planned but the first of the run: what it brings up to date is met
     by the next batch. `still_ours` raises where the run may not go on: before each batch, each output and each commit.
     It is None for who holds no lease: then another run's commit ends this one, even where it has committed nothing.
+    `credits` are the step's own, as long as it runs: what its tables' rates are kept by.
     """
 
     runtime: Runtime
@@ -38,6 +40,7 @@ class StepContext:
     max_batches: int | None = None
     between_batches: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
+    credits: RunCredits | None = None
 
     @property
     def lake(self) -> Lake:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.tables.credit_source import READ, WRITE, Budget, CreditSource
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.clock import Clock
@@ -18,11 +21,13 @@ BURST_SECONDS = 2.0
 class RateLimit:
     """Records per second, reads and writes apart; None is no limit. Updates and deletes are writes.
 
-    The numbers hold for one open table. Where several tasks share a budget, each gets `share(n)`.
+    In an application the numbers hold over all tasks of all runs; in plain Python for one open table. Tables that name
+    the same `budget` share it; without one it is the table's own.
     """
 
     reads_per_second: float | None = None
     writes_per_second: float | None = None
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         for what, rate in (("reads", self.reads_per_second), ("writes", self.writes_per_second)):
@@ -33,12 +38,30 @@ class RateLimit:
                     argument=f"{what}_per_second",
                 )
 
-    def share(self, tasks: int) -> RateLimit:
-        """The part of this budget that is one task's, of `tasks` running at once."""
-        if tasks < 1:
-            raise ConfigurationError(f"a rate can't be shared by {tasks} tasks.", "Give at least 1.", argument="tasks")
-        reads, writes = self.reads_per_second, self.writes_per_second
-        return RateLimit(None if reads is None else reads / tasks, None if writes is None else writes / tasks)
+        if self.budget is not None:
+            check_name("budget", self.budget)
+
+    def budgets(self, table: str) -> tuple[Budget, ...]:
+        """Return the budgets that the requests of this table spend."""
+        rates = ((READ, self.reads_per_second), (WRITE, self.writes_per_second))
+        return tuple(Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None)
+
+
+class SharedBucket:
+    """A table's credits of one tag, as `source` hands them out; of what has no budget there are any number."""
+
+    def __init__(self, source: CreditSource, budgets: Iterable[Budget], tag: str) -> None:
+        self._source = source
+        self._budget = next((budget for budget in budgets if budget.tag == tag), None)
+
+    def largest(self, wanted: int) -> int:
+        """How many of `wanted` records to send at once; at least 1."""
+        return wanted if self._budget is None else min(wanted, self._budget.largest)
+
+    async def acquire(self, credits: int) -> None:
+        """Return when `credits` records may be sent. Callers are served in the order they came."""
+        if self._budget is not None:
+            await self._source.acquire(self._budget, credits)
 
 
 class TokenBucket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, RecordNotFoundError, TableError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
+from dagster_adjunct.resources.tables.credit_source import READ, WRITE, CreditSource
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
 from dagster_adjunct.resources.tables.partial_update import (
@@ -18,7 +20,7 @@ from dagster_adjunct.resources.tables.partial_update import (
     apply_updates,
     refused,
 )
-from dagster_adjunct.resources.tables.rate_limit import RateLimit, TokenBucket
+from dagster_adjunct.resources.tables.rate_limit import RateLimit, SharedBucket, TokenBucket
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table_functions import (
     PutsIfAbsent,
@@ -84,14 +86,22 @@ class RemoteTable(Generic[K, V, U]):
                 argument="key",
                 table=name,
             )
+        self.credit_source: CreditSource | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._metrics = TableMetrics()
         self._counting = threading.Lock()  # threads may share the table
         self._order = KeyOrder()
-        self._reading = TokenBucket(self.rate_limit.reads_per_second, self.clock)
-        self._writing = TokenBucket(self.rate_limit.writes_per_second, self.clock)
+        self._reading: TokenBucket | SharedBucket
+        self._writing: TokenBucket | SharedBucket
+        if self.credit_source is None:
+            self._reading = TokenBucket(self.rate_limit.reads_per_second, self.clock)
+            self._writing = TokenBucket(self.rate_limit.writes_per_second, self.clock)
+        else:
+            budgets = self.rate_limit.budgets(self.name)
+            self._reading = SharedBucket(self.credit_source, budgets, READ)
+            self._writing = SharedBucket(self.credit_source, budgets, WRITE)
 
     def __repr__(self) -> str:
         return (
@@ -106,18 +116,12 @@ class RemoteTable(Generic[K, V, U]):
         self.__dict__.update(state)
         self._begin()
 
-    def share(self, tasks: int) -> RemoteTable[K, V, U]:
-        """This table as one of `tasks` tasks may use it: with its part of the rate."""
-        return RemoteTable(
-            self.name,
-            key=self.key,
-            read_function=self.read_function,
-            write_function=self.write_function,
-            retry=self.retry,
-            rate_limit=self.rate_limit.share(tasks),
-            batch_size=self.batch_size,
-            clock=self.clock,
-        )
+    def paying(self, source: CreditSource) -> RemoteTable[K, V, U]:
+        """Return this table, whose requests get their credits there. It travels to tasks with the source."""
+        table = copy.copy(self)
+        table.credit_source = source
+        table._begin()
+        return table
 
     @property
     def metrics(self) -> TableMetrics:
@@ -132,6 +136,8 @@ class RemoteTable(Generic[K, V, U]):
 
     async def close(self) -> None:
         """Give the connections back. The next request opens them again."""
+        if self.credit_source is not None:
+            await self.credit_source.close()
         functions: list[TableFunction | None] = [self.read_function, self.write_function]
         for function in {id(function): function for function in functions}.values():
             if function is not None:
@@ -282,12 +288,16 @@ class RemoteTable(Generic[K, V, U]):
         chunk: Sequence[object],
         args: tuple[object, ...],
         function: TableFunction,
-        bucket: TokenBucket,
+        bucket: TokenBucket | SharedBucket,
     ) -> T:
         return await self._call(function, bucket, len(chunk), lambda: request(chunk, *args))
 
     async def _call(
-        self, function: TableFunction, bucket: TokenBucket, credits: int, request: Callable[[], Awaitable[T]]
+        self,
+        function: TableFunction,
+        bucket: TokenBucket | SharedBucket,
+        credits: int,
+        request: Callable[[], Awaitable[T]],
     ) -> T:
         async def attempt() -> T:
             await bucket.acquire(credits)
@@ -312,7 +322,7 @@ class RemoteTable(Generic[K, V, U]):
         with self._counting:
             self._metrics += TableMetrics(**counts)
 
-    def _chunks(self, items: Sequence[A], bucket: TokenBucket) -> Iterator[Sequence[A]]:
+    def _chunks(self, items: Sequence[A], bucket: TokenBucket | SharedBucket) -> Iterator[Sequence[A]]:
         size = bucket.largest(self.batch_size)
         return (items[start : start + size] for start in range(0, len(items), size))
 

@@ -99,7 +99,7 @@ def _task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[An
 
 async def _send_all(batches: Iterator[Any], write: TableWrite, what: str) -> tuple[TableMetrics, int]:
     skipped = 0
-    async with write.table.share(write.tasks) as table:
+    async with write.table as table:
         for batch in batches:
             keyed, nulls = _with_keys(batch, write, what)
             skipped += nulls

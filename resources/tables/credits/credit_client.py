@@ -30,6 +30,9 @@ class CreditClient:
         self._address = address
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Budget, _Line]] = WeakKeyDictionary()
 
+    def __reduce__(self) -> tuple[type[CreditClient], tuple[CreditAddress]]:
+        return CreditClient, (self._address,)
+
     async def acquire(self, budget: Budget, credits: float) -> None:
         if credits <= 0:
             return

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.tables import MemoryTable, RateLimit, RemoteTable
+from dagster_adjunct.resources.tables.credit_source import Budget
 from dagster_adjunct.resources.tables.rate_limit import TokenBucket
 from tests.resources.tables.manual_clock import ManualClock
 
@@ -76,20 +78,39 @@ def test_a_table_reads_and_writes_at_its_own_rates_in_batches_no_larger_than_a_b
     assert clock.now() == pytest.approx(10.0)  # 10 s without reads earned more than these 100
 
 
-def test_a_shared_rate_is_split_over_the_tasks():
-    assert RateLimit(100, 10).share(4) == RateLimit(25, 2.5)
-    assert RateLimit().share(4) == RateLimit()
-    store = MemoryTable("rated")
-    table = RemoteTable("rated", key="id", write_function=store, rate_limit=RateLimit(None, 8))
-    assert table.share(8).rate_limit == RateLimit(None, 1)
+def test_tables_that_name_one_budget_spend_the_same():
+    assert RateLimit(100, 10).budgets("a") == (Budget("a", "read", 100), Budget("a", "write", 10))
+    assert RateLimit(None, 10, budget="all").budgets("a") == RateLimit(None, 10, budget="all").budgets("b")
+    assert RateLimit().budgets("a") == ()
+    with pytest.raises(InvalidNameError, match="budget name"):
+        RateLimit(budget="no/name")
+
+
+def test_a_table_pays_from_the_source_that_it_is_given_also_where_it_has_travelled():
+    table = RemoteTable("paying", key="id", write_function=MemoryTable("paying"), rate_limit=RateLimit(None, 40))
+    source = Spent()
+    paying = table.paying(source)
+    asyncio.run(paying.put_all([(n, {"n": n}) for n in range(25)]))
+    budget = Budget("paying", "write", 40)
+    assert source.spent == [(budget, 10), (budget, 10), (budget, 5)]
+    assert pickle.loads(pickle.dumps(paying)).credit_source.spent == source.spent
+    assert table.credit_source is None
+
+
+class Spent:
+    """A source of all the credits one wants, which remembers what was spent."""
+
+    def __init__(self):
+        self.spent = []
+
+    async def acquire(self, budget, credits):
+        self.spent.append((budget, credits))
+
+    async def close(self):
+        pass
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
 def test_a_rate_that_lets_nothing_through_is_refused(rate):
     with pytest.raises(ConfigurationError, match="above 0"):
         RateLimit(writes_per_second=rate)
-
-
-def test_a_rate_needs_a_task_to_be_shared():
-    with pytest.raises(ConfigurationError, match="0 tasks"):
-        RateLimit(1, 1).share(0)
