@@ -10,12 +10,17 @@ A column's type may be written as Spark's simple name or as SQL's usual one. Wha
     date         date
     decimal      Decimal (an int is taken too)
     binary       bytes
+    json         what JSON can hold: dict with str as names, list, str, int, float, bool
+    array<type>  list (a tuple is taken too) of one of the types above but binary and json; None may be in it
 
-None is null in all of them. "float" is Spark's, 32 bits wide; "timestamp" is Spark's, an instant.
+None is null in all of them. "float" is Spark's, 32 bits wide; "timestamp" is Spark's, an instant. Numbers are finite:
+NaN and infinity are refused, because not every store can hold them and none can compare the first.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,6 +43,8 @@ class Kind(Enum):
     DATE = "date"
     DECIMAL = "decimal"
     BINARY = "binary"
+    JSON = "json"
+    LIST = "list"
     OTHER = "other"
 
 
@@ -50,24 +57,42 @@ _WORDS = {
     Kind.DATE: "date",
     Kind.DECIMAL: "decimal|numeric|text decimal",
     Kind.BINARY: "binary|bytea|blob|varbinary",
+    Kind.JSON: "json|jsonb|text json",
 }
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split("|")}
 # "character varying(10)", "timestamp(3) with time zone", "int": words, perhaps a size, perhaps more words.
 _SPELLED = re.compile(r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE)
+# Spark's array<int>, PostgreSQL's integer[], and the words that SQLite keeps for it.
+_LIST = re.compile(r"\s*(?:array\s*<(.+)>|(.+)\[\]|text array (.+))\s*", re.IGNORECASE)
+_NOT_IN_LISTS = (Kind.BINARY, Kind.JSON, Kind.LIST, Kind.OTHER)
+_BITS = {
+    **dict.fromkeys(("tinyint", "byte"), 16),  # PostgreSQL has none with 8
+    **dict.fromkeys(("smallint", "short", "int2"), 16),
+    **dict.fromkeys(("int", "integer", "int4"), 32),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, the type's name in lower case, its size as "(10,2)" or "", and its kind."""
+    """A column: its name, the type's name in lower case, its size as "(10,2)" or "", and its kind.
+
+    One that holds lists has the type of what is in them as its `element`.
+    """
 
     name: str
     type: str
     size: str = ""
     kind: Kind = Kind.OTHER
+    element: Column | None = None
 
 
 def column_of(name: str, declared: str) -> Column:
     """The column that is declared as `declared` in any of the known spellings; else kind OTHER."""
+    listed = _LIST.fullmatch(declared)
+    if listed is not None:
+        element = column_of(name, listed[1] or listed[2] or listed[3])
+        kind = Kind.OTHER if element.kind in _NOT_IN_LISTS else Kind.LIST
+        return Column(name, f"array<{element.type}{element.size}>", "", kind, element)
     match = _SPELLED.fullmatch(declared)
     if match is None:
         return Column(check_identifier("column", name), declared.strip().lower())
@@ -82,8 +107,8 @@ def declared_column(name: str, declared: str) -> Column:
     if column.kind is Kind.OTHER:
         raise ConfigurationError(
             f"column {name!r} has the type {declared!r}; known are "
-            "string, smallint, int, bigint, float, double, boolean, timestamp, date, decimal(p,s), binary "
-            "and SQL's usual names for them.",
+            "string, smallint, int, bigint, float, double, boolean, timestamp, date, decimal(p,s), binary, json, "
+            "array<type> and SQL's usual names for them.",
             "Use one of these.",
         )
     return column
@@ -117,12 +142,18 @@ def check_identifier(what: str, name: str) -> str:
     )
 
 
-def encoder_of(kind: Kind) -> Callable[[Any], Any]:
-    """The function that checks a value that isn't None for `kind`, and brings it into its one form.
+def checker_of(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
+    """The function that checks a value that isn't None for the column, and brings it into its one form.
 
-    It raises TypeError, saying what was expected, when the value doesn't fit.
+    It raises TypeError, saying what was expected, when the value doesn't fit. `bits`: how wide integers are, where the
+    store has one width only.
     """
-    return _ENCODERS[kind]
+    if column.kind is Kind.INTEGER:
+        return _integers_of(bits or _BITS.get(column.type, 64))
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        return _lists_of(checker_of(column.element, bits))
+    return _CHECKERS[column.kind]
 
 
 def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
@@ -134,33 +165,71 @@ def _exactly(expected: type, word: str) -> Callable[[Any], Any]:
     return check
 
 
-def _integer(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise TypeError("expected an int")
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected a str")
+    try:
+        if not value.isascii():
+            value.encode()
+    except UnicodeEncodeError:
+        raise TypeError("expected text without lone surrogates") from None
+    return value
+
+
+def _integers_of(bits: int) -> Callable[[Any], Any]:
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def check(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError("expected an int")
+        if least <= value <= most:
+            return value
+        raise TypeError(f"out of range, expected an int of {bits} bits")
+
+    return check
+
+
+def _lists_of(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def checked(value: Any) -> list[Any]:
+        if not isinstance(value, list | tuple):
+            raise TypeError("expected a list")
+        try:
+            return [None if item is None else check(item) for item in value]
+        except TypeError as error:
+            raise TypeError(f"in the list: {error}") from None
+
+    return checked
 
 
 def _float(value: Any) -> float:
     if isinstance(value, float):
-        return value
+        if math.isfinite(value):
+            return value
+        raise TypeError("expected a finite float; NaN and infinity have no place here, write None")
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError("expected a float")
     try:
-        return float(_integer(value))
-    except TypeError:
-        raise TypeError("expected a float") from None
+        return float(value)
+    except OverflowError:
+        raise TypeError("out of range, expected a float") from None
 
 
 def _decimal(value: Any) -> Decimal:
-    if isinstance(value, Decimal):
-        return value
-    try:
-        return Decimal(_integer(value))
-    except TypeError:
-        raise TypeError("expected a Decimal") from None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Decimal(value)
+    if not isinstance(value, Decimal):
+        raise TypeError("expected a Decimal")
+    if not value.is_finite():
+        raise TypeError("expected a finite Decimal; write None")
+    return value
 
 
 def _timestamp(value: Any) -> datetime:
     if isinstance(value, datetime) and value.utcoffset() is not None:
-        return value.astimezone(UTC)
+        try:
+            return value.astimezone(UTC)
+        except OverflowError:
+            raise TypeError("out of range, expected years 1 to 9999 in UTC") from None
     raise TypeError("expected a datetime with a time zone")
 
 
@@ -176,14 +245,42 @@ def _binary(value: Any) -> bytes:
     raise TypeError("expected bytes")
 
 
-_ENCODERS: dict[Kind, Callable[[Any], Any]] = {
-    Kind.STRING: _exactly(str, "a str"),
-    Kind.INTEGER: _integer,
+def _json(value: Any) -> Any:
+    try:
+        json.dumps(_plain(value), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"expected what JSON can hold: {error}") from None
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """The value, refused where JSON would make another of it, such as names that aren't text."""
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise TypeError(f"a name is {name!r}, no str")
+        for item in value.values():
+            _plain(item)
+    elif isinstance(value, list):
+        for item in value:
+            _plain(item)
+    elif isinstance(value, str):
+        if "\0" in value:
+            raise ValueError("text with the character NUL")
+        value.encode()
+    elif not (value is None or isinstance(value, bool | int | float)):
+        raise TypeError(f"{type(value).__name__} in it")
+    return value
+
+
+_CHECKERS: dict[Kind, Callable[[Any], Any]] = {
+    Kind.STRING: _string,
     Kind.FLOAT: _float,
     Kind.BOOLEAN: _exactly(bool, "a bool"),
     Kind.TIMESTAMP: _timestamp,
     Kind.DATE: _date,
     Kind.DECIMAL: _decimal,
     Kind.BINARY: _binary,
+    Kind.JSON: _json,
     Kind.OTHER: lambda value: value,
 }

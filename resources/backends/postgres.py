@@ -1,23 +1,19 @@
 """`PostgresTable`: records in a table of a PostgreSQL server.
 
 Values are PostgreSQL's own: text, numbers, boolean, timestamp with time zone (read back in UTC), date,
-numeric, bytea. Every request is one transaction that first locks the rows it will change, in order of
-the key, so that writers of the same keys wait for each other rather than deadlock; where that is not
-enough (a record begun by two at once), the server breaks the deadlock and the transaction is run again.
+numeric, bytea, jsonb and arrays.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import UTC
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.column_values import Kind, check_identifier, declared_column
+from dagster_adjunct.resources.backends.applied import beside
+from dagster_adjunct.resources.backends.column_values import check_identifier, declared_column
 from dagster_adjunct.resources.backends.per_loop import PerLoop
 from dagster_adjunct.resources.backends.postgres_connection import (
+    about_data,
     check_keywords,
     connect,
     connection_settings,
@@ -25,55 +21,32 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     translated,
     where,
 )
-from dagster_adjunct.resources.backends.postgres_schema import create_table, read_shape
-from dagster_adjunct.resources.backends.rows import (
-    Key,
-    Record,
-    Row,
-    RowCodec,
-    encode_puts,
-    encode_updates,
-    key_columns,
-    plan_updates,
-)
-from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError, TransientError
-from dagster_adjunct.resources.tables.partial_update import UpdateMessage
-from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.backends.postgres_pool import Pool
+from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
+from dagster_adjunct.resources.backends.postgres_schema import create_table, open_beside, read_shape
+from dagster_adjunct.resources.backends.postgres_values import decode, keep
+from dagster_adjunct.resources.backends.rows import Key, Record, RowCodec, key_columns
+from dagster_adjunct.resources.backends.write_plan import Halving, checked
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.layer import Capabilities
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind
+from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem
+from dagster_adjunct.resources.tables.table_functions import StoreFunction
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection
-
-    from dagster_adjunct.resources.backends.postgres_statements import Statements
+    import psycopg
 
 
-@dataclass(slots=True)
-class _Open:
-    """What one event loop has open; requests use it one after the other."""
+class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
+    """Read and write function over one table, with up to `connections` for each event loop that uses it.
 
-    live: tuple[AsyncConnection[Any], RowCodec, Statements] | None = None
-    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def close(self) -> None:
-        live, self.live = self.live, None
-        if live is not None:
-            await live[0].close()
-
-
-def _finish(left: _Open) -> None:
-    """Close the connection of an event loop that is gone, and can't be waited for."""
-    if left.live is not None:
-        left.live[0].pgconn.finish()
-
-
-class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
-    """Read and write function over one table, with one connection for each event loop that uses it.
-
-    So threads may share it, each through a `BlockingTable` of its own.
+    So many requests run at a time; threads may share it, each through a `BlockingTable` of its own.
 
     Where to connect: `dsn_env` names an environment variable that holds the DSN (read when connecting,
     never stored), `connect` gives libpq's keywords without secrets (`service`, `host`, …), and what
-    neither says comes from libpq's own environment, service and password files. `key`, `columns` and
-    `create` are as with `SqliteTable`; extra arguments of requests have no meaning here.
+    neither says comes from libpq's own environment, service and password files. `key`, `columns`,
+    `create` and `forget_after` are as with `SqliteTable`.
     """
 
     def __init__(
@@ -86,6 +59,8 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         schema: str = "public",
         columns: Mapping[str, str] | None = None,
         create: bool = False,
+        connections: int = 4,
+        forget_after: float | None = None,
     ) -> None:
         self.table = check_identifier("table", table)
         self.schema = check_identifier("schema", schema)
@@ -94,6 +69,15 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         self.connect = check_keywords(connect or {})
         self.columns = None if columns is None else dict(columns)
         self.create = create
+        self.connections = connections
+        self.forget_after = forget_after
+        if not isinstance(connections, int) or connections is True or connections < 1:
+            raise ConfigurationError(
+                f"PostgreSQL table {table!r} has connections={connections!r}; expected a whole number, at least 1.",
+                "Say how many requests may run at a time.",
+                argument="connections",
+                table=table,
+            )
         if create and columns is None:
             raise ConfigurationError(
                 f"PostgreSQL table {table!r} can't be created without its columns.",
@@ -104,7 +88,7 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
         self._declared = tuple(declared_column(*pair) for pair in (self.columns or {}).items())
         self._label = f"PostgreSQL table {schema}.{table}"
         self._place = ""
-        self._open: PerLoop[_Open] = PerLoop(_Open, _finish)
+        self._open: PerLoop[Pool] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
@@ -120,123 +104,122 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
             "schema": self.schema,
             "columns": self.columns,
             "create": self.create,
+            "connections": self.connections,
+            "forget_after": self.forget_after,
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.to_dict(),))
 
-    def is_retriable(self, error: BaseException) -> bool:
-        return isinstance(error, TransientError)
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            updates=True,
+            changes=frozenset({"set", "add", "append", "remove"}),
+            puts_if_absent=True,
+            updates_with_defaults=True,
+            newest_by=True,
+            idempotent=True,
+        )
+
+    def column_types(self) -> dict[str, str] | None:
+        return None if self.columns is None else dict(self.columns)
 
     async def open(self) -> None:
         require_driver(self._label)
-        mine = self._open.here()
-        async with mine.busy:
-            await self._connected(mine)
+        pool = self._open.here()
+        if not pool.met:
+            async with pool.one():
+                pass
 
     async def close(self) -> None:
-        """Close the running event loop's connection, once the requests that use it have ended."""
-        mine = self._open.here()
-        async with mine.busy:
-            await mine.close()
+        """Close the running event loop's connections, once the requests that use them have ended."""
+        await self._open.here().close()
 
-    async def get(self, key: Key, *args: object) -> Record | None:
-        return (await self.get_all([key], *args)).get(key)
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        request = self._get if operation.kind is OperationKind.GET else self._write
+        return await self._with_connection(operation, request)
 
-    async def get_all(self, keys: Sequence[Key], *args: object) -> dict[Key, Record]:
-        async with self._session(transaction=False) as (connection, codec, statements):
-            rows = [codec.key_row(key) for key in keys]
-            cursor = await connection.execute(statements.select, statements.key_arrays(rows), binary=True)
-            return {keys[row[0] - 1]: codec.record(row[1:]) for row in await cursor.fetchall()}
+    async def forget(self, older_than: float) -> int:
+        """Forget what was applied to keys more than these seconds ago, deleted records' too; return how many keys'.
 
-    async def put(self, key: Key, value: Record, *args: object) -> None:
-        await self.put_all([(key, value)], *args)
-
-    async def put_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> None:
-        async with self._session() as (connection, codec, statements):
-            rows = encode_puts(codec, entries)
-            await connection.execute(statements.upsert, statements.row_arrays(list(rows.values())))
-
-    async def put_if_absent_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> int:
-        async with self._session() as (connection, codec, statements):
-            rows = encode_puts(codec, entries, first=True)
-            cursor = await connection.execute(statements.insert, statements.row_arrays(list(rows.values())))
-            return cursor.rowcount
-
-    async def delete(self, key: Key, *args: object) -> None:
-        await self.delete_all([key], *args)
-
-    async def delete_all(self, keys: Sequence[Key], *args: object) -> None:
-        async with self._session() as (connection, codec, statements):
-            rows = sorted({codec.key_row(key) for key in keys})
-            await self._locked(connection, statements, rows)
-            await connection.execute(statements.delete, statements.key_arrays(rows))
-
-    async def update(self, key: Key, update: Record, *args: object) -> None:
-        await self.update_all([(key, update)], *args)
-
-    async def update_all(self, entries: Sequence[tuple[Key, Record]], *args: object) -> None:
-        await self.update_with_defaults_all([(key, UpdateMessage(update)) for key, update in entries], *args)
-
-    async def update_with_defaults_all(
-        self, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]], *args: object
-    ) -> int:
-        async with self._session() as (connection, codec, statements):
-            updates = encode_updates(codec, entries)
-            keys = sorted({update.row_key for update in updates})
-            plan = plan_updates(codec, updates, await self._locked(connection, statements, keys))
-            inserted = 0
-            if plan.inserts:
-                begun = sorted(plan.inserts)
-                rows = [plan.inserts[key] for key in begun]
-                inserted = (await connection.execute(statements.insert, statements.row_arrays(rows))).rowcount
-                if inserted < len(rows) and len(await self._locked(connection, statements, begun)) < len(rows):
-                    raise TableUnavailableError(
-                        f"{self._label}: a record came and went while its default was put.",
-                        "The whole transaction is tried again.",
-                        table=self._label,
-                    )
-            for group in plan.groups():
-                statement, arrays = statements.update(group)
-                await connection.execute(statement, arrays)
-        plan.raise_missing(self._label)
-        return inserted
-
-    async def _locked(
-        self, connection: AsyncConnection[Any], statements: Statements, keys: Sequence[Row]
-    ) -> Collection[Row]:
-        """Those of the sorted `keys` that have a record, which is ours until the transaction ends."""
-        cursor = await connection.execute(statements.lock, statements.key_arrays(keys))
-        return {keys[place - 1] for (place,) in await cursor.fetchall()}
-
-    @asynccontextmanager
-    async def _session(
-        self, *, transaction: bool = True
-    ) -> AsyncIterator[tuple[AsyncConnection[Any], RowCodec, Statements]]:
-        """The open connection, alone, in a transaction; errors leave as Adjunct's."""
+        A message as old as that is from then on applied when it comes (again).
+        """
         import psycopg
 
-        mine = self._open.here()
-        async with mine.busy:
-            connection, codec, statements = await self._connected(mine)
-            try:
-                if transaction:
-                    async with connection.transaction():
-                        yield connection, codec, statements
-                else:
-                    yield connection, codec, statements
-            except psycopg.Error as error:
-                if connection.closed or connection.broken:
-                    await mine.close()
-                raise translated(error, self._label, self._place) from error
+        require_driver(self._label)
+        try:
+            async with self._open.here().one() as requests:
+                await self._open_beside(requests)
+                return await requests.forget(older_than)
+        except psycopg.Error as error:
+            raise translated(error, self._label, self._place) from error
 
-    async def _connected(self, mine: _Open) -> tuple[AsyncConnection[Any], RowCodec, Statements]:
+    async def _with_connection(
+        self,
+        operation: Operation[Any],
+        request: Callable[[PostgresRequests, Operation[Any]], Awaitable[Outcomes]],
+    ) -> Outcomes:
+        require_driver(self._label)
+        pool = self._open.here()
+        connected = False
+        try:
+            async with pool.one() as requests:
+                connected = True
+                return await request(requests, operation)
+        except AdjunctError as error:
+            if connected:
+                raise
+            return Outcomes.all(len(operation), self.problem_of(error, sent=False))
+
+    async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
+        import psycopg
+
+        asked = checked(requests.codec, operation)
+        try:
+            found = await requests.get([entry.key for entry in asked.entries])
+        except psycopg.Error as error:
+            return Outcomes.all(len(operation), self._problem(error))
+        records: list[Any] = [None] * len(operation)
+        for entry, record in zip(asked.entries, found, strict=True):
+            records[entry.place] = record
+        return Outcomes(len(operation), records, asked.problems)
+
+    async def _write(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
+        import psycopg
+
+        halving = Halving(checked(requests.codec, operation))
+        while (part := halving.next()) is not None:
+            try:
+                if operation.conditions:
+                    await self._open_beside(requests)
+                halving.done(await requests.write(operation, part))
+            except (psycopg.Error, AdjunctError) as error:
+                problem = self._problem(error, committing=requests.committing)
+                halving.failed(problem, by_data=isinstance(error, psycopg.Error) and about_data(error))
+        return Outcomes(len(operation), problems=halving.problems, defaults_put=halving.defaults_put)
+
+    def _problem(self, error: psycopg.Error | AdjunctError, *, committing: bool = False) -> Problem:
+        """What an error says of entries: a transaction whose commit was not sent had no effect."""
+        if isinstance(error, AdjunctError):
+            return self.problem_of(error, sent=False)
+        known = translated(error, self._label, self._place)
+        known.__cause__ = error
+        return self.problem_of(known, sent=committing)
+
+    async def _open_beside(self, requests: PostgresRequests) -> None:
+        if requests.beside_open:
+            return
+        codec = requests.codec
+        key = {name: requests.casts[name] for name in codec.key}
+        await open_beside(requests.connection, self._label, self.schema, beside(self.table), key, create=self.create)
+        requests.beside_open = True
+
+    async def _connected(self) -> PostgresRequests:
         import psycopg
 
         from dagster_adjunct.resources.backends.postgres_statements import Statements
 
-        if mine.live is not None and not mine.live[0].closed:
-            return mine.live
         settings = connection_settings(self._label, self.dsn_env, self.connect)
         self._place = where(settings)
         connection = await connect(self._label, settings)
@@ -246,21 +229,19 @@ class PostgresTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Reco
             shape = await read_shape(
                 connection, self._label, self._place, self.schema, self.table, self.key, self._declared
             )
-            codec = RowCodec(self._label, self.key, shape.columns, decoders=_DECODERS)
-            statements = Statements(self.schema, self.table, self.key, shape)
+            codec = RowCodec(self._label, self.key, shape.columns, keep=keep, decode=decode)
+            statements = Statements(self.schema, self.table, f"{self.table}__adjunct", codec, shape.casts)
+            requests = PostgresRequests(connection, codec, statements, shape.casts)
+            if self.forget_after is not None:
+                await self._open_beside(requests)
+                await requests.forget(self.forget_after)
         except BaseException as error:
             await connection.close()
             if isinstance(error, psycopg.Error):
                 raise translated(error, self._label, self._place) from error
             raise
-        mine.live = connection, codec, statements
-        return mine.live
+        return requests
 
 
 def _rebuild(settings: dict[str, Any]) -> PostgresTable:
     return PostgresTable(**settings)
-
-
-_DECODERS: dict[Kind, Callable[[Any], Any]] = {
-    Kind.TIMESTAMP: lambda moment: moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC),
-}

@@ -196,6 +196,13 @@ def translated(error: psycopg.Error, label: str, place: str) -> AdjunctError:
     )
 
 
+def about_data(error: psycopg.Error) -> bool:
+    """Whether the server, or the driver, refused the request for values in it; other entries of it may be fine."""
+    import psycopg
+
+    return isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("P0")
+
+
 def _without_secrets(text: str, settings: Mapping[str, Any]) -> str:
     for name in _SECRETS:
         secret = str(settings.get(name) or "")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources.backends.applied import COLUMNS
 from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
 from dagster_adjunct.resources.errors import TableAccessError
 
@@ -19,6 +20,7 @@ _TYPES = {
     Kind.DATE: "date",
     Kind.DECIMAL: "numeric",
     Kind.BINARY: "bytea",
+    Kind.JSON: "jsonb",
 }
 _WIDTHS = {
     **dict.fromkeys(("tinyint", "byte", "smallint", "short", "int2"), "smallint"),
@@ -45,6 +47,12 @@ async def create_table(
 
     parts = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_type_of(column))) for column in columns]
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
+    await _create(connection, schema, table, parts)
+
+
+async def _create(connection: AsyncConnection[Any], schema: str, table: str, parts: Sequence[Any]) -> None:
+    from psycopg import sql
+
     name = sql.Identifier(schema, table)
     async with connection.transaction():
         # IF NOT EXISTS alone fails when two sessions create the same table at once.
@@ -102,7 +110,42 @@ async def read_shape(
     )
 
 
+async def open_beside(
+    connection: AsyncConnection[Any], label: str, schema: str, beside: str, key: Mapping[str, str], *, create: bool
+) -> None:
+    """Check the table that keeps what was applied to keys, made before if `create` says so; `key`: columns' types.
+
+    TableAccessError where it is missing or another.
+    """
+    from psycopg import sql
+
+    parts: list[sql.Composable] = [
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in key.items()
+    ]
+    parts += [sql.SQL("{} text").format(sql.Identifier(name)) for name in COLUMNS]
+    parts.append(sql.SQL("at timestamp with time zone NOT NULL"))
+    parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
+    if create:
+        await _create(connection, schema, beside, parts)
+    found = await connection.execute(
+        """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
+           AND NOT a.attisdropped""",
+        (sql.Identifier(schema, beside).as_string(connection),),
+    )
+    names = [name for (name,) in await found.fetchall()]
+    if set(names) != {*key, *COLUMNS, "at"}:
+        raise TableAccessError(
+            f"{label}: newest_by and idempotent need the table {beside!r} with the columns {', '.join(key)}, "
+            f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
+            "Declare it with create=True, or make that table.",
+            table=label,
+        )
+
+
 def _type_of(column: Column) -> Any:
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        return _type_of(column.element) + "[]"
     base = _WIDTHS.get(column.type) or _TYPES[column.kind]
     sized = column.kind is Kind.DECIMAL or column.type in ("varchar", "character varying")
     if column.size and sized:

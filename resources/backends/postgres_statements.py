@@ -1,96 +1,132 @@
 """The SQL that a `PostgresTable` sends: one statement for many rows, columns given as arrays.
 
-lock    which of these keys have a record, locking each (in order of the key)
-select  the records of these keys, each after its place (from 1) in the list of keys
-insert  begin records, leaving those alone that are there
-upsert  put records
-update  set columns, at most one row per key
-delete  remove records
+lock      which of these keys have a record, locking each (in order of the key), with some of its columns
+select    the records of these keys, each after its place (from 1) in the list of keys
+insert    begin records, leaving those alone that are there
+upsert    put records
+update    set columns and append to lists, at most one row per key
+delete    remove records
+claim     make the rows of these keys beside the table, where there are none
+applied   what was applied to these keys, locking each
+remember  keep what was applied
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from dagster_adjunct.resources.backends.rows import Row, UpdateGroup
+from dagster_adjunct.resources.backends.applied import COLUMNS
+from dagster_adjunct.resources.backends.postgres_values import AS_TEXT
+from dagster_adjunct.resources.backends.rows import RowCodec
 
 if TYPE_CHECKING:
     from psycopg.sql import Composed
 
-    from dagster_adjunct.resources.backends.postgres_schema import TableShape
-
 
 class Statements:
-    """Statements for one table, composed once per connection."""
+    """Statements for one table, composed once for what reads its shape. `beside`: where what was applied lies."""
 
-    def __init__(self, schema: str, table: str, key: Sequence[str], shape: TableShape) -> None:
+    def __init__(self, schema: str, table: str, beside: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
+        self._codec, self._casts = codec, {**casts, **dict.fromkeys(COLUMNS, "text")}
+        self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
+        self._key, self._names = codec.key, codec.names
         self._table = _identifier(schema, table)
-        self._key = tuple(key)
-        self._casts = shape.casts
-        self._names = tuple(column.name for column in shape.columns)
-        keys, rest = self._key, [name for name in self._names if name not in self._key]
-        values = {
-            "table": self._table,
-            "keys": _listed(keys),
-            "names": _listed(self._names),
-            "given_keys": self._given(keys),
-            "given": self._given(self._names),
-            "same": self._same(),
-            "ordered": _listed(keys, "s"),
-        }
-        self.lock = sql.SQL(
-            "SELECT s.__place FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
-            "JOIN {table} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t"
-        ).format(**values)
-        self.select = sql.SQL(
-            "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
-            "JOIN {table} AS t ON {same}"
-        ).format(**values, found=_listed(self._names, "t"))
-        self.insert = sql.SQL(
-            "INSERT INTO {table} ({names}) SELECT {names} FROM unnest({given}) AS s ({names}) "
-            "ORDER BY {ordered} ON CONFLICT ({keys}) DO NOTHING"
-        ).format(**values)
-        changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(_identifier(n)) for n in rest)
+        rest = [name for name in self._names if name not in self._key]
+        changes = _joined(", ", (sql.SQL("{0} = excluded.{0}").format(_identifier(n)) for n in rest))
         action = sql.SQL("UPDATE SET {}").format(changes) if rest else sql.SQL("NOTHING")
-        self.upsert = sql.SQL(
-            "INSERT INTO {table} ({names}) SELECT {names} FROM unnest({given}) AS s ({names}) "
-            "ORDER BY {ordered} ON CONFLICT ({keys}) DO {action}"
-        ).format(**values, action=action)
-        self.delete = sql.SQL("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}").format(
-            **values
+        begin = "INSERT INTO {table} ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {ordered} "
+        self.insert = self._made(begin + "ON CONFLICT ({keys}) DO NOTHING")
+        self.upsert = self._made(begin + "ON CONFLICT ({keys}) DO {action}", action=action)
+        self.delete = self._made("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
+        self.select = self._made(
+            "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+            "JOIN {table} AS t ON {same}",
+            found=_listed(self._names, "t"),
         )
+        self.lock = cache(self._lock)
+        self.update = cache(self._update)
+        self._conditions(_identifier(schema, beside))
 
-    def update(self, group: UpdateGroup) -> tuple[Composed, list[list[Any]]]:
-        """The statement that applies `group`, and its arrays."""
-        names = (*group.columns, *self._key)
-        statement = sql.SQL(
-            "UPDATE {table} AS t SET {changes} FROM unnest({given}) AS s ({names}) WHERE {same}"
-        ).format(
-            table=self._table,
-            changes=sql.SQL(", ").join(sql.SQL("{0} = s.{0}").format(_identifier(n)) for n in group.columns),
+    def _conditions(self, beside: sql.Identifier) -> None:
+        self.claim = self._made(
+            "INSERT INTO {beside} AS t ({keys}, at) SELECT {typed_keys}, now() FROM unnest({given_keys}) AS s ({keys}) "
+            "ORDER BY {ordered} ON CONFLICT ({keys}) DO NOTHING",
+            beside=beside,
+        )
+        self.applied = self._made(
+            "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+            "JOIN {beside} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
+            beside=beside,
+            found=_listed(COLUMNS, "t"),
+        )
+        names = (*self._key, *COLUMNS)
+        self.remember = self._made(
+            "UPDATE {beside} AS t SET {changes}, at = now() FROM unnest({given}) AS s ({all}) WHERE {same}",
+            beside=beside,
+            changes=_joined(", ", (sql.SQL("{0} = s.{0}").format(_identifier(n)) for n in COLUMNS)),
             given=self._given(names),
-            names=_listed(names),
-            same=self._same(),
+            all=_listed(names),
         )
-        return statement, _arrays(group.rows, len(names))
+        self.forget = self._made(
+            "DELETE FROM {beside} AS t USING (SELECT {keys} FROM {beside} WHERE at < now() - make_interval(secs => %s) "
+            "FOR UPDATE SKIP LOCKED) AS s WHERE {same}",
+            beside=beside,
+        )
 
-    def key_arrays(self, keys: Sequence[Row]) -> list[list[Any]]:
-        """Keys as one array per key column."""
-        return _arrays(keys, len(self._key))
+    def _lock(self, read: tuple[str, ...]) -> Composed:
+        return self._made(
+            "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+            "JOIN {table} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
+            found=_joined(", ", (sql.SQL("s.__place"), *(_identifier("t", name) for name in read))),
+        )
 
-    def row_arrays(self, rows: Sequence[Row]) -> list[list[Any]]:
-        """Whole rows as one array per column."""
-        return _arrays(rows, len(self._names))
+    def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> Composed:
+        names = (*sets, *append, *self._key)
+        changes = [sql.SQL("{} = {}").format(_identifier(name), self._typed(name)) for name in sets]
+        for name in append:
+            appended = sql.SQL("{0} = coalesce(t.{0}, '{{}}') || {1}").format(_identifier(name), self._typed(name))
+            changes.append(appended)
+        return self._made(
+            "UPDATE {table} AS t SET {changes} FROM unnest({given}) AS s ({all}) WHERE {same}",
+            changes=_joined(", ", changes),
+            given=self._given(names),
+            all=_listed(names),
+        )
+
+    def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Rows of these columns as one array a column."""
+        return self._codec.kept(names, rows)
+
+    def _made(self, text: str, **more: sql.Composable) -> Composed:
+        known: dict[str, sql.Composable] = {
+            "table": self._table,
+            "keys": _listed(self._key),
+            "names": _listed(self._names),
+            "given_keys": self._given(self._key),
+            "given": self._given(self._names),
+            "typed": _joined(", ", map(self._typed, self._names)),
+            "typed_keys": _listed(self._key, "s"),
+            "same": _joined(" AND ", (sql.SQL("t.{0} = s.{0}").format(_identifier(n)) for n in self._key)),
+            "ordered": _listed(self._key, "s"),
+        }
+        return sql.SQL(text).format(**{**known, **more})
 
     def _given(self, names: Sequence[str]) -> Composed:
         # The casts come from the server's catalog, which quotes what needs quoting.
-        return sql.SQL(", ").join(sql.SQL("%s::{}[]").format(sql.SQL(self._casts[name])) for name in names)
+        casts = ("text" if name in self._texts else self._casts[name] for name in names)
+        return _joined(", ", (sql.SQL("%s::{}[]").format(sql.SQL(cast)) for cast in casts))
 
-    def _same(self) -> Composed:
-        return sql.SQL(" AND ").join(sql.SQL("t.{0} = s.{0}").format(_identifier(n)) for n in self._key)
+    def _typed(self, name: str) -> Composed:
+        cast = sql.SQL("::" + self._casts[name]) if name in self._texts else sql.SQL("")
+        return sql.SQL("{}{}").format(_identifier("s", name), cast)
+
+
+def _joined(between: str, parts: Iterable[sql.Composable]) -> Composed:
+    return sql.SQL(between).join(parts)
 
 
 def _listed(names: Sequence[str], table: str | None = None) -> Composed:
@@ -100,7 +136,3 @@ def _listed(names: Sequence[str], table: str | None = None) -> Composed:
 def _identifier(*names: str) -> sql.Identifier:
     # Statements with parameters read a single % as the start of one.
     return sql.Identifier(*(name.replace("%", "%%") for name in names))
-
-
-def _arrays(rows: Sequence[Row], width: int) -> list[list[Any]]:
-    return [[row[column] for row in rows] for column in range(width)]

@@ -1,28 +1,36 @@
-"""Between records (mappings) and rows (tuples of encoded values), and what to do with many of them.
+"""Between records (mappings) and rows (tuples of values): what is checked, and in which form it is kept.
 
 All of it is pure. SQL backends share it, so that they agree on what a request means:
 
 - A record is a mapping of columns. The key's columns may be left out of it; if they are there, they
   must equal the key. Columns that a whole record leaves out become null; an update leaves them alone.
-- An update sets columns, so several updates of one key come to the same as one that sets each column
-  to its last value. They are sent as that one, in a transaction.
+- Keys of several columns are tuples, in the order of the names that the request gives, else in the store's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.backends.column_values import Column, Kind, encoder_of
+from dagster_adjunct.resources.backends.column_values import Column, Kind, checker_of
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.tables.partial_update import UpdateMessage
-from dagster_adjunct.resources.tables.table_functions import record_not_found
+from dagster_adjunct.resources.tables.changes import Changes, changes_of
 
 Key = Any  # one value, or a tuple of values where the key has several columns
 Row = tuple[Any, ...]
-Changes = dict[str, Any]
 Record = Mapping[str, Any]
+
+_EXACT = Context(prec=2000)  # the default rounds sums to 28 digits
+_NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
+
+
+class CheckedChanges(NamedTuple):
+    """`Changes` whose columns and values fit the table; `remove` is in `set`, as None."""
+
+    set: dict[str, Any]
+    add: dict[str, Any]
+    append: dict[str, list[Any]]
 
 
 def key_columns(key: str | Sequence[str]) -> tuple[str, ...]:
@@ -36,9 +44,10 @@ def key_columns(key: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class RowCodec:
-    """Encodes and decodes the records of one table; errors name the table, the column and the value.
+    """Checks, keeps and reads back the records of one table; errors name the table, the column and the value.
 
-    `encoders` and `decoders` replace the common ones of `values.encoder_of` for a kind.
+    `keep` brings a checked value into the form that the store keeps, `decoders` brings it back; by kind, where they
+    differ. `bits`: as in `checker_of`.
     """
 
     def __init__(
@@ -47,171 +56,179 @@ class RowCodec:
         key: Sequence[str],
         columns: Sequence[Column],
         *,
-        encoders: Mapping[Kind, Callable[[Any], Any]] | None = None,
-        decoders: Mapping[Kind, Callable[[Any], Any]] | None = None,
+        bits: int | None = None,
+        keep: Callable[[Column], Callable[[Any], Any] | None] = lambda _: None,
+        decode: Callable[[Column], Callable[[Any], Any] | None] = lambda _: None,
     ) -> None:
         self.table = table
-        self.columns = tuple(columns)
-        self.names = tuple(column.name for column in columns)
+        self.columns = {column.name: column for column in columns}
+        self.names = tuple(self.columns)
         self.key = tuple(key)
         for name in self.key:
-            if name not in self.names:
+            if name not in self.columns:
                 raise SchemaMismatchError(
                     f"{table} has no column {name!r}, which is its key; it has {', '.join(self.names)}.",
                     "Correct the key, or the columns.",
                     column=name,
                 )
-        chosen = encoders or {}
-        self._encode = {c.name: chosen.get(c.kind) or encoder_of(c.kind) for c in columns}
-        self._decode = [(decoders or {}).get(c.kind) for c in columns]
+            if self.columns[name].kind in (Kind.JSON, Kind.LIST):
+                raise SchemaMismatchError(
+                    f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key.",
+                    "Use columns of single values as the key.",
+                    column=name,
+                )
+        self._check = {c.name: checker_of(c, bits) for c in columns}
+        self._keep = {c.name: keep(c) for c in columns}
+        self._decode = {c.name: decode(c) for c in columns}
+
+    def keys_by(self, names: Sequence[str]) -> Callable[[Key], Row]:
+        """The function that checks a key whose parts have these names, in this order; none: the store's own order."""
+        if not names or tuple(names) == self.key:
+            return self.key_row
+        if set(names) != set(self.key) or len(names) != len(self.key):
+            raise ConfigurationError(
+                f"{self.table} has the key {', '.join(self.key)}, and the request's key is {', '.join(names)}.",
+                "Declare the same key columns for the table and for its function.",
+                argument="key",
+            )
+        places = [list(names).index(name) for name in self.key]
+        return lambda key: self.key_row(
+            tuple(key[place] for place in places) if isinstance(key, tuple) and len(key) == len(places) else key
+        )
 
     def key_row(self, key: Key) -> Row:
-        """The key's encoded values."""
+        """The key's checked values, in the store's order."""
         if len(self.key) == 1:
-            return (self._value(self.key[0], key),)
-        if not isinstance(key, tuple) or len(key) != len(self.key):
+            row: Row = (self.checked(self.key[0], key),)
+        elif isinstance(key, tuple) and len(key) == len(self.key):
+            row = tuple(map(self.checked, self.key, key))
+        else:
             raise SchemaMismatchError(
                 f"{self.table} got {key!r} as a key; expected a tuple of {', '.join(self.key)}.",
                 "Give the key's values in that order.",
             )
-        return tuple(self._value(name, part) for name, part in zip(self.key, key, strict=True))
+        if None in row:
+            raise SchemaMismatchError(
+                f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
+                "Filter such records out before they reach the table.",
+            )
+        return row
 
-    def changes(self, key: Row, update: Record) -> Changes:
-        """The columns that `update` sets, without the key's."""
-        encoded = self._fields(update)
-        for name, part in zip(self.key, key, strict=True):
-            if name in encoded and encoded.pop(name) != part:
+    def whole(self, key: Row, record: Record) -> dict[str, Any]:
+        """All that the record says, checked, with the key's columns."""
+        fields = self._without_key(key, self._fields(record), record)
+        fields.update(zip(self.key, key, strict=True))
+        return fields
+
+    def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
+        """What the update does, checked; the key's columns may be set to what they are."""
+        if not isinstance(update, Changes):
+            return CheckedChanges(self._without_key(key, self._fields(update), update), {}, {})
+        changes = changes_of(update)
+        sets = self._without_key(key, self._fields(changes.set), changes.set)
+        add = {name: self._added(name, value) for name, value in changes.add.items() if value is not None}
+        append = {name: self._appended(name, value) for name, value in changes.append.items() if value is not None}
+        removed = dict.fromkeys(changes.remove)
+        for name in (*changes.add, *changes.append, *removed):
+            self.column(name)
+            times = (name in sets) + (name in changes.add) + (name in changes.append) + (name in removed)
+            if name in self.key or times > 1:
                 raise SchemaMismatchError(
-                    f"{self.table}: the record for key {key!r} has {update[name]!r} as its {name}.",
-                    "A record must carry its own key, or leave the key's columns out.",
+                    f"{self.table}: an update changes column {name!r} "
+                    + ("which is of the key." if name in self.key else "in two ways."),
+                    "Name a column in one of set, add, append and remove, and no column of the key.",
+                    column=name,
                 )
-        return encoded
+        return CheckedChanges({**sets, **removed}, add, {name: new for name, new in append.items() if new})
 
-    def whole_row(self, key: Row, record: Record) -> Row:
-        """All columns of the record, null where it has none."""
-        encoded = self.changes(key, record)
-        encoded.update(zip(self.key, key, strict=True))
-        return tuple(encoded.get(name) for name in self.names)
+    def sum(self, name: str, old: Any, number: Any) -> Any:
+        """What column `name` holds after `number` is added to `old`; for json, the members of both."""
+        if self.columns[name].kind is Kind.JSON:
+            if old is not None and not isinstance(old, dict):
+                raise self._misfit(name, number, f"members can't be added to what the column holds, {old!r}")
+            return {**(old or {}), **number}
+        if old is None:
+            return number
+        exact = isinstance(old, Decimal)
+        return self.checked(name, _EXACT.add(old, number) if exact else old + number)
 
-    def record(self, row: Sequence[Any]) -> dict[str, Any]:
-        """The record that a row of all columns stands for."""
+    def column(self, name: str) -> Column:
+        """The column of that name; SchemaMismatchError where there is none."""
+        try:
+            return self.columns[name]
+        except (KeyError, TypeError):
+            raise SchemaMismatchError(
+                f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
+                "Leave the field out, or add the column.",
+                column=str(name),
+            ) from None
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value in its one form; SchemaMismatchError where it does not fit the column."""
+        self.column(name)
+        try:
+            return None if value is None else self._check[name](value)
+        except TypeError as error:
+            raise self._misfit(name, value, str(error)) from None
+
+    def kept(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """The values of these columns as the store keeps them, one list a column."""
+        columns: list[list[Any]] = []
+        for place, name in enumerate(names):
+            keep = self._keep[name]
+            values = [row[place] for row in rows]
+            columns.append(values if keep is None else [None if value is None else keep(value) for value in values])
+        return columns
+
+    def read(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+        """What a row of these columns stands for."""
+        decode = self._decode
         return {
-            name: value if value is None or decode is None else decode(value)
-            for name, decode, value in zip(self.names, self._decode, row, strict=True)
+            name: value if value is None or (to := decode[name]) is None else to(value)
+            for name, value in zip(names, row, strict=True)
         }
 
-    def _fields(self, record: Record) -> Changes:
+    def _without_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
+        for name, part in zip(self.key, key, strict=True):
+            if name in fields and fields.pop(name) != part:
+                raise SchemaMismatchError(
+                    f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}.",
+                    "A record must carry its own key, or leave the key's columns out.",
+                )
+        return fields
+
+    def _fields(self, record: Record) -> dict[str, Any]:
         if not isinstance(record, Mapping):
             raise SchemaMismatchError(
                 f"{self.table} got a {type(record).__name__}; expected a mapping of columns to values.",
                 "Send dicts.",
             )
-        encode = self._encode
+        check = self._check
         try:
-            return {name: None if value is None else encode[name](value) for name, value in record.items()}
+            return {name: None if value is None else check[name](value) for name, value in record.items()}
         except (KeyError, TypeError):
-            return {name: self._value(name, value) for name, value in record.items()}  # says which one
+            return {name: self.checked(name, value) for name, value in record.items()}  # says which one
 
-    def _value(self, name: str, value: Any) -> Any:
-        try:
-            encode = self._encode[name]
-            return None if value is None else encode(value)
-        except KeyError:
-            raise SchemaMismatchError(
-                f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
-                "Leave the field out, or add the column.",
-                column=name,
-            ) from None
-        except TypeError as error:
-            column = self.columns[self.names.index(name)]
-            raise SchemaMismatchError(
-                f"{self.table}: column {name!r} is {column.type}{column.size} and got {value!r} "
-                f"({type(value).__name__}); {error}.",
-                "Convert the value before it is written.",
-                column=name,
-            ) from None
+    def _added(self, name: str, value: Any) -> Any:
+        column = self.column(name)
+        if column.kind is Kind.JSON:
+            if not isinstance(value, dict):
+                raise self._misfit(name, value, "only the members of a dict can be added to json")
+        elif column.kind not in _NUMBERS:
+            raise self._misfit(name, value, "only numbers, and members of json, can be added")
+        return self.checked(name, value)
 
+    def _appended(self, name: str, value: Any) -> list[Any]:
+        if self.column(name).kind is not Kind.LIST:
+            raise self._misfit(name, value, "only a column of lists (array<type>) can be appended to")
+        checked: list[Any] = self.checked(name, value)
+        return checked
 
-@dataclass(frozen=True, slots=True)
-class UpdateGroup:
-    """Updates that set the same columns, at most one per key: rows of the columns, then the key."""
-
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatePlan:
-    """What one request of updates comes to, given which keys have records."""
-
-    inserts: dict[Row, Row]  # key -> whole record to begin with
-    changes: dict[Row, Changes]  # key -> what to set, on old records and on begun ones
-    missing: tuple[Key, ...]  # keys, as the caller gave them, of messages that could do nothing
-
-    def groups(self) -> list[UpdateGroup]:
-        """The changes as groups of the same columns, keys in order of their values."""
-        by_columns: dict[tuple[str, ...], list[Row]] = {}
-        for key in sorted(self.changes):
-            changes = self.changes[key]
-            if changes:
-                names = tuple(sorted(changes))
-                by_columns.setdefault(names, []).append((*(changes[n] for n in names), *key))
-        return [UpdateGroup(columns, tuple(rows)) for columns, rows in by_columns.items()]
-
-    def raise_missing(self, table: str) -> None:
-        """RecordNotFoundError for the messages that could do nothing, if there are any."""
-        if self.missing:
-            raise record_not_found(self.missing, table)
-
-
-class EncodedUpdate(NamedTuple):
-    """One message whose update is checked and encoded."""
-
-    key: Key
-    row_key: Row
-    changes: Changes
-    default: Record | None
-
-
-def encode_updates(
-    codec: RowCodec, entries: Sequence[tuple[Key, UpdateMessage[Record, Record]]]
-) -> list[EncodedUpdate]:
-    """Check and encode all updates, so that bad ones are found before anything is written."""
-    encoded = []
-    for key, message in entries:
-        row_key = codec.key_row(key)
-        changes = codec.changes(row_key, message.update)
-        encoded.append(EncodedUpdate(key, row_key, changes, message.default))
-    return encoded
-
-
-def plan_updates(codec: RowCodec, updates: Sequence[EncodedUpdate], existing: Collection[Row]) -> UpdatePlan:
-    """Decide in order, message by message, what each finds and does. `existing`: keys with a record.
-
-    Only defaults that are needed get encoded: they are whole records, and most messages meet one.
-    """
-    inserts: dict[Row, Row] = {}
-    changes: dict[Row, Changes] = {}
-    missing: dict[Key, None] = {}
-    for key, row_key, update, default in updates:
-        known = changes.get(row_key)
-        if known is not None:
-            known.update(update)
-            continue
-        if row_key not in existing:
-            if default is None:
-                missing[key] = None
-                continue
-            inserts[row_key] = codec.whole_row(row_key, default)
-        changes[row_key] = dict(update)
-    return UpdatePlan(inserts, changes, tuple(missing))
-
-
-def encode_puts(codec: RowCodec, entries: Sequence[tuple[Key, Record]], *, first: bool = False) -> dict[Row, Row]:
-    """Whole rows by key, ordered by key; the last record of a key counts, or the first if so wanted."""
-    rows: dict[Row, Row] = {}
-    for key, value in entries:
-        row_key = codec.key_row(key)
-        row = codec.whole_row(row_key, value)
-        rows[row_key] = rows.get(row_key, row) if first else row
-    return dict(sorted(rows.items()))
+    def _misfit(self, name: str, value: Any, why: str) -> SchemaMismatchError:
+        column = self.columns[name]
+        return SchemaMismatchError(
+            f"{self.table}: column {name!r} is {column.type}{column.size} and got {value!r} "
+            f"({type(value).__name__}); {why}.",
+            "Convert the value before it is written.",
+            column=name,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from dagster_adjunct.resources.backends.applied import COLUMNS
 from dagster_adjunct.resources.backends.column_values import Column, Kind, check_declared, column_of, not_unique
 from dagster_adjunct.resources.errors import TableAccessError
 
@@ -17,18 +18,35 @@ _TYPES = {
     Kind.DATE: "DATE",
     Kind.DECIMAL: "TEXT DECIMAL",  # the word TEXT keeps SQLite from turning digits into a float
     Kind.BINARY: "BLOB",
+    Kind.JSON: "TEXT JSON",
 }
 
 
 def create_table(connection: sqlite3.Connection, table: str, key: Sequence[str], columns: Sequence[Column]) -> None:
     """Make the table with `key` as its primary key, unless there is one of that name."""
-    parts = [
-        f"{quoted(c.name)} {_TYPES[c.kind]}{c.size if c.kind is Kind.DECIMAL else ''}"
-        + (" NOT NULL" if c.name in key else "")
-        for c in columns
-    ]
-    parts.append(f"PRIMARY KEY ({', '.join(map(quoted, key))})")
+    parts = [f"{quoted(c.name)} {_type_of(c)}" + (" NOT NULL" if c.name in key else "") for c in columns]
+    parts.append(f"PRIMARY KEY ({listed(key)})")
     connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(table)} ({', '.join(parts)})")
+
+
+def create_beside(connection: sqlite3.Connection, beside: str, key: Sequence[Column]) -> None:
+    """Make the table that keeps what was applied to keys, unless it is there."""
+    parts = [f"{quoted(c.name)} {_type_of(c)} NOT NULL" for c in key]
+    parts += [f"{name} TEXT" for name in COLUMNS]
+    parts += ["at REAL NOT NULL", f"PRIMARY KEY ({listed([c.name for c in key])})"]
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(beside)} ({', '.join(parts)}) WITHOUT ROWID")
+
+
+def check_beside(connection: sqlite3.Connection, label: str, beside: str, key: Sequence[str]) -> None:
+    """TableAccessError where the table that keeps what was applied to keys is missing or another."""
+    names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (beside,))]
+    if set(names) != {*key, *COLUMNS, "at"}:
+        raise TableAccessError(
+            f"{label}: newest_by and idempotent need the table {beside!r} with the columns {', '.join(key)}, "
+            f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
+            "Declare it with create=True, or make that table.",
+            table=label,
+        )
 
 
 def read_columns(
@@ -63,3 +81,15 @@ def read_columns(
 def quoted(name: str) -> str:
     """`name` as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as SQL identifiers, with commas."""
+    return ", ".join(map(quoted, names))
+
+
+def _type_of(column: Column) -> str:
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        return f"TEXT ARRAY {_type_of(column.element)}"
+    return _TYPES[column.kind] + (column.size if column.kind is Kind.DECIMAL else "")

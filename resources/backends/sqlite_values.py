@@ -2,44 +2,47 @@
 
 Beside SQLite's own text, integer, real and blob:
 
-    boolean    0 or 1
-    timestamp  text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only where there is one
-    date       text, `2013-07-01`
-    decimal    text with all its digits (a column made elsewhere as DECIMAL keeps about 15 of them)
-
-A float that isn't a number would silently become null in SQLite, so it is refused.
+    boolean      0 or 1
+    timestamp    text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only where there is one
+    date         text, `2013-07-01`
+    decimal      text with all its digits (a column made elsewhere as DECIMAL keeps about 15 of them)
+    json, lists  text, as JSON; what is in a list as above
 """
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.resources.backends.column_values import Kind, encoder_of
+from dagster_adjunct.resources.backends.column_values import Column, Kind
 
 
-def _number(value: Any) -> float:
-    number: float = encoder_of(Kind.FLOAT)(value)
-    if math.isnan(number):
-        raise TypeError("SQLite has no NaN; write None")
-    return number
+def keep(column: Column) -> Callable[[Any], Any] | None:
+    """The function that brings a checked value into the form that SQLite keeps; None where it is that already."""
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        item = keep(column.element)
+        return json.dumps if item is None else lambda values: json.dumps([v if v is None else item(v) for v in values])
+    return _KEEP.get(column.kind)
 
 
-def _instant(value: Any) -> str:
-    moment: datetime = encoder_of(Kind.TIMESTAMP)(value)
-    return moment.isoformat().replace("+00:00", "Z")
+def decode(column: Column) -> Callable[[Any], Any] | None:
+    """The function that brings what SQLite keeps back; None where it is as it was."""
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        item = decode(column.element)
+        if item is None:
+            return json.loads
+        return lambda text: [v if v is None else item(v) for v in json.loads(text)]
+    return _DECODE.get(column.kind)
 
 
-ENCODERS: dict[Kind, Callable[[Any], Any]] = {
-    Kind.FLOAT: _number,
-    Kind.TIMESTAMP: _instant,
-    Kind.BOOLEAN: lambda value: int(encoder_of(Kind.BOOLEAN)(value)),
-    Kind.DATE: lambda value: encoder_of(Kind.DATE)(value).isoformat(),
-    Kind.DECIMAL: lambda value: str(encoder_of(Kind.DECIMAL)(value)),
-}
+def appended(old: str | None, new: str) -> str:
+    """Two lists as JSON, one after the other; SQLite calls it."""
+    return new if old is None else json.dumps([*json.loads(old), *json.loads(new)])
 
 
 def _moment(text: str) -> datetime:
@@ -47,10 +50,18 @@ def _moment(text: str) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-DECODERS: dict[Kind, Callable[[Any], Any]] = {
+_KEEP: dict[Kind, Callable[[Any], Any]] = {
+    Kind.TIMESTAMP: lambda moment: moment.isoformat().replace("+00:00", "Z"),
+    Kind.BOOLEAN: int,
+    Kind.DATE: date.isoformat,
+    Kind.DECIMAL: str,
+    Kind.JSON: json.dumps,
+}
+_DECODE: dict[Kind, Callable[[Any], Any]] = {
     Kind.BOOLEAN: bool,
     Kind.TIMESTAMP: _moment,
     Kind.DATE: date.fromisoformat,
     Kind.DECIMAL: lambda value: Decimal(str(value)),
     Kind.FLOAT: float,
+    Kind.JSON: json.loads,
 }

@@ -15,7 +15,8 @@ class Changes:
     """What an update does to columns; a plain mapping as an update is the same as `Changes(set=mapping)`.
 
     - `set`: gives columns their values; None sets null.
-    - `add`: adds numbers to columns; a column that is null or not there counts as 0. None adds nothing.
+    - `add`: adds numbers to columns; a column that is null or not there counts as 0. None adds nothing. What is added
+      to a column of JSON is a mapping, whose members replace those of the same names and leave the others alone.
     - `append`: puts values at the end of list columns; one that is null or not there counts as empty. Each value is a
       list of what is appended; None or an empty list appends nothing.
     - `remove`: makes columns null, or takes them out of records whose store has no fixed columns.

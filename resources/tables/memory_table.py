@@ -142,7 +142,8 @@ def apply_changes(record: dict[str, Any], changes: Changes) -> None:
     record.update(changes.set)
     for name, number in changes.add.items():
         if number is not None:
-            record[name] = (record.get(name) or 0) + number
+            members = isinstance(number, Mapping)
+            record[name] = {**(record.get(name) or {}), **number} if members else (record.get(name) or 0) + number
     for name, values in changes.append.items():
         if values:
             record[name] = [*(record.get(name) or ()), *values]

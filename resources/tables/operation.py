@@ -141,13 +141,15 @@ class Conditions:
 class Operation(Generic[K_co]):
     """One request: a kind, the entries, and what the caller hands through to the function.
 
-    A key may occur several times; its entries take effect in their order.
+    A key may occur several times; its entries take effect in their order. `key` names the parts of keys that are
+    tuples, in their order, so that a store whose own order is another brings them into it; none: the store's order.
     """
 
     kind: OperationKind
     entries: Entries[K_co]
     args: tuple[object, ...] = ()
     conditions: Conditions = field(default=Conditions())
+    key: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.entries)

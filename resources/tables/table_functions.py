@@ -91,6 +91,8 @@ class TableReadFunction(TableFunction, Generic[K, V]):
         return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        if operation.kind.writes:  # of a function of both kinds
+            return await super().send(operation)  # type: ignore[safe-super]
         keys = operation.entries.keys
         if type(self).get_all is TableReadFunction.get_all:
             return await _one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
@@ -160,6 +162,8 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         await _key_by_key(entries, lambda key, update: self.update(key, update, *args))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        if not operation.kind.writes:
+            return await super().send(operation)  # type: ignore[safe-super]
         own, args, entries = type(self), operation.args, operation.entries
         kind, values = operation.kind, entries.values or ()
         if kind is OperationKind.PUT_IF_ABSENT:

@@ -1,246 +1,167 @@
-"""One suite on every backend: an oracle of plain dicts says what each request must leave behind."""
+"""One suite on every backend: what each operation must leave behind and say of each entry, against plain Python.
+
+What a backend does not declare (`capabilities`) it is not asked for.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
-from dagster_adjunct.resources.errors import RecordNotFoundError
-from dagster_adjunct.resources.tables import (
-    BlockingTable,
-    MemoryTable,
-    RemoteTable,
-    TableReadFunction,
-    TableWriteFunction,
-    UpdateContract,
-    UpdateMessage,
+from dagster_adjunct.resources.tables.changes import Changes
+from dagster_adjunct.resources.tables.operation import (
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    RowEntries,
+    position_of,
 )
-from dagster_adjunct.resources.tables.table_functions import record_not_found
+from dagster_adjunct.resources.tables.outcomes import Outcomes
+from tests.resources.backends.fresh_functions import BACKENDS, NewStore
+from tests.resources.backends.plain_store import Message, PlainStore, without_nulls
 
-COLUMNS = {"id": "string", "a": "int", "b": "string", "c": "double"}
-_numbers = count()
-
-
-class SingleRequests(TableReadFunction, TableWriteFunction):
-    """The least that a store can offer: no batches, no insert-if-absent, no transactions."""
-
-    def __init__(self):
-        self.records = {}
-
-    async def get(self, key, *args):
-        return self.records.get(key)
-
-    async def put(self, key, value, *args):
-        self.records[key] = dict(value)
-
-    async def delete(self, key, *args):
-        self.records.pop(key, None)
-
-    async def update(self, key, update, *args):
-        if key not in self.records:
-            raise record_not_found([key])
-        self.records[key] |= update
+NONE = Conditions()
+EVERY_KEY = ["k1", "k2", "k3", "ключ"]
+START = datetime(2013, 7, 1, tzinfo=UTC)
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
-@pytest.fixture(
-    scope="module",
-    params=["single requests", "memory", "sqlite", pytest.param("postgres", marks=pytest.mark.server)],
-)
-def new_store(request, tmp_path_factory) -> Callable[[], object]:
+@pytest.fixture(scope="module", params=BACKENDS)
+def new_store(request, tmp_path_factory) -> NewStore:
     """Makes an empty store of one backend."""
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
-        return lambda: PostgresTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, connect=connect)
-    if request.param == "sqlite":
-        path = tmp_path_factory.mktemp("suite") / "suite.sqlite"
-        return lambda: SqliteTable(path, f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True)
-    if request.param == "memory":
-        return lambda: MemoryTable(f"suite_{next(_numbers)}")
-    return SingleRequests
+    return request.param(request, tmp_path_factory.mktemp("suite"))
 
 
-def blocking(store, **settings) -> BlockingTable:
-    return BlockingTable(RemoteTable("suite", key="id", read_function=store, write_function=store, **settings))
+def operation(kind: str, messages: list[Message], conditions: Conditions = NONE) -> Operation:
+    """The messages as the request that stores get."""
+    asked = OperationKind(kind.replace("_", "-"))
+    values = {
+        "update": [Changes(**m.change) if set(m.change) != {"set"} else m.change["set"] for m in messages],
+        "put": [m.record for m in messages],
+        "put_if_absent": [m.record for m in messages],
+    }.get(kind)
+    entries = RowEntries(
+        [m.key for m in messages],
+        values,
+        [m.default for m in messages] if kind == "update" and any(m.default is not None for m in messages) else None,
+        [Mark(m.source, position_of(*m.place)) for m in messages] if conditions else None,
+        [m.time for m in messages] if conditions.newest_by else None,
+    )
+    return Operation(asked, entries, conditions=conditions)
 
 
-def record(key: str, fields: dict) -> dict:
-    """A whole record as every backend reads it back: fields left out are null."""
-    return {**dict.fromkeys(COLUMNS), **fields, "id": key}
-
-
-FIELDS = st.fixed_dictionaries(
-    {},
-    optional={
-        "a": st.none() | st.integers(-(2**31), 2**31 - 1),
-        "b": st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5),
-        "c": st.none() | st.floats(allow_nan=False, width=32),
-    },
-)
-KEYS = st.sampled_from(["k1", "k2", "k3", "ключ"])
-OPERATIONS = st.one_of(
-    st.tuples(st.just("put"), st.lists(st.tuples(KEYS, FIELDS), max_size=5)),
-    st.tuples(st.just("delete"), st.lists(KEYS, max_size=3)),
-    st.tuples(st.just("update"), st.lists(st.tuples(KEYS, FIELDS), max_size=6)),
-    st.tuples(
-        st.sampled_from(list(UpdateContract)),
-        st.lists(st.tuples(KEYS, FIELDS, st.none() | FIELDS), max_size=8),
-    ),
-)
-
-
-class Oracle:
-    """The same requests on a dict, one message after another."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, dict] = {}
-        self.missing: set[str] = set()
-
-    def apply(self, kind, entries) -> set[str]:
-        """Do it; return the keys that an error must name."""
-        missing = set()
-        if kind == "put":
-            self.records |= {key: record(key, fields) for key, fields in entries}
-        elif kind == "delete":
-            for key in entries:
-                self.records.pop(key, None)
-        else:
-            for key, update, *default in entries:
-                may_begin = kind is UpdateContract.UPDATE_WITH_DEFAULTS and default[0] is not None
-                if key not in self.records and may_begin:
-                    self.records[key] = record(key, default[0])
-                if key in self.records:
-                    self.records[key] |= update
-                else:
-                    missing.add(key)
-        return missing
-
-
-def apply(table: BlockingTable, kind, entries) -> set[str]:
-    try:
-        if kind == "put":
-            table.put_all([(key, record(key, fields)) for key, fields in entries])
-        elif kind == "delete":
-            table.delete_all(entries)
-        elif kind == "update":
-            table.update_all(entries)
-        else:
-            messages = [
-                (key, UpdateMessage(update, None if default is None else record(key, default)))
-                for key, update, default in entries
-            ]
-            table.update_messages(messages, kind)
-    except RecordNotFoundError as error:
-        return set(error.keys)
-    return set()
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=st.lists(OPERATIONS, max_size=8))
-def test_every_sequence_of_requests_leaves_what_a_dict_would(new_store, operations):
-    oracle = Oracle()
-    with blocking(new_store()) as table:
-        for kind, entries in operations:
-            assert apply(table, kind, entries) == oracle.apply(kind, entries)
-            assert table.get_all(["k1", "k2", "k3", "ключ"]) == oracle.records
-
-
-def test_the_last_update_of_a_key_wins_within_one_call_and_its_default_is_the_first(new_store):
-    messages = [
-        ("k", UpdateMessage({"a": n, "b": f"v{n}"} if n % 2 else {"a": n}, record("k", {"c": float(n)})))
-        for n in range(2500)
+def said(outcomes: Outcomes) -> list[str]:
+    """What became of each entry, in a word."""
+    return [
+        outcomes.problems[place].state.value if place in outcomes.problems else "done"
+        for place in range(outcomes.count)
     ]
-    with blocking(new_store()) as table:
-        table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        assert table.get("k") == record("k", {"a": 2499, "b": "v2499", "c": 0.0})
-        assert table.metrics.updates == 2500
-        assert table.metrics.defaults_put == 1
 
 
-def test_the_same_messages_again_change_nothing_and_put_no_default(new_store):
-    messages = [(f"k{n % 7}", UpdateMessage({"a": n}, record(f"k{n % 7}", {"b": "new"}))) for n in range(50)]
-    with blocking(new_store()) as table:
-        table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        before = table.get_all([f"k{n}" for n in range(7)])
-        table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        assert table.get_all([f"k{n}" for n in range(7)]) == before
-        assert table.metrics.defaults_put == 7
+async def records_of(store, keys=EVERY_KEY) -> dict:
+    got = await store.send(Operation(OperationKind.GET, RowEntries(list(keys))))
+    assert not got.problems
+    assert got.records is not None
+    found = {key: record for key, record in zip(keys, got.records, strict=True) if record is not None}
+    for key, record in found.items():
+        assert record.pop("id", key) == key
+    return {key: without_nulls(record) for key, record in found.items()}
 
 
-def test_updates_of_unknown_keys_name_them_and_apply_the_others(new_store):
-    with blocking(new_store()) as table:
-        table.put("known", record("known", {"a": 1}))
-        with pytest.raises(RecordNotFoundError) as error:
-            table.update_all([("x", {"a": 2}), ("known", {"a": 3}), ("y", {"a": 4})])
-        assert set(error.value.keys) == {"x", "y"}
-        assert table.get_all(["x", "known", "y"]) == {"known": record("known", {"a": 3})}
-        assert table.metrics.failures == table.metrics.retries == 0
-
-
-def test_single_forms_do_as_the_batches_do(new_store):
-    with blocking(new_store()) as table:
-        assert table.get("k") is None
-        table.put("k", record("k", {"a": 1, "b": "x"}))
-        table.update("k", {"b": None})
-        assert table.get("k") == record("k", {"a": 1})
-        table.put("k", record("k", {"c": 2.5}))
-        assert table.get("k") == record("k", {"c": 2.5})
-        table.delete("k")
-        table.delete("k")
-        assert table.get("k") is None
-        with pytest.raises(RecordNotFoundError):
-            table.update("k", {"a": 1})
-
-
-def test_nothing_to_do_is_fine(new_store):
-    with blocking(new_store()) as table:
-        table.put_all([])
-        table.update_messages([], UpdateContract.UPDATE_WITH_DEFAULTS)
-        table.delete_all([])
-        assert table.get_all([]) == {}
-
-
-def test_concurrent_requests_on_one_table_object_do_not_mix(new_store):
+def in_a_loop(new_store: NewStore, body, *needed: str) -> None:
+    """Run `body` with a new store; skip where the backend does not declare what is needed."""
     store = new_store()
+    for capability in needed:
+        if not getattr(store.capabilities, capability):
+            pytest.skip(f"{type(store).__name__} declares no {capability}")
 
-    async def at_once():
-        async with RemoteTable("suite", key="id", read_function=store, write_function=store) as table:
-            await asyncio.gather(
-                *(table.put(f"k{n}", record(f"k{n}", {"a": n})) for n in range(20)),
-                *(table.update_messages(
-                    [(f"m{n}", UpdateMessage({"a": n}, record(f"m{n}", {})))], UpdateContract.UPDATE_WITH_DEFAULTS
-                ) for n in range(20)),
-            )  # fmt: skip
-            return await table.get_all([f"{kind}{n}" for kind in "km" for n in range(20)])
+    async def run() -> None:
+        await store.open()
+        try:
+            await body(store)
+        finally:
+            await store.close()
 
-    assert asyncio.run(at_once()) == {f"{k}{n}": record(f"{k}{n}", {"a": n}) for k in "km" for n in range(20)}
+    asyncio.run(run())
 
 
-@pytest.mark.parametrize("own_table", [True, False])
-def test_threads_share_a_store_each_with_a_blocking_table_of_its_own(new_store, own_table):
-    store = new_store()
-    shared = RemoteTable("suite", key="id", read_function=store, write_function=store)
+KEYS = st.sampled_from(EVERY_KEY)
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
+TIMES = st.integers(0, 3).map(lambda seconds: START + timedelta(seconds=seconds))
+SET = {
+    "a": st.none() | st.integers(-(2**31), 2**31 - 1),
+    "b": st.none() | TEXTS,
+    "c": st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32),
+    "at": TIMES,
+}
+LISTS = st.lists(TEXTS.filter(bool), max_size=3)
+MEMBERS = st.dictionaries(st.sampled_from("xyz"), st.none() | st.integers(-9, 9) | TEXTS, max_size=2)
 
-    def work(thread: int) -> None:
-        for turn in range(5):
-            with blocking(store) if own_table else BlockingTable(shared) as table:  # each opens and closes it
-                message = UpdateMessage({"a": turn}, record("same", {}))
-                table.update_messages([("same", message)], UpdateContract.UPDATE_WITH_DEFAULTS)
-                table.put(f"k{thread}.{turn}", record(f"k{thread}.{turn}", {"a": turn}))
-                assert table.get(f"k{thread}.{turn}")["a"] == turn
 
-    with ThreadPoolExecutor(3) as threads:
-        for done in [threads.submit(work, thread) for thread in range(3)]:
-            done.result()
-    with blocking(store) as table:
-        assert table.get("same") == record("same", {"a": 4})
-        assert len(table.get_all([f"k{thread}.{turn}" for thread in range(3) for turn in range(5)])) == 15
-    if not own_table:
-        assert shared.metrics.writes == 15, "no count of a thread's is lost"
+def fields(**more) -> st.SearchStrategy[dict]:
+    return st.fixed_dictionaries({}, optional={**SET, **more})
+
+
+def kinds_of_change(changes: frozenset[str]) -> st.SearchStrategy[dict]:
+    """What an update may do on a store whose updates take these parts of `Changes`."""
+    parts = {
+        "set": fields(),
+        "add": st.fixed_dictionaries({}, optional={"n": st.none() | st.integers(-9, 9), "doc": MEMBERS}),
+        "append": st.fixed_dictionaries({}, optional={"tags": LISTS}),
+        "remove": st.sampled_from([(), ("a",), ("b",)]),
+    }
+    taken = {name: part for name, part in parts.items() if name in changes}
+    whole = st.fixed_dictionaries(taken).map(_once_each)
+    return whole | st.fixed_dictionaries({"set": fields()})
+
+
+def _once_each(change: dict) -> dict:
+    """A column is named in one part only."""
+    removed = change.get("remove", ())
+    return {**change, "set": {name: value for name, value in change["set"].items() if name not in removed}}
+
+
+@st.composite
+def operations(draw, capabilities):
+    """Some requests that a store with these capabilities takes, each with conditions of its own."""
+    kinds = ["put", "delete"]
+    kinds += ["update"] if capabilities.updates else []
+    kinds += ["put_if_absent"] if capabilities.puts_if_absent else []
+    conditions = [NONE]
+    conditions += [Conditions("at")] if capabilities.newest_by else []
+    conditions += [Conditions(None, True)] if capabilities.idempotent else []
+    conditions += [Conditions("at", True)] if capabilities.newest_by and capabilities.idempotent else []
+    whole = fields(n=st.none() | st.integers(-9, 9), tags=LISTS, doc=MEMBERS)
+    defaults = st.none() | whole if capabilities.updates_with_defaults else st.none()
+    message = st.builds(
+        Message,
+        KEYS,
+        record=whole,
+        change=kinds_of_change(capabilities.changes),
+        default=defaults,
+        source=st.sampled_from(["s.0", "s.1", "s.10"]),
+        place=st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 1)),
+        time=TIMES,
+    )
+    step = st.tuples(st.sampled_from(kinds), st.lists(message, max_size=7), st.sampled_from(conditions))
+    return draw(st.lists(step, min_size=1, max_size=7))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data):
+    store, plain = new_store(), PlainStore()
+    steps = data.draw(operations(store.capabilities))
+
+    async def compare(store) -> None:
+        for kind, messages, conditions in steps:
+            outcomes = await store.send(operation(kind, messages, conditions))
+            assert said(outcomes) == plain.send(kind, messages, conditions.newest_by, conditions.idempotent)
+            assert await records_of(store) == plain.records
+
+    in_a_loop(lambda: store, compare)

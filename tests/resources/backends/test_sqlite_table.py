@@ -56,7 +56,7 @@ def test_times_are_stored_as_text_in_utc(tmp_path):
     [
         ({"s": 5}, "column 's' is string and got 5 .int.; expected a str"),
         ({"f": True}, "expected a float"),
-        ({"f": float("nan")}, "no NaN"),
+        ({"f": float("nan")}, "expected a finite float"),
         ({"ok": 1}, "expected a bool"),
         ({"at": datetime(2013, 7, 1)}, "expected a datetime with a time zone"),
         ({"day": datetime(2013, 7, 1, tzinfo=UTC)}, "expected a date without a time"),
@@ -66,7 +66,7 @@ def test_times_are_stored_as_text_in_utc(tmp_path):
         ({"id": 7}, "record for key .* has 7 as its id"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, fields, said):
+def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(tmp_path, fields, said):
     store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
     with blocking(store) as table:
         with pytest.raises(SchemaMismatchError, match=said):
@@ -74,7 +74,7 @@ def test_a_value_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, fie
         messages = [(1, UpdateMessage({"s": "x"}, {})), (2, UpdateMessage(fields, {}))]
         with pytest.raises(SchemaMismatchError, match=said):
             table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        assert table.get_all([1, 2]) == {}
+        assert set(table.get_all([1, 2])) == {1}
 
 
 def test_an_integer_beyond_64_bits_is_refused(tmp_path):
@@ -142,13 +142,13 @@ def test_declarations_that_cannot_work_are_refused(tmp_path):
         SqliteTable(tmp_path / "t.sqlite", "t\n", "id")
 
 
-def test_a_constraint_of_the_table_ends_the_request_and_undoes_it(tmp_path):
+def test_a_constraint_of_the_table_refuses_the_entries_that_break_it_and_no_others(tmp_path):
     with sqlite3.connect(tmp_path / "t.sqlite") as connection:
         connection.execute("CREATE TABLE t (id TEXT PRIMARY KEY, n INTEGER CHECK (n < 10))")
     with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id")) as table:
         with pytest.raises(TableError, match="refused the request: CHECK constraint"):
             table.put_all([("a", {"n": 1}), ("b", {"n": 11})])
-        assert table.get_all(["a", "b"]) == {}
+        assert set(table.get_all(["a", "b"])) == {"a"}
 
 
 def test_a_table_locked_for_long_is_tried_again_and_then_named(tmp_path):

@@ -1,0 +1,94 @@
+"""`Applied`: what a store keeps beside a record, to tell messages that are late or come again.
+
+It lies in a table of its own, `<table>__adjunct`, one row a key, which is locked before a conditional write and
+changed in the same transaction. It stays when the record is deleted, so that what is older does not bring it back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from dagster_adjunct.resources.backends.column_values import Kind
+from dagster_adjunct.resources.backends.rows import RowCodec
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.tables.operation import Conditions, Mark
+
+COLUMNS = ("newest_of", "newest", "tie", "applied")
+"""The texts that stand for it, in this order, after the key's columns; then `at`, when they were last written."""
+
+_READ: dict[Kind, Any] = {
+    Kind.STRING: str,
+    Kind.INTEGER: int,
+    Kind.FLOAT: float,
+    Kind.DECIMAL: Decimal,
+    Kind.DATE: date.fromisoformat,
+    Kind.TIMESTAMP: datetime.fromisoformat,
+}
+_WRITTEN: dict[Kind, Any] = {Kind.STRING: str, Kind.INTEGER: str, Kind.DECIMAL: str, Kind.FLOAT: repr}
+
+
+def beside(table: str) -> str:
+    """The name of the table that keeps it."""
+    name = f"{table}__adjunct"
+    if len(name.encode()) > 63:
+        raise ConfigurationError(
+            f"table {table!r} can have no conditions: {name!r}, where their state would lie, is longer than 63 bytes.",
+            "Give the table a shorter name, or leave newest_by and idempotent out.",
+            table=table,
+        )
+    return name
+
+
+@dataclass(slots=True)
+class Applied:
+    """The time and tie of the newest message applied, and the greatest position applied from each source."""
+
+    newest: tuple[Any, str] | None = None
+    positions: dict[str, str] = field(default_factory=dict)
+    stands: tuple[str | None, ...] = (None, None, None)  # the first three texts as they were read
+
+    def holds(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
+        """Whether a message passes."""
+        if conditions.idempotent and mark.position <= self.positions.get(mark.source, ""):
+            return False
+        return conditions.newest_by is None or self.newest is None or (time, mark.tie) >= self.newest
+
+    def remember(self, conditions: Conditions, mark: Mark, time: Any) -> None:
+        """Take the message as applied."""
+        if conditions.idempotent:
+            self.positions[mark.source] = mark.position
+        if conditions.newest_by is not None:
+            self.newest = (time, mark.tie)
+
+
+def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
+    """Refuse a column by which nothing can be the newest."""
+    if newest_by is not None and codec.column(newest_by).kind not in _READ:
+        raise SchemaMismatchError(
+            f"{codec.table}: column {newest_by!r} is {codec.columns[newest_by].type}, and newest_by needs a column "
+            "of times, numbers or text.",
+            "Name another column as newest_by.",
+            column=newest_by,
+        )
+
+
+def to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
+    """`COLUMNS` of what is kept."""
+    if applied.newest is None or newest_by is None:
+        return (*applied.stands, json.dumps(applied.positions))
+    time, tie = applied.newest
+    write = _WRITTEN.get(codec.columns[newest_by].kind)
+    return (newest_by, write(time) if write else time.isoformat(), tie, json.dumps(applied.positions))
+
+
+def from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
+    """What `COLUMNS` stand for; times of another column than `newest_by` say nothing."""
+    newest_of, newest, tie, applied = texts
+    positions = json.loads(applied) if applied else {}
+    if newest_by is None or newest_of != newest_by or newest is None:
+        return Applied(None, positions, (newest_of, newest, tie))
+    return Applied((_READ[codec.columns[newest_by].kind](newest), tie), positions, (newest_of, newest, tie))

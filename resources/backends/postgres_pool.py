@@ -1,0 +1,70 @@
+"""The connections that one event loop has to a PostgreSQL table's server.
+
+A pool of its own, because a library's tells whoever waits only that no connection came in time: here the error of a
+login, of a table that is not there or of a server that is down reaches the request that met it, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
+
+
+class Pool:
+    """At most `size` connections, each made by `connect` when there is no idle one."""
+
+    def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresRequests]]) -> None:
+        self._size, self._connect = size, connect
+        self._places = asyncio.Semaphore(size)
+        self._idle: list[PostgresRequests] = []
+        self.met = False  # whether a connection has been made since the last one was lost
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[PostgresRequests]:
+        """A connection that is the caller's alone; whoever is cancelled while he has it, loses it."""
+        async with self._places:
+            requests = self._idle.pop() if self._idle else await self._connect()
+            self.met = True
+            try:
+                yield requests
+            except asyncio.CancelledError:
+                hang_up(requests)
+                raise
+            finally:
+                if requests.connection.closed or requests.connection.broken:
+                    await self._drop()
+                    self.met = False
+                else:
+                    self._idle.append(requests)
+
+    async def close(self) -> None:
+        """Close all connections, after the requests that use them."""
+        for _ in range(self._size):
+            await self._places.acquire()
+        try:
+            await self._drop()
+        finally:
+            for _ in range(self._size):
+                self._places.release()
+
+    def finish(self) -> None:
+        """Close the connections of an event loop that is gone, and can't be waited for."""
+        while self._idle:
+            self._idle.pop().connection.pgconn.finish()
+
+    async def _drop(self) -> None:
+        while self._idle:
+            await self._idle.pop().connection.close()
+
+
+def hang_up(requests: PostgresRequests) -> None:
+    """End a connection from this side, so that nobody waits for an answer that may never come."""
+    with suppress(OSError):
+        copy = os.dup(requests.connection.fileno())
+        with socket.socket(fileno=copy) as wire:
+            wire.shutdown(socket.SHUT_RDWR)

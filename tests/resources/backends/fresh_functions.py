@@ -1,0 +1,78 @@
+"""The backends that `test_every_backend.py` runs on: each makes functions of empty tables with the same columns.
+
+A backend is a function that gets pytest's `request` and a scratch folder, and returns what makes a new, empty store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.resources.backends import PostgresTable, SqliteTable
+from dagster_adjunct.resources.tables import MemoryTable, TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.table_functions import record_not_found
+
+COLUMNS = {
+    "id": "string",
+    "a": "int",
+    "b": "string",
+    "c": "double",
+    "n": "bigint",
+    "at": "timestamp",
+    "tags": "array<string>",
+    "doc": "json",
+}
+NewStore = Callable[[], Any]
+_numbers = count()
+
+
+class SingleRequests(TableReadFunction, TableWriteFunction):
+    """The least that a store can offer: no batches, no insert-if-absent, no transactions."""
+
+    def __init__(self):
+        self.records = {}
+
+    async def get(self, key, *args):
+        return self.records.get(key)
+
+    async def put(self, key, value, *args):
+        self.records[key] = dict(value)
+
+    async def delete(self, key, *args):
+        self.records.pop(key, None)
+
+    async def update(self, key, update, *args):
+        if key not in self.records:
+            raise record_not_found([key])
+        self.records[key] |= update
+
+
+def single_requests(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    return SingleRequests
+
+
+def memory(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    return lambda: MemoryTable(f"suite_{next(_numbers)}")
+
+
+def sqlite(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    path = folder / "suite.sqlite"
+    return lambda: SqliteTable(path, f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True)
+
+
+def postgres(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    server = request.getfixturevalue("postgres_server")
+    connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
+    return lambda: PostgresTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, connect=connect)
+
+
+BACKENDS: Sequence[Any] = [
+    single_requests,
+    memory,
+    sqlite,
+    pytest.param(postgres, marks=pytest.mark.server),
+]
