@@ -1,5 +1,6 @@
 """The Table API: records by key in other stores, with partial updates (SAMZA-2709)."""
 
+from dagster_adjunct.resources.tables.batch import Batch, BatchProvider
 from dagster_adjunct.resources.tables.blocking_table import BlockingTable
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.memory_table import MemoryTable
@@ -8,19 +9,14 @@ from dagster_adjunct.resources.tables.partial_update import UpdateContract, Upda
 from dagster_adjunct.resources.tables.rate_limit import RateLimit
 from dagster_adjunct.resources.tables.remote_table import RemoteTable
 from dagster_adjunct.resources.tables.retry import RetryPolicy
-from dagster_adjunct.resources.tables.table_functions import (
-    PutsIfAbsent,
-    TableFunction,
-    TableReadFunction,
-    TableWriteFunction,
-    UpdatesWithDefaults,
-)
+from dagster_adjunct.resources.tables.table_functions import TableFunction, TableReadFunction, TableWriteFunction
 
 __all__ = [
+    "Batch",
+    "BatchProvider",
     "BlockingTable",
     "Clock",
     "MemoryTable",
-    "PutsIfAbsent",
     "RateLimit",
     "RemoteTable",
     "RetryPolicy",
@@ -31,5 +27,4 @@ __all__ = [
     "TableWriteFunction",
     "UpdateContract",
     "UpdateMessage",
-    "UpdatesWithDefaults",
 ]

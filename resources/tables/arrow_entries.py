@@ -79,6 +79,21 @@ class ArrowEntries:
     def part(self, start: int, end: int) -> ArrowEntries:
         return self if start == 0 and end >= len(self) else self._with(lambda array: array.slice(start, end - start))
 
+    def without_defaults(self) -> ArrowEntries:
+        return self if self.default_records is None else replace(self, default_records=None, _made={})
+
+    def null_key(self) -> int | None:
+        return _first_null(self.key, *self.key.flatten())
+
+    def null_value(self) -> int | None:
+        return None if self.records is None else _first_null(self.records)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            int(column.nbytes) for column in (self.key, self.records, self.default_records) if column is not None
+        )
+
     def _with(self, pick: Callable[[Any], Any]) -> ArrowEntries:
         columns = ("key", "records", "default_records", "sources", "positions", "times")
         arrays: dict[str, Any] = {name: getattr(self, name) for name in columns}
@@ -92,3 +107,10 @@ class ArrowEntries:
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
+
+
+def _first_null(*columns: pa.Array) -> int | None:
+    import pyarrow.compute as pc
+
+    places = [pc.index(pc.is_null(column), True).as_py() for column in columns if column.null_count]
+    return min(places, default=None)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.metrics import TableMetrics
+    from dagster_adjunct.resources.tables.operation import Operation
+    from dagster_adjunct.resources.tables.outcomes import Outcomes
     from dagster_adjunct.resources.tables.remote_table import RemoteTable
 
 K = TypeVar("K", bound=Hashable)
@@ -44,33 +46,39 @@ class BlockingTable(Generic[K, V, U]):
         """What the table has done so far."""
         return self.table.metrics
 
+    def send(self, operation: Operation[K]) -> Outcomes:
+        return self._run(self.table.send(operation))
+
+    def flush(self) -> None:
+        self._run(self.table.flush())
+
     def get(self, key: K, *args: object) -> V | None:
         return self._run(self.table.get(key, *args))
 
-    def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
+    def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
         return self._run(self.table.get_all(keys, *args))
 
-    def put(self, key: K, value: V, *args: object) -> None:
+    def put(self, key: K, value: V | None, *args: object) -> None:
         self._run(self.table.put(key, value, *args))
 
-    def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
+    def put_all(self, entries: Iterable[tuple[K, V | None]], *args: object) -> None:
         self._run(self.table.put_all(entries, *args))
 
     def delete(self, key: K, *args: object) -> None:
         self._run(self.table.delete(key, *args))
 
-    def delete_all(self, keys: Sequence[K], *args: object) -> None:
+    def delete_all(self, keys: Iterable[K], *args: object) -> None:
         self._run(self.table.delete_all(keys, *args))
 
     def update(self, key: K, update: U, *args: object) -> None:
         self._run(self.table.update(key, update, *args))
 
-    def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
+    def update_all(self, entries: Iterable[tuple[K, U]], *args: object) -> None:
         self._run(self.table.update_all(entries, *args))
 
     def update_messages(
         self,
-        entries: Sequence[tuple[K, UpdateMessage[U, V]]],
+        entries: Iterable[tuple[K, UpdateMessage[U, V]]],
         contract: UpdateContract = UpdateContract.UPDATE_ONLY,
         *args: object,
     ) -> None:

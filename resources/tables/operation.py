@@ -10,10 +10,12 @@ holds an Arrow batch, and makes Python values of a column when a layer or a func
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from dagster_adjunct.resources.tables.partial_update import UpdateContract
 
 K_co = TypeVar("K_co", bound=Hashable, covariant=True)
 
@@ -22,7 +24,7 @@ class OperationKind(Enum):
     """What a request asks of a table, for each of its entries."""
 
     GET = "get"
-    PUT = "put"  # make `value` the record, whatever was there
+    PUT = "put"  # make `value` the record, whatever was there; None deletes (functions get deletes for it)
     PUT_IF_ABSENT = "put-if-absent"  # make `value` the record where there is none
     DELETE = "delete"
     UPDATE = "update"  # apply `value` to the record; without one: begin it with `default`, or it is missing
@@ -46,6 +48,10 @@ class Mark(NamedTuple):
     def tie(self) -> str:
         """What orders messages of equal time: by source, offset and ordinal; an epoch has no say."""
         return f"{self.source} {self.position.partition(':')[2]}"
+
+
+# Of a call that is no message: of what has equal times, it comes after all messages.
+DIRECT = Mark("~", "")
 
 
 def position_of(epoch: int, offset: int, ordinal: int = 0) -> str:
@@ -89,6 +95,23 @@ class Entries(Protocol[K_co]):
         """The entries from `start` to before `end`."""
         ...
 
+    def without_defaults(self) -> Entries[K_co]:
+        """The same entries, none of which has a default."""
+        ...
+
+    def null_key(self) -> int | None:
+        """The place of the first key that is null, or null in a part; None where all are whole."""
+        ...
+
+    def null_value(self) -> int | None:
+        """The place of the first value that is None; None where no value is, or there are none."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes the entries are when they are sent."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RowEntries(Generic[K_co]):
@@ -119,6 +142,39 @@ class RowEntries(Generic[K_co]):
 
         return RowEntries(self.keys[start:end], *map(cut, (self.values, self.defaults, self.marks, self.newest)))
 
+    def without_defaults(self) -> RowEntries[K_co]:
+        return self if self.defaults is None else replace(self, defaults=None)
+
+    def null_key(self) -> int | None:
+        for place, key in enumerate(self.keys):
+            if key is None or (isinstance(key, tuple) and None in key):
+                return place
+        return None
+
+    def null_value(self) -> int | None:
+        for place, value in enumerate(self.values or ()):
+            if value is None:
+                return place
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        columns = (self.keys, self.values or (), self.defaults or ())
+        return sum(size_of(value) for column in columns for value in column)
+
+
+def size_of(value: object) -> int:
+    """About how many bytes a value is when it is sent: as text its characters, as a number 8, and what is in it."""
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(size_of(name) + size_of(item) for name, item in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return sum(map(size_of, value))
+    if is_dataclass(value):
+        return sum(size_of(getattr(value, part.name)) for part in fields(value))
+    return 1 if value is None else 8
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -143,6 +199,8 @@ class Operation(Generic[K_co]):
 
     A key may occur several times; its entries take effect in their order. `key` names the parts of keys that are
     tuples, in their order, so that a store whose own order is another brings them into it; none: the store's order.
+    `contract` says whether updates may begin records with their defaults; below the contract layer, entries have no
+    others.
     """
 
     kind: OperationKind
@@ -150,6 +208,7 @@ class Operation(Generic[K_co]):
     args: tuple[object, ...] = ()
     conditions: Conditions = field(default=Conditions())
     key: tuple[str, ...] = ()
+    contract: UpdateContract = UpdateContract.UPDATE_WITH_DEFAULTS
 
     def __len__(self) -> int:
         return len(self.entries)

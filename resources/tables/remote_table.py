@@ -1,55 +1,65 @@
-"""`RemoteTable`: a table in some other store, reached through functions with retry and rate limit."""
+"""`RemoteTable`: a table in some other store, reached through functions and the layers above them."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
 
-from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, RecordNotFoundError, TableError
+from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, TableError
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.tables.attempts_layer import AttemptsLayer, bucket_of
+from dagster_adjunct.resources.tables.batch import BatchProvider
+from dagster_adjunct.resources.tables.batch_layer import BatchLayer
 from dagster_adjunct.resources.tables.clock import Clock, SystemClock
 from dagster_adjunct.resources.tables.credit_source import READ, WRITE, CreditSource
+from dagster_adjunct.resources.tables.declared_conditions import DeclaredConditions
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.layer import Layer
 from dagster_adjunct.resources.tables.metrics import TableMetrics
-from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
-from dagster_adjunct.resources.tables.partial_update import (
-    UpdateContract,
-    UpdateMessage,
-    apply_updates,
-    refused,
-)
-from dagster_adjunct.resources.tables.rate_limit import RateLimit, SharedBucket, TokenBucket
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.tables.outcomes import Outcomes
+from dagster_adjunct.resources.tables.partial_update import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.raised_outcomes import error_of
+from dagster_adjunct.resources.tables.rate_limit import RateLimit
 from dagster_adjunct.resources.tables.retry import RetryPolicy
-from dagster_adjunct.resources.tables.table_functions import (
-    PutsIfAbsent,
-    TableFunction,
-    TableReadFunction,
-    TableWriteFunction,
-    UpdatesWithDefaults,
-)
+from dagster_adjunct.resources.tables.table_functions import TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.update_contract_layer import UpdateContractLayer
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 U = TypeVar("U")
-T = TypeVar("T")
-A = TypeVar("A")
+
+GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    top: Layer
+    contract: UpdateContractLayer
+    batch: BatchLayer
 
 
 class RemoteTable(Generic[K, V, U]):
     """Records V by key K in another store, with partial updates U. All requests are async.
 
-    A declaration until its first request opens the functions: it pickles small, without connections,
-    limiter state or counts, so each executor opens its own. Use `async with table:` or `close()` to
-    give connections back; in plain Python use `BlockingTable`. Promises:
+    A declaration until its first request: it pickles small, without connections, limiter state or counts, so each
+    executor opens its own. Use `async with table:` or `close()` to give connections back; in plain Python use
+    `BlockingTable`. Promises:
 
-    - Operations on one key happen in the order of the calls, retries included.
-    - Requests go out in batches of at most `batch_size` records; `args` reach the function as they are.
-    - None as a key, or in one, is NullKeyError before anything is sent.
+    - Operations on one key happen in the order of the calls, retries included; those on others overtake.
+    - Calls that are made at the same time go out together, in requests of at most `batch_size` records (`batches` says
+      more), of which at most `in_flight` are under way at a time. `args` reach the function as they are.
+    - None as a key, or in one, is NullKeyError before anything is sent; so are updates that are None a TableError.
     - What was sent may be sent again (see `RetryPolicy`): at least once, in order.
+    - An error is about the entries that it names; the other entries of the call have taken effect.
 
-    `key` names the columns that make the key, for whoever must bring a key's records together.
+    `key` names the columns that make the key, for whoever must bring a key's records together. `newest_by` names the
+    column whose greatest value stays, `idempotent` lets replays of messages do no harm (`on_replay="skip"`: not even a
+    startpoint applies them again): the store checks both with each write. `defaults_may_overwrite` allows defaults
+    where the function can't put a record only if there is none.
     """
 
     def __init__(
@@ -61,16 +71,25 @@ class RemoteTable(Generic[K, V, U]):
         write_function: TableWriteFunction[K, V, U] | None = None,
         retry: RetryPolicy | None = None,
         rate_limit: RateLimit | None = None,
-        batch_size: int = 1000,
+        batch_size: int | None = None,
+        batches: BatchProvider | None = None,
+        in_flight: int = 8,
+        newest_by: str | None = None,
+        idempotent: bool = False,
+        on_replay: Literal["apply", "skip"] = "apply",
+        defaults_may_overwrite: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self.name = check_name("table", name)
-        self.key: tuple[str, ...] = (key,) if isinstance(key, str) else tuple(key)
+        self.key: tuple[str, ...] = _key_columns(name, key)
         self.read_function = read_function
         self.write_function = write_function
         self.retry = retry or RetryPolicy()
         self.rate_limit = rate_limit or RateLimit()
-        self.batch_size = batch_size
+        self.batches = _batches(name, batch_size, batches)
+        self.in_flight = in_flight
+        self.conditions = DeclaredConditions(name, newest_by, idempotent, on_replay)
+        self.defaults_may_overwrite = defaults_may_overwrite
         self.clock = clock or SystemClock()
         if read_function is None and write_function is None:
             raise ConfigurationError(
@@ -78,30 +97,53 @@ class RemoteTable(Generic[K, V, U]):
                 "Give it read_function=…, write_function=… or both (often the same object).",
                 table=name,
             )
-        if not self.key or batch_size < 1:
+        self.conditions.check(None if write_function is None else write_function.capabilities)
+        if self.batches.compact and (newest_by is not None or idempotent):
             raise ConfigurationError(
-                f"table {name}: key={self.key} and batch_size={batch_size}; expected at least one key "
-                "column and a batch of at least 1.",
-                "Correct the declaration.",
-                argument="key",
+                f"table {name}: compact batches keep the last entry of a key, which need not be the newest or new.",
+                "Leave compact out where newest_by or idempotent is declared.",
+                argument="batches",
                 table=name,
             )
         self.credit_source: CreditSource | None = None
         self._begin()
+        self._layered()  # what can't be composed is said here
 
     def _begin(self) -> None:
         self._metrics = TableMetrics()
         self._counting = threading.Lock()  # threads may share the table
-        self._order = KeyOrder()
-        self._reading: TokenBucket | SharedBucket
-        self._writing: TokenBucket | SharedBucket
-        if self.credit_source is None:
-            self._reading = TokenBucket(self.rate_limit.reads_per_second, self.clock)
-            self._writing = TokenBucket(self.rate_limit.writes_per_second, self.clock)
-        else:
-            budgets = self.rate_limit.budgets(self.name)
-            self._reading = SharedBucket(self.credit_source, budgets, READ)
-            self._writing = SharedBucket(self.credit_source, budgets, WRITE)
+        self._layers: _Layers | None = None
+
+    def _layered(self) -> _Layers:
+        layers = self._layers
+        if layers is None:
+            layers = self._layers = self._compose()
+        return layers
+
+    def _compose(self) -> _Layers:
+        """cache -> update contract -> batch (with the order of each key) -> retry -> rate -> function"""
+        function = FunctionLayer(self.name, self.read_function, self.write_function)
+        rate = self.rate_limit
+        attempts = AttemptsLayer(
+            function,
+            retry=self.retry,
+            reading=bucket_of(self.name, rate, READ, self.credit_source, self.clock),
+            writing=bucket_of(self.name, rate, WRITE, self.credit_source, self.clock),
+            clock=self.clock,
+            count=self._count,
+        )
+        functions = [f for f in (self.read_function, self.write_function) if f is not None]
+        largest = [most for f in functions if (most := f.capabilities.largest) is not None]
+        size = attempts.largest(min([self.batches.size, *largest]))
+        batches = self.batches if size == self.batches.size else replace(self.batches, size=size)
+        batch = BatchLayer(attempts, table=self.name, batches=batches, in_flight=self.in_flight)
+        contract = UpdateContractLayer(
+            batch,
+            table=self.name,
+            capabilities=functions[-1].capabilities,
+            defaults_may_overwrite=self.defaults_may_overwrite,
+        )
+        return _Layers(contract, contract, batch)
 
     def __repr__(self) -> str:
         return (
@@ -120,8 +162,24 @@ class RemoteTable(Generic[K, V, U]):
         """Return this table, whose requests get their credits there. It travels to tasks with the source."""
         table = copy.copy(self)
         table.credit_source = source
-        table._begin()
         return table
+
+    @property
+    def batch_size(self) -> int:
+        """How many records a request has at most."""
+        return self.batches.size
+
+    @property
+    def newest_by(self) -> str | None:
+        return self.conditions.newest_by
+
+    @property
+    def idempotent(self) -> bool:
+        return self.conditions.idempotent
+
+    @property
+    def on_replay(self) -> Literal["apply", "skip"]:
+        return self.conditions.on_replay
 
     @property
     def metrics(self) -> TableMetrics:
@@ -134,231 +192,178 @@ class RemoteTable(Generic[K, V, U]):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    async def flush(self) -> None:
+        """Send what waits for others, and return when all that was asked so far is answered."""
+        layers = self._layered()
+        await layers.contract.flush(layers.batch.flush)
+
     async def close(self) -> None:
-        """Give the connections back. The next request opens them again."""
+        """Give the connections back when all that was asked is answered. The next request opens them again."""
+        await self.flush()
         if self.credit_source is not None:
             await self.credit_source.close()
-        functions: list[TableFunction | None] = [self.read_function, self.write_function]
-        for function in {id(function): function for function in functions}.values():
-            if function is not None:
-                await function.close()
+        await self._layered().top.close()
+
+    async def send(self, operation: Operation[K]) -> Outcomes:
+        """Do what the operation asks, under the conditions that the table declares; tell what became of each entry.
+
+        All other requests are made of this one. What is wrong with the request itself is raised before anything is
+        sent; what goes wrong with entries is in the outcomes.
+        """
+        if not len(operation):
+            return Outcomes(0)
+        self._check(operation)
+        if len(self.key) > 1 and not operation.key:
+            operation = replace(operation, key=self.key)
+        operation = self.conditions.on(operation)
+        outcomes = await self._layered().top.send(operation)
+        self._count_entries(operation, outcomes)
+        return outcomes
 
     async def get(self, key: K, *args: object) -> V | None:
         """The record of `key`, or None."""
-        function = self._reader()
-        self._check([key])
-        async with self._order.turn([key]):
-            record = await self._call(function, self._reading, 1, lambda: function.get(key, *args))
-        self._count(reads=1, found=int(record is not None))
-        return record
+        records = (await self._done(Operation(GET, RowEntries((key,)), args))).records
+        return records[0] if records else None
 
-    async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
+    async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one."""
-        function = self._reader()
-        wanted = list(dict.fromkeys(self._check(keys)))
-        records: dict[K, V] = {}
-        async with self._order.turn(wanted):
-            for chunk in self._chunks(wanted, self._reading):
-                records |= await self._send(function.get_all, chunk, args, function, self._reading)
-                self._count(reads=len(chunk))
-        self._count(found=len(records))
-        return records
+        wanted = list(dict.fromkeys(keys))
+        records = (await self._done(Operation(GET, RowEntries(wanted), args))).records or ()
+        return {key: record for key, record in zip(wanted, records, strict=False) if record is not None}
 
-    async def put(self, key: K, value: V, *args: object) -> None:
-        """Make `value` the record of `key`."""
-        function = self._writer()
-        self._check([key])
-        self._check_values("value", [(key, value)])
-        async with self._order.turn([key]):
-            await self._call(function, self._writing, 1, lambda: function.put(key, value, *args))
-        self._count(writes=1)
+    async def put(self, key: K, value: V | None, *args: object) -> None:
+        """Make `value` the record of `key`; None deletes it."""
+        if value is None:
+            await self.delete(key, *args)
+        else:
+            await self._done(Operation(PUT, RowEntries((key,), (value,)), args))
 
-    async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
-        """`put` for each entry, in order."""
-        function = self._writer()
-        keys = self._check([key for key, _ in entries])
-        self._check_values("value", entries)
-        async with self._order.turn(keys):
-            for chunk in self._chunks(entries, self._writing):
-                await self._send(function.put_all, chunk, args, function, self._writing)
-                self._count(writes=len(chunk))
+    async def put_all(self, entries: Iterable[tuple[K, V | None]], *args: object) -> None:
+        """`put` for each entry, in order for each key; those that are None delete."""
+        keys, values = self._pairs(entries)
+        await self._done(Operation(PUT, RowEntries(keys, values), args))
 
     async def delete(self, key: K, *args: object) -> None:
         """Remove the record of `key`; no error where there is none."""
-        function = self._writer()
-        self._check([key])
-        async with self._order.turn([key]):
-            await self._call(function, self._writing, 1, lambda: function.delete(key, *args))
-        self._count(deletes=1)
+        await self._done(Operation(DELETE, RowEntries((key,)), args))
 
-    async def delete_all(self, keys: Sequence[K], *args: object) -> None:
+    async def delete_all(self, keys: Iterable[K], *args: object) -> None:
         """`delete` for each key."""
-        function = self._writer()
-        async with self._order.turn(self._check(keys)):
-            for chunk in self._chunks(keys, self._writing):
-                await self._send(function.delete_all, chunk, args, function, self._writing)
-                self._count(deletes=len(chunk))
+        await self._done(Operation(DELETE, RowEntries(list(keys)), args))
 
     async def update(self, key: K, update: U, *args: object) -> None:
         """Apply `update` to the record of `key`; RecordNotFoundError where there is none."""
-        function = self._writer()
-        self._check([key])
-        self._check_values("update", [(key, update)])
-        async with self._order.turn([key]):
-            await self._call(function, self._writing, 1, lambda: function.update(key, update, *args))
-        self._count(updates=1)
+        await self._done(Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY))
 
-    async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
-        """`update` for each entry, in order.
+    async def update_all(self, entries: Iterable[tuple[K, U]], *args: object) -> None:
+        """`update` for each entry, in order for each key.
 
-        RecordNotFoundError names the keys without a record, after the first batch that has such keys;
-        the other entries of that batch are applied, later batches are not sent.
+        RecordNotFoundError names the keys without a record; all other entries are applied.
         """
-        function = self._writer()
-        keys = self._check([key for key, _ in entries])
-        self._check_values("update", entries)
-        async with self._order.turn(keys):
-            for chunk in self._chunks(entries, self._writing):
-                await self._update_chunk(function, chunk, args)
+        keys, updates = self._pairs(entries)
+        await self._done(Operation(UPDATE, RowEntries(keys, updates), args, contract=UpdateContract.UPDATE_ONLY))
 
     async def update_messages(
         self,
-        entries: Sequence[tuple[K, UpdateMessage[U, V]]],
+        entries: Iterable[tuple[K, UpdateMessage[U, V]]],
         contract: UpdateContract = UpdateContract.UPDATE_ONLY,
         *args: object,
     ) -> None:
         """Apply each message in order, beginning records with their defaults if `contract` says so.
 
-        One request per batch where the function offers `UpdatesWithDefaults`, else the generic way.
-        RecordNotFoundError as with `update_all`, saying what would have helped.
+        One request per batch where the function can do that, else the generic way. RecordNotFoundError as with
+        `update_all`, saying what would have helped.
         """
-        function = self._writer()
-        keys = self._check([key for key, _ in entries])
-        self._check_values("message", entries)
-        with_defaults = contract is UpdateContract.UPDATE_WITH_DEFAULTS
-        async with self._order.turn(keys):
-            for chunk in self._chunks(entries, self._writing):
-                if with_defaults and isinstance(function, UpdatesWithDefaults):
-                    await self._update_at_once(function, chunk, contract, args)
-                else:
-                    await apply_updates(
-                        chunk,
-                        contract,
-                        table=self.name,
-                        update_all=lambda part: self._update_chunk(function, part, args),
-                        put_defaults=lambda part: self._put_defaults(function, part, args),
-                    )
+        keys, messages = self._pairs(entries)
+        for key, message in zip(keys, messages, strict=True):
+            if not isinstance(message, UpdateMessage):
+                raise TableError(
+                    f"table {self.name} got {message!r} as the message for key {key!r}; expected an UpdateMessage.",
+                    "Wrap the update: UpdateMessage(update, default).",
+                    table=self.name,
+                )
+        defaults = [message.default for message in messages]
+        kept = defaults if any(default is not None for default in defaults) else None
+        updates = RowEntries(keys, [message.update for message in messages], kept)
+        await self._done(Operation(UPDATE, updates, args, contract=contract))
 
-    async def _update_at_once(
-        self, function: Any, chunk: Sequence[tuple[K, UpdateMessage[U, V]]], contract: UpdateContract, args: Any
-    ) -> None:
-        send: Callable[..., Awaitable[int]] = function.update_with_defaults_all
-        try:
-            put = await self._send(send, chunk, args, function, self._writing)
-        except RecordNotFoundError as error:
-            self._count(updates=sum(key not in error.keys for key, _ in chunk))
-            raise refused(self.name, contract, chunk, frozenset(error.keys)) from error
-        self._count(updates=len(chunk), defaults_put=put)
+    async def _done(self, operation: Operation[Any]) -> Outcomes:
+        outcomes = await self.send(operation)
+        if outcomes.problems and (error := error_of(self.name, operation, outcomes)) is not None:
+            raise error
+        return outcomes
 
-    async def _update_chunk(
-        self, function: TableWriteFunction[K, V, U], chunk: Sequence[tuple[K, U]], args: tuple[object, ...]
-    ) -> None:
-        try:
-            await self._send(function.update_all, chunk, args, function, self._writing)
-        except RecordNotFoundError as error:
-            missing = frozenset(error.keys)
-            self._count(updates=sum(key not in missing for key, _ in chunk) if missing else 0)
-            raise
-        self._count(updates=len(chunk))
-
-    async def _put_defaults(
-        self, function: TableWriteFunction[K, V, U], chunk: Sequence[tuple[K, V]], args: tuple[object, ...]
-    ) -> int:
-        if isinstance(function, PutsIfAbsent):
-            put: int = await self._send(function.put_if_absent_all, chunk, args, function, self._writing)
-        else:
-            await self._send(function.put_all, chunk, args, function, self._writing)
-            put = len(chunk)
-        self._count(defaults_put=put)
-        return put
-
-    async def _send(
-        self,
-        request: Callable[..., Awaitable[T]],
-        chunk: Sequence[object],
-        args: tuple[object, ...],
-        function: TableFunction,
-        bucket: TokenBucket | SharedBucket,
-    ) -> T:
-        return await self._call(function, bucket, len(chunk), lambda: request(chunk, *args))
-
-    async def _call(
-        self,
-        function: TableFunction,
-        bucket: TokenBucket | SharedBucket,
-        credits: int,
-        request: Callable[[], Awaitable[T]],
-    ) -> T:
-        async def attempt() -> T:
-            await bucket.acquire(credits)
-            await function.open()
-            return await request()
-
-        self._count(requests=1)
-        try:
-            return await self.retry.run(
-                attempt,
-                is_retriable=function.is_retriable,
-                clock=self.clock,
-                on_retry=lambda: self._count(retries=1),
+    def _check(self, operation: Operation[Any]) -> None:
+        entries = operation.entries
+        place = entries.null_key()
+        if place is not None:
+            raise NullKeyError(
+                f"table {self.name} got {entries.keys[place]!r} as a key to {operation.kind.value}; "
+                f"{' and '.join(self.key)} must not be null.",
+                "Filter such records out before they reach the table.",
+                table=self.name,
             )
-        except (RecordNotFoundError, asyncio.CancelledError):
-            raise
-        except BaseException:
-            self._count(failures=1)
-            raise
+        if operation.kind in (UPDATE, OperationKind.PUT_IF_ABSENT):
+            place = entries.null_value()
+            if place is not None:
+                raise TableError(
+                    f"table {self.name} got None to {operation.kind.value} for key {entries.keys[place]!r}.",
+                    "Use delete() to remove a record, or leave the entry out.",
+                    table=self.name,
+                )
+
+    def _pairs(self, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+        try:
+            if not isinstance(entries, Mapping):
+                pairs = list(entries)
+                return [key for key, _ in pairs], [value for _, value in pairs]
+        except (TypeError, ValueError) as error:
+            raise TableError(
+                f"table {self.name} got entries that aren't pairs: {error}.",
+                "Give a list of (key, value).",
+                table=self.name,
+            ) from error
+        raise TableError(
+            f"table {self.name} got a {type(entries).__name__} as entries; expected pairs.",
+            "Give its .items(), or a list of (key, value).",
+            table=self.name,
+        )
+
+    def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
+        done, kind = outcomes.done, operation.kind
+        if kind is GET:
+            found = sum(record is not None for record in outcomes.records or ())
+            self._count(reads=done, found=found)
+        elif kind is DELETE:
+            self._count(deletes=done)
+        elif kind is UPDATE:
+            self._count(updates=done, defaults_put=outcomes.defaults_put)
+        else:
+            self._count(writes=done)
 
     def _count(self, **counts: int) -> None:
         with self._counting:
             self._metrics += TableMetrics(**counts)
 
-    def _chunks(self, items: Sequence[A], bucket: TokenBucket | SharedBucket) -> Iterator[Sequence[A]]:
-        size = bucket.largest(self.batch_size)
-        return (items[start : start + size] for start in range(0, len(items), size))
 
-    def _reader(self) -> TableReadFunction[K, V]:
-        if self.read_function is None:
-            raise ConfigurationError(
-                f"table {self.name} was asked for records but has no read function.",
-                "Declare it with read_function=….",
-                table=self.name,
-            )
-        return self.read_function
+def _key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
+    names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
+            "Give a name, or a list of names.",
+            argument="key",
+            table=table,
+        )
+    return names
 
-    def _writer(self) -> TableWriteFunction[K, V, U]:
-        if self.write_function is None:
-            raise ConfigurationError(
-                f"table {self.name} was asked to write but has no write function.",
-                "Declare it with write_function=….",
-                table=self.name,
-            )
-        return self.write_function
 
-    def _check(self, keys: Sequence[K]) -> Sequence[K]:
-        for key in keys:
-            if key is None or (isinstance(key, tuple) and None in key):
-                raise NullKeyError(
-                    f"table {self.name} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
-                    "Filter such records out before they reach the table.",
-                    table=self.name,
-                )
-        return keys
-
-    def _check_values(self, what: str, entries: Sequence[tuple[K, object]]) -> None:
-        for key, value in entries:
-            if value is None:
-                raise TableError(
-                    f"table {self.name} got None as the {what} for key {key!r}.",
-                    "Use delete() to remove a record, or leave the entry out.",
-                    table=self.name,
-                )
+def _batches(table: str, size: int | None, batches: BatchProvider | None) -> BatchProvider:
+    if batches is not None and size is not None:
+        raise ConfigurationError(
+            f"table {table}: batch_size={size} and batches={batches} both say how large a batch is.",
+            "Give one of them.",
+            argument="batches",
+            table=table,
+        )
+    return batches or (BatchProvider() if size is None else BatchProvider(size=size))

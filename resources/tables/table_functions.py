@@ -16,16 +16,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TransientError
 from dagster_adjunct.resources.tables.error_chain import causes, first_cause
 from dagster_adjunct.resources.tables.layer import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.outcomes import Outcomes, Problem, State
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.tables.partial_update import UpdateMessage
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -185,25 +182,56 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         )
 
     async def _at_once(self, operation: Operation[Any], request: Callable[[], Awaitable[None]]) -> Outcomes:
-        count = len(operation)
         try:
             await request()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            missing = first_cause(error, RecordNotFoundError)
-            problem = self.problem_of(error)
-            if missing is None or (not missing.keys and count == 1):
-                return Outcomes.all(count, problem)
-            if not missing.keys:
-                untold = TableError(
-                    f"{type(self).__name__} raised RecordNotFoundError for {count} entries without their keys.",
-                    "Give the error the keys without a record: RecordNotFoundError(…, keys=…).",
-                )
-                untold.__cause__ = error
-                return Outcomes.all(count, Problem(State.REFUSED, untold))
-            lacking = set(missing.keys)
-            keys = operation.entries.keys
-            return Outcomes(count, problems={place: problem for place, key in enumerate(keys) if key in lacking})
-        return Outcomes(count)
+            return outcomes_of_missing(operation, error, self.problem_of) or Outcomes.all(
+                len(operation), self.problem_of(error)
+            )
+        return Outcomes(len(operation))
+
+
+def outcomes_of_missing(
+    operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
+) -> Outcomes | None:
+    """What an error says of updates where missing records are among its causes; None where none are.
+
+    The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, where the error is
+    a group with others in it, have the first of those as their problem.
+    """
+    told = [cause for cause in causes(error) if isinstance(cause, RecordNotFoundError)]
+    if operation.kind is not OperationKind.UPDATE or not told:
+        return None
+    count, missing = len(operation), Problem(State.MISSING, error)
+    if count == 1:
+        return Outcomes.all(1, missing)
+    lacking = {key for cause in told for key in cause.keys}
+    if not lacking:
+        untold = TableError(
+            f"RecordNotFoundError was raised for {count} entries without the keys that have no record.",
+            "Give the error the keys without a record: RecordNotFoundError(…, keys=…).",
+        )
+        untold.__cause__ = error
+        return Outcomes.all(count, Problem(State.REFUSED, untold))
+    other = _other_than_missing(error)
+    others = None if other is None else problem_of(other)
+    problems: dict[int, Problem] = {}
+    for place, key in enumerate(operation.entries.keys):
+        if key in lacking:
+            problems[place] = missing
+        elif others is not None:
+            problems[place] = others
+    return Outcomes(count, problems=problems)
+
+
+def _other_than_missing(error: BaseException) -> BaseException | None:
+    """The first member of a group, at any depth, that has no missing record among its causes."""
+    for cause in causes(error):
+        if isinstance(cause, BaseExceptionGroup):
+            for member in cause.exceptions:
+                if first_cause(member, RecordNotFoundError) is None:
+                    return member
+    return None
 
 
 class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
@@ -264,9 +292,9 @@ def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
 async def _one_by_one(
     function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
 ) -> Outcomes:
-    """One request per entry: in sequence for one key, several keys at a time; after a failure of a key, no more of it.
+    """One request per entry: in sequence for one key, several keys at a time; after a problem, no more of its key.
 
-    What follows a failed entry of its key is FAILED, nothing of it was sent; what follows a missing one is sent.
+    What follows a failed entry of its key is FAILED, nothing of it was sent; what follows a missing one is missing.
     """
     keys = operation.entries.keys
     values: Sequence[Any] = operation.entries.values or [None] * len(keys)
@@ -284,10 +312,12 @@ async def _one_by_one(
                     answers[place] = await request(keys[place], values[place])
                 except Exception as error:  # noqa: BLE001 - it becomes the outcome
                     problem = problems[place] = function.problem_of(error)
+                    # Nothing more of the key is sent: what another writer begins now would get it without this entry.
+                    left = problem
                     if problem.state is not State.MISSING:
                         left = Problem(State.FAILED if problem.may_pass else State.REFUSED, error, problem.retry_after)
-                        problems.update(dict.fromkeys(places[done + 1 :], left))
-                        return
+                    problems.update(dict.fromkeys(places[done + 1 :], left))
+                    return
 
     await asyncio.gather(*(in_sequence(places) for places in by_key.values()))
     if operation.kind is OperationKind.GET:
@@ -343,18 +373,3 @@ def record_not_found(keys: Sequence[object], table: str = "the table") -> Record
         "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS.",
         keys=tuple(keys),
     )
-
-
-# Until RemoteTable sends operations, it asks functions for these two.
-
-
-@runtime_checkable
-class PutsIfAbsent(Protocol):
-    async def put_if_absent_all(self, entries: Sequence[tuple[Any, Any]], *args: object) -> int: ...
-
-
-@runtime_checkable
-class UpdatesWithDefaults(Protocol):
-    async def update_with_defaults_all(
-        self, entries: Sequence[tuple[Any, UpdateMessage[Any, Any]]], *args: object
-    ) -> int: ...

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, NullKeyError, TableError
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, NullKeyError
 from dagster_adjunct.resources.tables import (
     BlockingTable,
     MemoryTable,
@@ -20,6 +20,7 @@ from dagster_adjunct.resources.tables import (
     UpdateContract,
     UpdateMessage,
 )
+from dagster_adjunct.resources.tables.operation import RowEntries
 from dagster_adjunct.resources.tables.order_of_a_key import KeyOrder
 
 
@@ -90,9 +91,16 @@ def test_a_null_key_is_refused_before_anything_is_sent(store, key):
     assert asyncio.run(table.get("a")) is None
 
 
-def test_none_is_no_value(store):
-    with pytest.raises(TableError, match="None as the value for key 'a'"):
-        asyncio.run(table_over(store).put("a", None))
+def test_none_as_a_value_deletes_also_among_others_and_in_order(store):
+    table = table_over(store)
+
+    async def scenario():
+        await table.put_all([("a", {"n": 1}), ("b", {"n": 1}), ("c", {"n": 1})])
+        await table.put("c", None)
+        await table.put_all([("a", None), ("b", {"n": 2}), ("a", {"n": 3}), ("b", None), ("d", None)])
+        return await table.get_all(["a", "b", "c", "d"])
+
+    assert asyncio.run(scenario()) == {"a": {"n": 3}}
 
 
 def test_a_table_without_functions_and_a_bad_name_are_refused(store):
@@ -174,9 +182,13 @@ def test_who_waits_behind_a_cancelled_operation_still_waits_for_those_before_it(
         order, done = KeyOrder(), []
 
         async def work(name, seconds):
-            async with order.turn(["k"]):
+            turn = order.take(RowEntries(["k"]))
+            try:
+                await turn.come()
                 await asyncio.sleep(seconds)
                 done.append(name)
+            finally:
+                turn.leave()
 
         first = asyncio.create_task(work("first", 0.03))
         second = asyncio.create_task(work("second", 0))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
 from dagster_adjunct.resources.errors import RecordNotFoundError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables import (
-    MemoryTable,
     RemoteTable,
     RetryPolicy,
     TableWriteFunction,
@@ -48,7 +46,7 @@ class Journal(TableWriteFunction[str, dict, dict]):
 
 
 def table_over(function, **settings) -> RemoteTable:
-    return RemoteTable("state", key="id", write_function=function, **settings)
+    return RemoteTable("state", key="id", write_function=function, **{"defaults_may_overwrite": True} | settings)
 
 
 def test_an_update_of_a_known_record_puts_no_default():
@@ -87,9 +85,12 @@ def test_update_only_refuses_a_default_and_names_the_contract_to_use():
     assert store.records == {"b": {"n": 1}}
 
 
-@pytest.mark.parametrize("contract", [ONLY, WITH_DEFAULTS])
-def test_an_update_without_default_of_an_unknown_key_says_what_would_have_helped(contract):
-    with pytest.raises(RecordNotFoundError, match=r"no default.*give each UpdateMessage a default"):
+@pytest.mark.parametrize(
+    ("contract", "help_"),
+    [(ONLY, "send an UpdateMessage with a default under"), (WITH_DEFAULTS, "give each UpdateMessage a default.$")],
+)
+def test_an_update_without_default_of_an_unknown_key_says_what_would_have_helped(contract, help_):
+    with pytest.raises(RecordNotFoundError, match=f"no default.*{help_}"):
         asyncio.run(table_over(Journal()).update_messages([("a", UpdateMessage({"n": 1}))], contract))
 
 
@@ -102,12 +103,14 @@ def test_a_message_before_any_default_is_reported_and_the_rest_is_applied():
     assert store.records == {"a": {"n": 0, "m": 2}}
 
 
-def test_a_default_that_cannot_be_put_is_logged_and_the_update_tried_again(caplog):
+def test_a_default_that_is_refused_is_the_error_and_the_update_is_tried_again():
     store = Journal(refuse_puts=True)
     table = table_over(store)
-    with caplog.at_level(logging.WARNING), pytest.raises(RecordNotFoundError):
+    with pytest.raises(
+        RecordNotFoundError, match=r"update of key 'a' failed.*default could not be put.*read-only"
+    ) as e:
         asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0}))], WITH_DEFAULTS))
-    assert "Table state: putting 1 defaults failed" in caplog.text
+    assert "UPDATE_WITH_DEFAULTS" not in str(e.value)
     assert [kind for kind, *_ in store.done] == ["update", "put", "update"]
 
 
@@ -124,21 +127,13 @@ def test_a_record_that_somebody_else_begins_meanwhile_gets_the_update():
     assert store.records == {"a": {"n": 1, "theirs": True}}
 
 
-def test_defaults_never_replace_where_the_store_can_insert_if_absent():
-    store = MemoryTable("insert-if-absent")
-    store.clear()
-    counted = asyncio.run(store.put_if_absent_all([("a", {"n": 1}), ("a", {"n": 2}), ("b", {"n": 3})]))
-    assert counted == 2
-    assert asyncio.run(store.get("a")) == {"n": 1}
-
-
 def test_a_function_that_hides_which_keys_are_missing_is_told_to_name_them():
     class Silent(Journal):
         async def update_all(self, entries, *args):
             raise RecordNotFoundError("something is missing.")
 
     with pytest.raises(TableError, match="Give the error the keys"):
-        asyncio.run(table_over(Silent()).update_messages([("a", UpdateMessage({}, {}))], WITH_DEFAULTS))
+        asyncio.run(table_over(Silent()).update_all([("a", {}), ("b", {})]))
 
 
 def test_a_function_without_updates_says_so():
@@ -154,5 +149,5 @@ def test_a_function_without_updates_says_so():
 def test_an_update_of_nothing_is_refused():
     with pytest.raises(TableError, match="None as its update"):
         UpdateMessage(None)
-    with pytest.raises(TableError, match="None as the update for key 'a'"):
+    with pytest.raises(TableError, match="None to update for key 'a'"):
         asyncio.run(table_over(Journal()).update("a", None))
